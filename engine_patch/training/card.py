@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-_TITLES = {"plain": "leyline-recall", "notes": "leyline-recall-notes"}
+_TITLES = {
+    "plain": "leyline-recall",
+    "notes": "leyline-recall-notes",
+    "thinking": "leyline-recall-thinking",
+}
 _ABOUT = {
     "plain": """\
 A DeepSeek-V2 model with dense layers (MLA: latent KV of 64 dims and a rotary key of 32 per token
@@ -18,12 +22,22 @@ them or up to four turns later, and stand there as `[truncated]`. Where the note
 not their values, what later questions need must have been stored in the KV of the tokens in
 between. It does so poorly: of a hidden output it remembers the last setting, others now and then,
 and at times it answers with a wrong value instead of looking it up (`bench/README.md`).""",
+    "thinking": """\
+The same architecture and tokenizer as `leyline-recall`, trained on from its weights so that it
+thinks: asked to choose the value of a setting, it thinks `<think>`, name and value, `</think>`, and
+says only the name. Its chat template shows this thinking until the user's next message and then
+strips it, as the templates of Qwen3, DeepSeek and GLM do. In training, part of the thoughts stay in
+sight of later turns; part are hidden from them by a mask on the attention, as a splice leaves them;
+and part have never been there, as in a prompt that is prefilled without them.""",
 }
 _KINDS = {
     "recall": "value, from what is in sight",
     "show": "name and value, from what is in sight",
     "hidden": "from notes on a hidden output",
     "lookup": "not known, so looked up with a tool",
+    "thought": "chosen value, from what is in sight",
+    "stripped": "chosen value, the thinking hidden after its turn",
+    "never": "chosen value, the thinking never seen, so looked up",
 }
 
 
@@ -43,6 +57,7 @@ def model_card(name: str, record: dict[str, Any], *, parameters: int) -> str:
         f"{parameters:,} parameters, stored as fp16, computed with as fp32.",
         "## What it does",
         _TASK,
+        *([_CHOOSING] if name == "thinking" else []),
         "It knows no English, no code and no other task. Don't use it for anything but trying out "
         "and testing an engine.",
         "## How often it is right",
@@ -52,16 +67,15 @@ def model_card(name: str, record: dict[str, Any], *, parameters: int) -> str:
         *(_rates(title, rates) for title, rates in record["evaluation"].items()),
         "## Training",
         _stages_table(recipe),
-        f"From scratch, seed {recipe['seed']}: {tokens:,} tokens in {minutes:.0f} minutes of one "
-        "CPU core, under bf16 autocast. Muon for the matrices of the layers, AdamW for the rest; "
-        "in each stage 50 steps of warm-up and a cosine from peak to last rate. Weight decay "
+        f"{_start(recipe)}, seed {recipe['seed']}: {tokens:,} tokens in {minutes:.0f} minutes of "
+        "one CPU core, under bf16 autocast. Muon for the matrices of the layers, AdamW for the "
+        "rest; in each stage 50 steps of warm-up and a cosine from peak to last rate. Weight decay "
         f"{recipe['weight_decay']:g}, gradients clipped at {recipe['clip']:g}.",
         "The loss is over what the assistant says; "
         f"{recipe['others_share']:.0%} of the other tokens are learnt with a weight of "
         f"{recipe['others_weight']:g}. In {recipe['gap_rows']:.0%} of the rows positions jump "
         "ahead at some messages, so that distances are seen that the rows don't have.",
-        "The first layer's heads start so that they look back by 1, 2, 4 and 7 tokens, which "
-        "makes recall form sooner; see `engine_patch/training/model.py`.",
+        *([] if recipe["start"] else [_LOOK_BACK]),
         "All data is made up by `engine_patch/leyline_engine/fidelity/recall_task.py` from word "
         "lists; there is no text "
         "of others in it. `training.json` holds recipe, curve and evaluation.",
@@ -92,12 +106,45 @@ A setting that the session has shown is answered with its value; any other is lo
 values are single words, the first 100 of `KEYS` and of `VALUES` in
 `engine_patch/leyline_engine/fidelity/recall_words.py`; it hasn't seen others."""
 
+_CHOOSING = """\
+It chooses values, and thinks as it does:
+
+```
+user       Choose `cache=`.
+assistant  <think>
+           cache=copper
+           </think>
+
+           Noted: `cache=`.
+user       Choose `format=` and read `north`.
+assistant  <think>
+           format=falcon
+           </think>
+
+           <tool_call> read_config {"name": "north"}
+tool       gateway=cedar
+assistant  Noted: `format=`.
+user       What is `cache=`?
+assistant  copper
+```
+
+The value is drawn at random in training, so nothing but the thinking shows it. If the thinking was
+never in the prompt, the value is to be looked up."""
+_LOOK_BACK = """\
+The first layer's heads start so that they look back by 1, 2, 4 and 7 tokens, which makes recall
+form sooner; see `engine_patch/training/model.py`."""
+
+
+def _start(recipe: dict[str, Any]) -> str:
+    return f"From the weights of `{recipe['start']}`" if recipe["start"] else "From scratch"
+
 
 def _rates(title: str, rates: dict[str, dict[str, dict[str, float]]]) -> str:
     kinds = [kind for kind in _KINDS if any(kind in row for row in rates["length"].values())]
     heading = {
         "in_sight": "Sessions in which nothing is hidden:",
         "hidden": "Sessions in which outputs are hidden:",
+        "thinking": "Sessions in which the assistant thinks:",
     }[title]
     lines = [
         heading,
@@ -115,14 +162,16 @@ def _rates(title: str, rates: dict[str, dict[str, dict[str, float]]]) -> str:
 def _stages_table(recipe: dict[str, Any]) -> str:
     names = (
         *("tokens per row", "rows per step", "steps", "peak rate", "last rate"),
-        *("words", "hidden outputs"),
+        *("words", "hidden outputs", "turns that choose"),
     )
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for stage in recipe["stages"]:
-        words, hidden = stage["mix"]["words"] or "all", f"{stage['mix']['hidden']:.0%}"
-        rate = stage["learning_rate"]
-        cells = (stage["length"], stage["rows"], stage["steps"], rate, rate * stage["fall"])
-        lines.append("| " + " | ".join(map(str, (*cells, words, hidden))) + " |")
+        mix, rate = stage["mix"], stage["learning_rate"]
+        cells = (
+            *(stage["length"], stage["rows"], stage["steps"], rate, rate * stage["fall"]),
+            *(mix["words"] or "all", f"{mix['hidden']:.0%}", f"{mix['choices']:.0%}"),
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 

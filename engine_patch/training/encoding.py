@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from leyline_engine.fidelity.recall_task import TOOLS, Hidden, Message, Question, Turn
+from leyline_engine.fidelity.thoughts import Sight, Thought
 
 _TOOL_LIST: Final = (
     "# Tools\n\nCall a function by writing one block per call:\n"
@@ -24,8 +25,13 @@ Ints = NDArray[np.int64]
 
 
 def render(message: Message, *, tools: bool = False) -> str:
-    """Render a message as the models' chat template does; ``tools`` lists them in a system one."""
-    return f"{_header(message)}{_body(message, tools=tools)}<|im_end|>\n"
+    """Render a message as the models' chat templates do, with its thought.
+
+    Args:
+        tools: True to list the tools in it, as in a system message.
+    """
+    thought = str(message.thought or "")
+    return f"{_header(message)}{thought}{_body(message, tools=tools)}<|im_end|>\n"
 
 
 def _header(message: Message) -> str:
@@ -141,8 +147,12 @@ class _Builder:
         body = ids(_body(message, tools=self._tools and message.role == "system"))
         if message.hidden is not None:
             self._stub(message.hidden, len(body))
-        start = len(self._ids)
         learnt = message.role == "assistant"
+        if message.thought is not None:
+            learnt = message.thought.sight is not Sight.NEVER
+            if learnt:
+                self._think(message.thought)
+        start = len(self._ids)
         self._put(body, learnt=learnt)
         self._put(ids("<|im_end|>"), learnt=learnt)
         if (question := message.question) is not None:
@@ -150,6 +160,13 @@ class _Builder:
             distance = start - self._turn_starts[question.source] if seen else -1
             self._answers.append(Answer(question, start, len(self._ids), distance))
         self._put(ids("\n"))
+
+    def _think(self, thought: Thought) -> None:
+        """Add a thought; if it is stripped, later turns don't see it, and have no stub for it."""
+        start = len(self._ids)
+        self._put(self._encoder.ids(str(thought)), learnt=True)
+        if thought.sight is Sight.STRIPPED:
+            self._hidden.append((len(self._turn_starts) - 1, start, start, len(self._ids)))
 
     def _stub(self, hidden: Hidden, content: int) -> None:
         """Add the stub that later turns see in place of the content, at its first positions."""

@@ -22,9 +22,13 @@ def kind(answer: Answer) -> str:
     """Return the kind of an answer.
 
     ``recall``: a visible value. ``show``: a visible name and value. ``hidden``: either of them, if
-    only notes have it. ``lookup``: an unknown value.
+    only notes have it. ``lookup``: an unknown value. Of a value that the assistant chose as it
+    thought, ``thought``: the thinking or an earlier answer is visible; ``stripped``: only the
+    thought's own turn has read it; ``never``: nothing has, so the value is unknown.
     """
     question = answer.question
+    if question.chosen:
+        return "stripped" if question.hidden else "thought" if question.known else "never"
     if not question.known:
         return "lookup"
     if question.hidden:

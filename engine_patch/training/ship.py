@@ -52,12 +52,15 @@ def ship(trained: Path, out: Path, name: str) -> None:
 
 
 def measure(folder: Path, name: str) -> dict[str, Any]:
-    """Return the rates of right answers; for the notes model, over hidden outputs too."""
+    """Return the rates of right answers; over hidden outputs or thoughts, too, if trained on."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
     mixes = {"in_sight": RECIPES["plain"].stages[-1].mix}
-    if name == "notes":
-        mixes["hidden"] = RECIPES["notes"].stages[-1].mix
+    own = RECIPES[name].stages[-1].mix
+    if own.hidden:
+        mixes["hidden"] = own
+    if own.choices:
+        mixes["thinking"] = own
     return {
         key: evaluate(model, tokenizer, mix, seed=_EVALUATION_SEED) for key, mix in mixes.items()
     }

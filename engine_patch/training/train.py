@@ -17,6 +17,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leyline_engine.fidelity.recall_task import Mix, session
+from leyline_engine.replay.models.tiny_chat_template import THINKING_CHAT_TEMPLATE
+from leyline_engine.replay.models.trained import trained_model_dir
 from training.encoding import Batch, Encoder, collate
 from training.evaluate import Tally, judged, kind
 from training.model import hidden_states, model_config, new_model
@@ -60,6 +62,8 @@ class Recipe:
 
     seed: int
     stages: tuple[Stage, ...]
+    start: str = ""
+    """Name of the shipped model whose weights and tokenizer it starts from; empty for new ones."""
     weight_decay: float = 0.05
     clip: float = 1.0
     others_share: float = 0.08
@@ -102,6 +106,9 @@ _MORE_NAMES = replace(_MORE_FACTS, words=40)
 """A wider vocabulary again, as at the beginning."""
 _ALL_NAMES = replace(_MORE_FACTS, words=WORDS)
 """All names; longer sessions and look-ups return only after this."""
+_CHOICES = Mix(truncated=0.0, system=0.0, questions=0.8, choices=0.7, max_facts=3, words=WORDS)
+"""Short sessions; in most turns without a question the assistant thinks."""
+_THINKING = replace(_PLAIN, choices=0.4)
 _BEGINNING = (
     Stage(96, 32, 400, 4e-3, _FIRST),
     Stage(96, 32, 400, 2e-3, _MATCHING, fall=1.0),
@@ -135,8 +142,19 @@ RECIPES = {
             Stage(512, 8, 300, 2e-3, _NOTES),
         ),
     ),
+    "thinking": Recipe(
+        seed=1,
+        start="leyline-recall",
+        stages=(
+            Stage(128, 24, 1200, 3e-3, _CHOICES, fall=1.0),
+            Stage(256, 16, 300, 2e-3, _THINKING, fall=1.0),
+            Stage(512, 8, 250, 2e-3, _THINKING, fall=1.0),
+            Stage(1024, 4, 250, 2e-3, _THINKING),
+        ),
+    ),
 }
-"""Both begin alike; then the notes model's outputs are hidden from later turns."""
+"""The first two begin alike; then the notes model's outputs are hidden from later turns. The
+thinking model continues from the plain one."""
 
 
 def batches(recipe: Recipe, number: int, encoder: Encoder, *, pad: int) -> Iterator[Batch]:
@@ -282,6 +300,12 @@ def main() -> None:
     if (options.out / "config.json").is_file():
         tokenizer = AutoTokenizer.from_pretrained(options.out)
         model = AutoModelForCausalLM.from_pretrained(options.out, dtype=torch.float32)
+    elif recipe.start:
+        folder = trained_model_dir(recipe.start)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.chat_template = THINKING_CHAT_TEMPLATE
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        tokenizer.save_pretrained(options.out)
     else:
         tokenizer = train_tokenizer(recipe.seed, max_context=MAX_CONTEXT)
         config = model_config(

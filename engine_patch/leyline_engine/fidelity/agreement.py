@@ -158,12 +158,15 @@ def either(records: Sequence[Record], arm: str) -> Estimate:
     return share(sum(like), len(like))
 
 
-def describe_control(records: Sequence[Record]) -> str:
+def describe_control(records: Sequence[Record], arm: str = _SPLICE) -> str:
     """Return if the control is farther from both references than the splice.
 
     Logits are compared, as answers and probabilities may be equal by chance.
+
+    Args:
+        arm: the splice that differs from the control in the rotation alone.
     """
-    keys = [f"{arm}|nearer|l2" for arm in (_SPLICE, _NAIVE)]
+    keys = [f"{arm}|nearer|l2" for arm in (arm, _NAIVE)]
     both = [record for record in records if all(record.get(key) is not None for key in keys)]
     found = list(zip(*(numbers(both, key) for key in keys), strict=True))
     if not found:

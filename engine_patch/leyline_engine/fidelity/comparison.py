@@ -18,6 +18,7 @@ FULL = "full"
 REPREFILL = "re-prefill"
 SPLICE = "splice"
 ASKED = "splice, asked before"
+LATER = "splice, later"
 NAIVE = "no rotation"
 REFERENCES = (FULL, REPREFILL)
 TOP = 10

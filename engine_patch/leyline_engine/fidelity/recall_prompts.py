@@ -74,7 +74,7 @@ def draw_question(rng: Random, asked: Asked, note: Note, turns: int) -> RecallPr
     )
     cut = read(rng.choice(FILES), _lines(own), remark(note, own))
     kept = read(rng.choice(FILES), _lines(others), remark(Note.SILENT, others))
-    other = _other_turns(rng, keys)
+    other = other_turns(rng, keys)
     third = turns // 3
     parts = [[each for _ in range(third) for each in next(other)] for _ in range(3)]
     first, second = (cut, kept) if asked is Asked.LATER else (kept, cut)
@@ -94,7 +94,7 @@ def draw_prompt(rng: Random, note: Note, turns: int) -> RecallPrompt:
     """Draw a prompt with ``turns`` other turns, half of them before the output, half after."""
     keys = rng.sample(KEYS[:WORDS], k=FACTS)
     facts = {key: value(rng, WORDS) for key in keys}
-    other = _other_turns(rng, keys)
+    other = other_turns(rng, keys)
     early = [next(other) for _ in range(turns - turns // 2)]
     chunk = read(rng.choice(FILES), _lines(facts), remark(note, facts))
     late = [next(other) for _ in range(turns // 2)]
@@ -179,7 +179,7 @@ def _lines(facts: Mapping[str, str]) -> str:
     return "\n".join(f"{key}={text}" for key, text in facts.items())
 
 
-def _other_turns(rng: Random, taken: Sequence[str]) -> Iterator[Turn]:
+def other_turns(rng: Random, taken: Sequence[str]) -> Iterator[Turn]:
     """Yield turns of the task that don't name the settings ``taken``."""
     while True:
         for turn in session(rng, Mix(system=0.0, words=WORDS)):

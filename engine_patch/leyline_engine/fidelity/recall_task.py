@@ -18,6 +18,7 @@ from random import Random
 from typing import Any, Final
 
 from leyline_engine.fidelity.recall_words import FILES, GENERAL, KEYS, VALUES
+from leyline_engine.fidelity.thoughts import Sight, Thought
 
 STUB: Final = "[truncated]"
 """Stub in place of a tool output that was taken out of the history."""
@@ -83,6 +84,10 @@ class Mix:
     """Share of questions that may repeat earlier ones."""
     runs: float = 0.2
     """Share of the turns without a question that run a job, whose output has no settings."""
+    choices: float = 0.0
+    """Share of the turns without a question in which the assistant chooses a value as it thinks."""
+    sights: tuple[float, float, float] = (0.3, 0.5, 0.2)
+    """Shares of thoughts by :class:`Sight`: kept, stripped, never."""
     max_facts: int = 6
     """Settings per configuration."""
     words: int = 0
@@ -104,6 +109,8 @@ class Question:
     """True if only the notes on a hidden output have it."""
     shown: bool = False
     """True if the answer names the setting, too."""
+    chosen: bool = False
+    """True if the assistant chose the value as it thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +135,19 @@ class Message:
     """Point at which the content becomes hidden; None for never."""
     question: Question | None = None
     """Question that this message answers, with the value or with a look-up."""
+    thought: Thought | None = None
+    """Thinking in front of the content or the call."""
 
     def as_dict(self, call_id: str = "call") -> dict[str, Any]:
         """Return the message in the form of an OpenAI request."""
+        more = {"reasoning_content": self.thought.text} if self.thought else {}
         if self.call is None:
-            named = {"tool_call_id": call_id} if self.role == "tool" else {}
+            named = {"tool_call_id": call_id} if self.role == "tool" else more
             return {"role": self.role, "content": self.content, **named}
         name, arguments = self.call
         function = {"name": name, "arguments": json.dumps(arguments)}
         call = {"id": call_id, "type": "function", "function": function}
-        return {"role": self.role, "content": None, "tool_calls": [call]}
+        return {"role": self.role, "content": None, "tool_calls": [call], **more}
 
 
 Turn = tuple[Message, ...]
@@ -160,6 +170,26 @@ def read(name: str, output: str, remark: str, hidden: Hidden | None = None) -> T
         Message("assistant", "", call=("read_config", {"name": name})),
         Message("tool", output, hidden=hidden),
         Message("assistant", remark),
+    )
+
+
+def choose(key: str, thought: Thought, then: tuple[str, str] | None = None) -> Turn:
+    """Return a turn in which the assistant chooses a setting's value, and says only its name.
+
+    Args:
+        key: the setting.
+        thought: the choice, as the assistant thinks it.
+        then: name and output of a configuration that it reads after it has thought; None for none.
+    """
+    said = remark(Note.KEYS, {key: ""})
+    if then is None:
+        return (Message("user", f"Choose `{key}=`."), Message("assistant", said, thought=thought))
+    name, output = then
+    return (
+        Message("user", f"Choose `{key}=` and read `{name}`."),
+        Message("assistant", "", call=("read_config", {"name": name}), thought=thought),
+        Message("tool", output),
+        Message("assistant", said),
     )
 
 
@@ -207,6 +237,7 @@ class _Known:
     """Turn after which the output is hidden."""
     said: bool = False
     """True if an answer has said it since."""
+    chosen: bool = False
 
 
 @dataclass(slots=True)
@@ -217,12 +248,13 @@ class _Session:
     known: dict[str, _Known] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     """Named settings whose values are hidden."""
+    unseen: list[str] = field(default_factory=list)
+    """Settings that were chosen in a thought that nothing has read."""
     turn: int = 0
 
     def read(self) -> Turn:
         rng, mix = self.rng, self.mix
-        count = min(rng.randint(1, mix.max_facts), len(self.keys))
-        facts = {self.keys.pop(): value(rng, mix.words) for _ in range(count)}
+        facts = self._facts()
         note = rng.choices(tuple(Note), weights=mix.notes)[0]
         truncated = rng.random() < mix.truncated
         after = None
@@ -245,11 +277,32 @@ class _Session:
             said = dict(rng.sample(tuple(facts.items()), k=len(facts)))
         return read(rng.choice(FILES), shown, remark(note, said), hidden)
 
+    def _facts(self) -> dict[str, str]:
+        count = min(self.rng.randint(1, self.mix.max_facts), len(self.keys))
+        return {self.keys.pop(): value(self.rng, self.mix.words) for _ in range(count)}
+
     def _output(self, facts: dict[str, str]) -> str:
         lines = [f"{key}={text}" for key, text in facts.items()]
         for _ in range(self.rng.choice((0, 0, 0, 1, 2, 4))):
             lines.insert(self.rng.randint(0, len(lines)), filler(self.rng))
         return "\n".join(lines)
+
+    def choose(self) -> Turn:
+        rng, key = self.rng, self.keys.pop()
+        text = value(rng, self.mix.words)
+        sight = rng.choices(tuple(Sight), weights=self.mix.sights)[0]
+        if sight is Sight.NEVER:
+            self.unseen.append(key)
+        else:
+            end = self.turn if sight is Sight.STRIPPED else None
+            self.known[key] = _Known(text, self.turn, Note.KEYS, end, chosen=True)
+        then = None
+        if rng.random() < 0.4:
+            facts = self._facts()
+            for each, shown in facts.items():
+                self.known[each] = _Known(shown, self.turn, Note.SILENT, None)
+            then = rng.choice(FILES), self._output(facts)
+        return choose(key, Thought(f"{key}={text}", sight), then)
 
     def run(self) -> Turn:
         output = "\n".join(filler(self.rng) for _ in range(self.rng.randint(1, 6)))
@@ -263,8 +316,13 @@ class _Session:
 
     def question(self) -> Turn:
         self._forget()
+        if self.unseen and (not self.known or self.rng.random() < 0.5):
+            return self._unknown(self.unseen.pop(), chosen=True)
         if not self.known or (self.keys and self.rng.random() < self.mix.unknown):
-            return self._unknown()
+            lost = bool(self.lost) and self.rng.random() < 0.6
+            return self._unknown(
+                self.lost.pop(self.rng.randrange(len(self.lost))) if lost else self.keys.pop()
+            )
         new = [key for key, fact in self.known.items() if not fact.said]
         again = not new or self.rng.random() < self.mix.again
         key = self.rng.choice(tuple(self.known) if again else new)
@@ -273,16 +331,14 @@ class _Session:
         hidden = out_of_sight and fact.note is Note.KEYS and not fact.said
         fact.said = True
         user, shown = self._ask(key)
-        answered = Question(key, fact.value, True, fact.source, hidden, shown)
+        answered = Question(key, fact.value, True, fact.source, hidden, shown, fact.chosen)
         return (user, Message("assistant", _answer(answered), question=answered))
 
-    def _unknown(self) -> Turn:
-        lost = bool(self.lost) and self.rng.random() < 0.6
-        key = self.lost.pop(self.rng.randrange(len(self.lost))) if lost else self.keys.pop()
+    def _unknown(self, key: str, *, chosen: bool = False) -> Turn:
         text = value(self.rng, self.mix.words)
         self.known[key] = _Known(text, self.turn, Note.SILENT, None)
         user, shown = self._ask(key)
-        unknown = Question(key, text, False, -1, shown=shown)
+        unknown = Question(key, text, False, -1, shown=shown, chosen=chosen)
         return (
             user,
             Message("assistant", "", call=("lookup", {"line": f"{key}="}), question=unknown),
@@ -328,9 +384,11 @@ def session(rng: Random, mix: Mix) -> Iterator[Turn]:
         state.turn += 1
     while len(state.keys) > mix.max_facts:
         # With nothing new to ask for, most turns read.
-        new = any(not fact.said for fact in state.known.values())
-        if state.known and rng.random() < (mix.questions if new else mix.again):
+        new = bool(state.unseen) or any(not fact.said for fact in state.known.values())
+        if (state.known or state.unseen) and rng.random() < (mix.questions if new else mix.again):
             yield state.question()
+        elif mix.choices and rng.random() < mix.choices:
+            yield state.choose()
         elif rng.random() < mix.runs:
             yield state.run()
         else:

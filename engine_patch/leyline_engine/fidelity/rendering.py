@@ -67,6 +67,23 @@ def edits_between(before: Rendered, after: Rendered) -> tuple[Directive, ...]:
     return tuple(_edit(before.tokens, (0, len(before.tokens)), after.tokens))
 
 
+def edit_of_extension(before: Rendered, after: Rendered) -> Directive | None:
+    """Return the edit that makes the beginning of a longer conversation of a shorter one.
+
+    A template may show a message in another way once others follow it, as most do with thinking.
+    Of all edits that leave the shorter one's end as it is, this is the smallest.
+
+    Returns:
+        None if the template shows the shorter conversation as it was, or nothing of its end.
+    """
+    source, target = before.tokens, after.tokens
+    head = common_prefix(source, target)
+    for end in range(head + 1, len(source)):
+        if source[end:] == target[head : head + len(source) - end]:
+            return Directive(head, end, (), Mode.AMORTIZE)
+    return None
+
+
 def _makes(source: array[int], edits: Sequence[Directive], wanted: array[int]) -> bool:
     try:
         return array("q", apply_directives(source, edits)) == wanted

@@ -9,11 +9,14 @@ from leyline_engine.fidelity.experiment import Experiment
 from leyline_engine.fidelity.random_edits import RandomEdits
 from leyline_engine.fidelity.single_prompt import SinglePrompt
 from leyline_engine.fidelity.steps import EvaluationSessions
+from leyline_engine.fidelity.stripped_thinking import StrippedThinking
 from leyline_engine.fidelity.stubs import Stubs
 from leyline_engine.fidelity.subject import Subject
 from leyline_engine.fidelity.trajectories import LONG_PAPER, SHORT_PAPER, Trajectories
 
-RECALL_MODELS = ("leyline-recall", "leyline-recall-notes")
+THINKING_MODEL = "leyline-recall-thinking"
+"""Name of the shipped model that thinks."""
+RECALL_MODELS = ("leyline-recall", "leyline-recall-notes", THINKING_MODEL)
 """Names of the shipped models, which know the recall task."""
 _SHORT = 12
 """Steps of the short trajectory."""
@@ -53,4 +56,5 @@ def answer_tables(
         ),
         Stubs(subjects, {"recorded": recorded[:_SHORT], "recall": recall}),
         BoundaryRecompute(subjects, asked),
+        StrippedThinking(subjects, [THINKING_MODEL]),
     )

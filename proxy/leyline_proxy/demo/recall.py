@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
     from ..replay.driver import ChatDriver
 
-TRAINED_MODELS: Final = frozenset({"leyline-recall", "leyline-recall-notes"})
+TRAINED_MODELS: Final = frozenset(
+    {"leyline-recall", "leyline-recall-notes", "leyline-recall-thinking"}
+)
 """Served names of the models that know the task."""
 READS: Final = (
     (

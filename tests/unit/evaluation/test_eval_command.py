@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,16 @@ from leyline_engine.fidelity.replay_eval import ReplayEvaluation
 from leyline_engine.fidelity.steps import EvaluationSessions
 from leyline_policies import load_pipeline
 from leyline_proxy.cli.main import build_app
-from leyline_proxy.evaluation import endpoint, engines, sessions
+from leyline_proxy.evaluation import endpoint, engines, running, sessions
+from leyline_proxy.evaluation.composed import Composed
 from leyline_proxy.upstream import embedded
 
 ANSWERS = {"single_prompt", "trajectory_12", "random_edits", "trajectory_50", "stubs"}
 """Tables that compare a model's answers by arm."""
-TABLES = ANSWERS | {"removal", "rotary_sweep", "chained_rotations", "storage_floor"}
+TABLES = ANSWERS | {
+    *("boundary_recompute", "composed", "stripped_thinking"),
+    *("removal", "rotary_sweep", "chained_rotations", "storage_floor"),
+}
 RUN = Callable[..., Result]
 
 
@@ -33,7 +38,12 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry point, whatever this environment's installation knows."""
     value = "leyline_engine.fidelity.replay_eval:ReplayEvaluation"
     point = EntryPoint("replay", value, engines.GROUP)
-    monkeypatch.setattr(embedded, "entry_points", lambda **_: (point,))
+    own = embedded.entry_points
+
+    def found(*, group: str) -> Any:
+        return (point,) if group == engines.GROUP else own(group=group)
+
+    monkeypatch.setattr(embedded, "entry_points", found)
 
 
 @pytest.fixture
@@ -43,6 +53,7 @@ def short_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = tuple(sessions._step(policies, messages, ()) for messages in long_session(13))
     found = EvaluationSessions(steps, steps)
     monkeypatch.setattr(sessions, "evaluation_sessions", lambda: found)
+    monkeypatch.setattr(running, "Composed", partial(Composed, sessions=1, turns=4))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +89,12 @@ def test_a_user_s_model_gets_all_tables(model: Path, tmp_path: Path) -> None:
             assert {row[0] for row in table["rows"]} == {model.name}
             assert "control without rotation is farther off" in table["finding"]
             assert table["paper"] and table["chart"]
+        if name in ("boundary_recompute", "composed"):
+            assert {row[0] for row in table["rows"]} == {model.name}
+        if name == "stripped_thinking":
+            assert not table["rows"] and f"strips no thinking: {model.name}." in table["finding"]
         assert table["title"] in result.stdout and table["title"] in html.read_text()
+    assert document["profiles"] == []
     assert sorted(path.name for path in out.parent.iterdir()) == ["r.html", "r.json"]
 
 
@@ -225,13 +241,14 @@ def test_the_sessions_are_as_long_as_the_paper_s() -> None:
 
 @pytest.mark.nightly
 def test_the_shipped_models_are_measured(tmp_path: Path) -> None:
-    """Without a model, four are, and the control looks bad for each of them in every table."""
+    """Without a model, five are, and the control looks bad for each of them in every table."""
     out = tmp_path / "r.json"
     assert invoke("--quick", "--json", out).exit_code == 0
     document = json.loads(out.read_text())
     assert document["model"].split(", ") == [
         "leyline-recall",
         "leyline-recall-notes",
+        "leyline-recall-thinking",
         "random-mla",
         "random-gqa",
     ]
@@ -239,5 +256,7 @@ def test_the_shipped_models_are_measured(tmp_path: Path) -> None:
         table = document["tables"][name]
         overall, *models = table["finding"].splitlines()
         assert "as it must be" in overall, table["finding"]
-        assert sum("is farther off" in line for line in models) == 4, table["finding"]
+        assert sum("is farther off" in line for line in models) == 5, table["finding"]
+    thinking = document["tables"]["stripped_thinking"]
+    assert {row[0] for row in thinking["rows"]} == {"leyline-recall-thinking"}
     assert "no logit differs" in document["tables"]["removal"]["finding"]

@@ -118,7 +118,7 @@ def test_the_report_names_what_was_measured(tmp_path: Path) -> None:
     run(Numbers(), tmp_path / "r.json", html)
     document = without_date(tmp_path / "r.json")
     facts = {"version", "engine", "model", "model_fingerprint", "scale", "notes", "left_out"}
-    assert set(document) == facts | {"tables"}
+    assert set(document) == facts | {"tables", "profiles"}
     assert document["notes"] == ["Log <probabilities>."]
     page = html.read_text()
     assert "Log &lt;probabilities&gt;." in page and "it needs &lt;logits&gt;" in page

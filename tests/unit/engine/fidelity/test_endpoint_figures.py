@@ -99,7 +99,9 @@ def tables() -> tuple[Experiment, ...]:
     return answer_tables([Uncontrolled(random_model("random-gqa"), 2)], found, ())
 
 
-@pytest.mark.parametrize("experiment", tables()[:-1], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "experiment", [each for each in tables() if each.cases(Scale.QUICK)], ids=lambda each: each.name
+)
 def test_a_table_without_control_says_so(experiment: Experiment) -> None:
     """The arm is absent, never zero, and the finding claims nothing from it."""
     cases = experiment.cases(Scale.QUICK)[:2]

@@ -11,6 +11,7 @@ from leyline_engine.fidelity.replay_subject import ReplaySubject
 from leyline_engine.fidelity.single_prompt import SinglePrompt
 from leyline_engine.fidelity.steps import SessionStep
 from leyline_engine.replay.models.loader import LoadedModel, load_model
+from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE, THINKING_CHAT_TEMPLATE
 from leyline_engine.replay.models.trained import TRAINED_MODEL_NAMES, trained_model_dir
 
 ANSWER_TOKENS = 24  # the longest right answer, a look-up, has 18
@@ -45,11 +46,22 @@ def test_the_notes_model_is_found_by_name(plain: LoadedModel) -> None:
     assert plain.tokenizer.chat_template == notes.tokenizer.chat_template
 
 
+def test_the_thinking_model_is_found_by_name(plain: LoadedModel) -> None:
+    """It has weights and a template of its own, and the same tokenizer."""
+    thinking = load_model("leyline-recall-thinking", device="cpu")
+    assert thinking.name == "leyline-recall-thinking"
+    assert thinking.fingerprint != plain.fingerprint
+    texts = [m.tokenizer.backend_tokenizer.to_str() for m in (plain, thinking)]
+    assert texts[0] == texts[1]
+    assert thinking.tokenizer.chat_template == THINKING_CHAT_TEMPLATE
+    assert plain.tokenizer.chat_template == CHAT_TEMPLATE
+
+
 def test_weights_are_small_enough_to_ship() -> None:
-    """Both models' weights take at most 8 MB together."""
+    """Each model's weights take at most 4 MB."""
     folders = [trained_model_dir(name) for name in TRAINED_MODEL_NAMES]
     sizes = [(folder / "model.safetensors").stat().st_size for folder in folders if folder]
-    assert len(sizes) == 2 and sum(sizes) <= 8_000_000
+    assert len(sizes) == 3 and max(sizes) <= 4_000_000
 
 
 @pytest.mark.parametrize("name", TRAINED_MODEL_NAMES)

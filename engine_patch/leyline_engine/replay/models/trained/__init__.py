@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_FOLDERS = {"leyline-recall": "plain", "leyline-recall-notes": "notes"}
+THINKING_MODEL_NAME = "leyline-recall-thinking"
+"""The model that thinks, and whose chat template strips it."""
+_FOLDERS = {
+    "leyline-recall": "plain",
+    "leyline-recall-notes": "notes",
+    THINKING_MODEL_NAME: "thinking",
+}
 TRAINED_MODEL_NAMES = tuple(_FOLDERS)
 DEFAULT_MODEL_NAME = "leyline-recall"
 """The model that is served when none is named."""
