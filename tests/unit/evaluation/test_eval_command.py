@@ -40,8 +40,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("replay", value, engines.GROUP)
     own = embedded.entry_points
 
-    def found(*, group: str) -> Any:
-        return (point,) if group == engines.GROUP else own(group=group)
+    def found(**wanted: str) -> Any:
+        return (point,) if wanted["group"] == engines.GROUP else own(**wanted)
 
     monkeypatch.setattr(embedded, "entry_points", found)
 
