@@ -71,6 +71,7 @@ from .envelope import (
     parse_envelope,
     split_actions,
 )
+from .proof import NONCE_BYTES, Proof, ProofPlace, ProvePayload
 from .receipt import DirectiveResult, ForgetCounts, Receipt, TokenCounts, TurnRecord
 from .reuse import (
     MAX_GROUPS,
@@ -90,6 +91,7 @@ from .vocabulary import (
     CLAIM_ACTION,
     EDIT_ACTION,
     PROTOCOL_VERSION,
+    PROVE_ACTION,
     RECEIPT_ACTION,
     REUSE_ACTION,
     Mode,
@@ -113,7 +115,9 @@ __all__ = [
     "MAX_NAMED_SOURCES",
     "MAX_SPANS",
     "MAX_TTL_S",
+    "NONCE_BYTES",
     "PROTOCOL_VERSION",
+    "PROVE_ACTION",
     "RECEIPT_ACTION",
     "RECEIPT_IN_ANSWER",
     "RECEIPT_PATH",
@@ -154,6 +158,9 @@ __all__ = [
     "Outcome",
     "Predicate",
     "ProblemCode",
+    "Proof",
+    "ProofPlace",
+    "ProvePayload",
     "Reason",
     "Receipt",
     "ReleaseClaim",
