@@ -37,6 +37,8 @@ class Holder:
     path: bytes | None
     """Its exact path; None if something was spliced into it."""
     owners: frozenset[Owner]
+    lineage: int = 0
+    """Its lineage, as radix keys carry it; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,11 @@ class Equal:
     parts: int
     of: int
 
+    @property
+    def copied(self) -> bool:
+        """True if the session had it only as a copy, perhaps of what another one computed."""
+        return all(path is None for path in self.paths)
+
 
 def judge(
     row: Equal,
@@ -60,6 +67,7 @@ def judge(
     session: SessionKey,
     sent: Callable[[Collection[Owner]], Collection[bytes]],
     *,
+    readers: Collection[int],
     again: bool,
 ) -> Judgement:
     """Judge one row.
@@ -68,12 +76,14 @@ def judge(
         holders: those that reach its slot; none for a free slot.
         session: the session that forgot.
         sent: returns the exact paths that sessions sent, as far as their turns are retained.
+        readers: lineages that had read the session's spans when it forgot.
         again: True if the session may have sent the tokens again since the forget.
     """
     found = Judgement.SURVIVOR
     for holder in holders:
         others = holder.owners - {session}
-        if _sent_by(row, holder, others, sent):
+        lent = row.copied and others and holder.lineage not in readers
+        if lent or _sent_by(row, holder, others, sent):
             return Judgement.KEPT
         if again and _sent_by(row, holder, holder.owners & {session}, sent):
             found = Judgement.SENT_AGAIN

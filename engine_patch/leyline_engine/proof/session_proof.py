@@ -84,6 +84,8 @@ class SessionProof:
     """Paths of doomed text, cached or not."""
     spans: set[SpanKey] = field(default_factory=set)
     """Doomed spans."""
+    readers: set[int] = field(default_factory=set)
+    """Lineages that have read them, as radix keys carry them."""
     waiting: set[int] = field(default_factory=set)
     """Slots that are to be overwritten when their holders end."""
     turns: set[str] = field(default_factory=set)
@@ -188,6 +190,7 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
                 held,
                 proof.session,
                 lambda owners: site.sent(owners, proof.paths),
+                readers=proof.readers,
                 again=again,
             )
             where = held[0].place if held else FREE

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from leyline_engine.contract import ForgetCounts, Proof, ProofPlace, ProvePayload
-from leyline_engine.ledger import SpanKey
+from leyline_engine.ledger import SpanKey, Struck
 from leyline_engine.lineage import MAX_TOKEN, TOKEN_BITS, exact_length, fold_keys, lineage_bits
 from leyline_engine.proof.digests import Part
 from leyline_engine.proof.doomed import MAX_BYTES
@@ -93,11 +93,12 @@ class ReplaySite:
                 for at, slot in enumerate(each.node.slots.tolist()):
                     if slot in slots:
                         path = each.paths[at] if at < each.exact else None
-                        found.setdefault(slot, []).append(Holder(place, path, owners))
+                        lineage = each.node.keys[at] >> TOKEN_BITS
+                        found.setdefault(slot, []).append(Holder(place, path, owners, lineage))
         for request in self.running:
-            for slot, path in own_rows(request, paths):
+            for slot, path, lineage in own_rows(request, paths):
                 if slot in slots:
-                    holder = Holder(RUNNING, path, frozenset({request.session}))
+                    holder = Holder(RUNNING, path, frozenset({request.session}), lineage)
                     found.setdefault(slot, []).append(holder)
         return found
 
@@ -291,16 +292,30 @@ class _Doom:
                 proof.session[0], proof.spans
             ).items()
         }
+        proof.readers |= bits.keys() | self._running_readers()
         for nodes in (site.walk(proof.paths), site.detached(proof.paths)):
             for each in nodes:
                 self._add(found, each, bits)
         for request in site.running:
             if request.session == proof.session:
-                own = dict(own_rows(request, proof.paths))
+                own = {slot: path for slot, path, _ in own_rows(request, proof.paths)}
                 found.update(own)
                 proof.text.update(path for path in own.values() if path is not None)
         slots = np.fromiter(found, dtype=np.int64, count=len(found))
         proof.doom(site, slots, list(found.values()))
+
+    def _running_readers(self) -> set[int]:
+        """Return the lineages of splices that aren't in the ledger yet."""
+        struck = Struck(
+            self._proof.session, frozenset(self._proof.spans), {}, whole=self._spans is None
+        )
+        return {
+            lineage_bits(request.carried.lineage, request.session[0])
+            for request in self._site.running
+            if request.carried is not None
+            and request.session is not None
+            and any(map(struck.names, request.carried.readers))
+        }
 
     def _first(self, turn: SourceTurn) -> int:
         """Return the first token of a turn that shows, or has read, a doomed span."""
@@ -325,11 +340,16 @@ class _Doom:
                 found[slot] = each.paths[at] if at < each.exact else None
 
 
-def own_rows(request: Running, paths: Paths) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the slots that a request has computed and not published, with their exact paths."""
+def own_rows(request: Running, paths: Paths) -> Iterator[tuple[int, bytes | None, int]]:
+    """Yield the slots that a request has computed and not published.
+
+    Yields:
+        (slot, exact path or None, lineage as the radix key carries it).
+    """
     keys = request.keys()
     digests, exact = paths.of(keys), exact_length(keys)
     waiting = {at for step in request.pending for at in range(step.start, step.end)}
     for at in range(request.owned_from, min(len(keys), len(request.held))):
         if at not in waiting:
-            yield int(request.held[at]), digests[at] if at < exact else None
+            path = digests[at] if at < exact else None
+            yield int(request.held[at]), path, keys[at] >> TOKEN_BITS

@@ -55,9 +55,7 @@ def amortize(engine: ReplayEngine, session: str) -> int:
     """A turn of two messages, and one that cuts tokens out of the first; the tokens it copies."""
     spans = (SpanLabel("m0", 0, 60), SpanLabel("m1", 60, len(TEXT)))
     run(engine, TEXT, EditPayload(session=session, scope=SCOPE, turn="a1", spans=spans))
-    prompt, payload = edit(
-        TEXT, [AMORTIZE], tail=[9], session=session, source_turn="a1", turn="a2"
-    )
+    prompt, payload = edit(TEXT, [AMORTIZE], tail=[9], session=session, source_turn="a1", turn="a2")
     spans = (SpanLabel("m2", 0, 55), SpanLabel("m1", 55, 95), SpanLabel("m3", 95, 96))
     _, record = run(engine, prompt, replace(payload, spans=spans))
     return record.receipt.tokens.spliced
@@ -306,7 +304,7 @@ def test_digests_that_do_not_fit_make_the_proof_incomplete() -> None:
 
 
 def test_a_model_of_one_layer_proves_nothing() -> None:
-    """Without a layer that reads other rows, there is nothing to look for, and the proof says so."""
+    """Without a layer that reads other rows, the proof says that it looked for nothing."""
     engine = filled()
     engine.cache.pool.parts = lambda: []  # type: ignore[method-assign]
     proof = proven(engine)
