@@ -163,7 +163,8 @@ def _equals(proof: SessionProof, parts: Sequence[Part], slots: Slots | None) -> 
         entries = None if slots is None else part.entries(slots)
         wanted = entries if entries is None else entries[entries >= 0]
         for entry, paths in proof.rows.find(part, wanted).items():
-            for slot in part.slots(entry):
+            # An entry of no slot has no holder.
+            for slot in part.slots(entry) or [-1 - entry]:
                 found.setdefault(slot, set()).update(paths)
                 counts[slot] += 1
     return {slot: Equal(paths, counts[slot], len(parts)) for slot, paths in found.items()}

@@ -30,6 +30,7 @@ from leyline_engine.lineage import fold_keys
 from leyline_engine.metrics import EngineMetrics, NoMetrics
 from leyline_engine.occupancy import PoolLevels, RegistryLevels, held_by_claims
 from leyline_engine.plan import Prefill
+from leyline_engine.proof.prover import Prover
 from leyline_engine.replay.admission import Admission, Admitter
 from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError, PoolStats
 from leyline_engine.replay.cache.pool import KVPool
@@ -38,7 +39,7 @@ from leyline_engine.replay.engine_claims import EngineClaims, OpenClaims, Refuse
 from leyline_engine.replay.margin_gate import MarginGate, load
 from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.replay.models.rotary_probe import read_model_facts
-from leyline_engine.replay.proving import ReplayWitness
+from leyline_engine.replay.proving import ReplaySite
 from leyline_engine.replay.receipts import receipt_of
 from leyline_engine.replay.requests import GenerationRequest
 from leyline_engine.replay.sequence import Forward, Sequence
@@ -91,7 +92,7 @@ class ReplayEngine:
         # The engine counts with the whole requested output: it fits, or is refused.
         self.claims = open_claims(self.cache, self.max_context)
         self._running: set[Sequence] = set()
-        self.proofs = self.cache.witness = ReplayWitness(self.cache, self._running)
+        self.proofs = self.cache.witness = Prover(ReplaySite(self.cache, self._running))
         unsupported = facts.unsupported or ("" if splicing else "switched off by configuration")
         self._admitter = Admitter(
             self.cache,
