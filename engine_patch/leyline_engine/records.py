@@ -7,7 +7,9 @@ from collections import OrderedDict
 
 import msgspec
 
-from leyline_engine.contract import ForgetCounts, Proof, ProofPlace, TurnRecord
+from leyline_engine.contract import ForgetCounts, Proof, ProofPlace, Receipt, TurnRecord
+
+_PLACE = "records"
 
 
 class RecordBook:
@@ -29,7 +31,9 @@ class RecordBook:
             if earlier is not None and earlier.receipt.forgot is not None:
                 record = _with_forgot(record, earlier.receipt.forgot)
             if earlier is not None and earlier.receipt.proof is not None:
-                record = _with_proof(record, earlier.receipt.proof)
+                record = self._proven(
+                    _with_proof(record, earlier.receipt.proof), earlier.receipt.proof
+                )
             self._records[key] = record
             self._records.move_to_end(key)
             while len(self._records) > self._limit:
@@ -43,18 +47,29 @@ class RecordBook:
                 self._records[message_id] = _with_forgot(record, counts)
 
     def prove(self, message_id: str, proof: Proof) -> None:
-        """Note a proof's progress, and add what this book holds of the session's answers."""
+        """Note a proof's progress, and add what this book holds of the session's answers.
+
+        A proof may come before its message's record.
+        """
         with self._lock:
             record = self._records.get(message_id)
             if record is None:
-                return
-            before = record.receipt.proof
-            known = before.places[-1:] if before is not None else ()
-            self._strip(record.receipt.session, withheld=bool(known))
-            place = known[0] if known else self._place(record.receipt.session)
-            places = (*proof.places, place)
-            whole = msgspec.structs.replace(proof, places=places)
-            self._records[message_id] = _with_proof(record, whole)
+                record = TurnRecord(receipt=Receipt(message_id=message_id))
+            self._records[message_id] = self._proven(record, proof)
+
+    def _proven(self, record: TurnRecord, proof: Proof) -> TurnRecord:
+        """Return a record with a proof, and the book's own place in it.
+
+        Later answers are the session's own; only those that were withheld have to go.
+        """
+        session, before = record.receipt.session, record.receipt.proof
+        if not session:
+            return _with_proof(record, proof)
+        known = [each for each in before.places if each.place == _PLACE] if before else []
+        self._strip(session, withheld=bool(known))
+        places = [each for each in proof.places if each.place != _PLACE]
+        places += known or [self._place(session)]
+        return _with_proof(record, msgspec.structs.replace(proof, places=tuple(places)))
 
     def strip(self, session: str) -> None:
         """Remove the answers' token ids from a session's finished records, as they are text.
@@ -75,7 +90,7 @@ class RecordBook:
     def _place(self, session: str) -> ProofPlace:
         own = [each for each in self._records.values() if each.receipt.session == session]
         held = sum(bool(each.output_ids) for each in own)
-        return ProofPlace(place="records", scanned=len(self._records), survivors=held)
+        return ProofPlace(place=_PLACE, scanned=len(self._records), survivors=held)
 
     def get(self, message_id: str) -> TurnRecord | None:
         with self._lock:

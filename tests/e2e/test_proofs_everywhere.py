@@ -60,7 +60,9 @@ class Stack:
     def prove(self, session: str, *options: str, **environment: str) -> Result:
         """``leyline audit prove`` against this proxy."""
         command = ["audit", "prove", "--session", session, "--proxy", self.origin, *options]
-        return CliRunner().invoke(build_app(), command, env={"LEYLINE_AUDIT_KEY": KEY, **environment})
+        return CliRunner().invoke(
+            build_app(), command, env={"LEYLINE_AUDIT_KEY": KEY, **environment}
+        )
 
     def document(self, session: str, *options: str) -> dict[str, Any]:
         """The proof as JSON."""

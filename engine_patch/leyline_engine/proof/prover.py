@@ -64,6 +64,11 @@ class Prover(ForgetWitness):
         self._open: OrderedDict[str, SessionProof] = OrderedDict()
         self._changed: dict[str, Proof] = {}
 
+    @property
+    def busy(self) -> bool:
+        """True while a proof is open."""
+        return bool(self._open)
+
     def expect(self, ticket: str, session: SessionKey, asked: ProvePayload) -> None:
         """Expect a forget that is to be proven, before anything is done for it."""
         if ticket in self._open:
