@@ -1,4 +1,4 @@
-"""Proofs of forgets in a scheduler: clean ones, planted survivors, and slots that come back late."""
+"""Proofs of forgets in a scheduler: clean ones, planted survivors, late slots."""
 
 from __future__ import annotations
 

@@ -90,9 +90,6 @@ def doomed_text(
     for paths, first in shown:
         if first >= len(paths):  # it has read none of the spans
             kept.update(paths)
-    for paths, first in shown:
-        # What a turn shows of a span is doomed, whatever else keeps it.
-        kept.difference_update(paths[first:] if spans is not None else ())
     for paths, _ in shown:
         proof.text.update(path for path in paths if path not in kept)
     lineages = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -243,6 +244,19 @@ def test_a_late_slot_that_is_not_overwritten_is_found() -> None:
     holder.finish()
     last = settled(engine)[ticket]
     assert not last.pending and survivors(last)
+
+
+def test_a_late_row_counts_though_it_is_gone_when_the_proof_closes() -> None:
+    """A slot that was free with doomed KV in it may have been read, whoever overwrote it since."""
+    engine = filled()
+    holder = admit(engine, [*TEXT, 5, 6], register("t2", session="y"))
+    ticket = begin(engine).receipt.message_id
+    erase, engine.cache.pool.erase = engine.cache.pool.erase, leaves_rows(engine)  # type: ignore[method-assign]
+    slots = [node.slots for node in engine.cache.tree.doomed()]
+    prefill(holder)
+    holder.finish()
+    erase(np.concatenate(slots))
+    assert survivors(settled(engine)[ticket])["pool.free"]
 
 
 def test_a_survivor_found_at_first_is_not_lost_later() -> None:
