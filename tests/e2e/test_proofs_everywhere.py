@@ -212,7 +212,7 @@ PLANTS: dict[str, Callable[[Stack, pytest.MonkeyPatch], None]] = {
 def test_a_planted_survivor_is_found(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """What stays anywhere is found and named by its place, and the command exits with 1."""
+    """A rest in any place is found and named by its place, and the command exits with 1."""
     # A session for each: what is planted stays.
     stack.turn(place)
     stack.turn(place, 4)

@@ -110,7 +110,7 @@ def test_a_forget_is_proven_clean() -> None:
 
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_survivor_is_found(name: str) -> None:
-    """What stays of a session is found, and named by its place."""
+    """A rest of a session is found, and named by its place."""
     scheduler = filled()
     put, place = PLANTS[name]
     put(scheduler)
@@ -158,7 +158,7 @@ def test_late_slots_that_are_not_overwritten_are_found() -> None:
 
 
 def test_a_span_is_proven_alone() -> None:
-    """What was read in front of the span isn't doomed."""
+    """KV in front of the span isn't doomed."""
     scheduler = filled()
     payload = forgetting(spans=())
     prompt = [*TOLD[: SPANS[1].start], 9]

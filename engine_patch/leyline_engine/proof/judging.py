@@ -17,7 +17,7 @@ Owner = SessionKey | None
 
 
 class Judgement(Enum):
-    """What a row is that equals a doomed one."""
+    """Judgements on a row that equals a doomed one."""
 
     SURVIVOR = "survivor"
     KEPT = "kept"

@@ -116,15 +116,7 @@ class SchedulerEngine:
         rules = Rules(self.registry, self.ledger, splices=writes, salt=salt)
         self._matcher = Matcher(cache, rules)
         self.prover = self._open_prover(pool, agree)
-        forgetter = Forgetter(
-            cache,
-            self.registry,
-            self.ledger,
-            self.publications,
-            erases=writes,
-            told=metrics.forgot,
-            witness=self.prover,
-        )
+        forgetter = self._open_forgetter(erases=writes)
         self.publisher = Publisher(
             cache, self.ledger, self.publications, forgetter, kept_out=self._kept_out
         )
@@ -152,6 +144,17 @@ class SchedulerEngine:
         if pool is not None:
             pool.erased = overwriting_watch(prover)
         return prover
+
+    def _open_forgetter(self, *, erases: bool) -> Forgetter:
+        return Forgetter(
+            self.cache,
+            self.registry,
+            self.ledger,
+            self.publications,
+            erases=erases,
+            told=self._metrics.forgot,
+            witness=self.prover,
+        )
 
     def _open_splicer(
         self, pool: SplicePool | None, rules: Rules, min_copy: int, agree: Callable[[bool], bool]

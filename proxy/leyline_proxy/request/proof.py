@@ -17,7 +17,7 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=160)]
 
 
 class ProofBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to forget with a proof."""
+    """A demand for a forget with a proof."""
 
     spans: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=MAX_SPANS)] = ()
     """Names from the session's ledger; without any, everything of the session."""

@@ -45,7 +45,7 @@ STAYS = (
     "memory that servers have freed, and what an operating system swapped out",
     "responses that are stored on demand, unless they were deleted",
 )
-"""What a proof doesn't look at."""
+"""Places that a proof doesn't cover."""
 
 _LOOKS_S = (0.02, 0.05, 0.1, 0.25)
 """Pauses between two looks for a pending proof; the last is repeated."""

@@ -246,7 +246,6 @@ class CacheManager:
         Raises:
             Exception: the pool's own, if slots can't be overwritten; they are out of use then.
         """
-        self.witness.forgetting(ticket, session, spans, spared)
         scope = session[0]
         turns = self.registry.turns(session)
         whole = spans is None
@@ -277,10 +276,9 @@ class CacheManager:
         self.ledger.strike(scope, spans)
         struck(Struck(session, spans, lineages, whole))
         earlier = before or ForgetCounts()
-        overwritten, shared = len(slots) + earlier.overwritten, shared + earlier.shared_retained
-        counts = self._forgets.open(ticket, overwritten, shared)
-        self.witness.forgot(ticket, counts)
-        return counts
+        return self._forgets.open(
+            ticket, len(slots) + earlier.overwritten, shared + earlier.shared_retained
+        )
 
     def _under_lineages(self, tainted: Mapping[int, int]) -> list[Node]:
         """Return the tops of KV cached under lineages, whatever its publisher.
