@@ -1,4 +1,4 @@
-"""Text and rows that a forget has to remove, found by owners and text before the forget looks for it. Pure."""
+"""Text and rows that a forget has to remove, found by owners and text. Pure."""
 
 from __future__ import annotations
 
