@@ -26,6 +26,7 @@ DEMO = REPOSITORY / "proxy" / "leyline_proxy" / "demo" / "session.jsonl.gz"
 VALUES = REPOSITORY / "deploy" / "helm" / "leyline" / "values.schema.json"
 GENERATED = {"docs/metrics.md", "docs/api/cli.md", "docs/api/http.md", "docs/api/settings.md"}
 SKIPPED = {
+    ("docs/concepts/proof.md", "needs a session"),
     ("docs/evaluation.md", "takes minutes"),
     ("docs/policies.md", "needs recorded sessions"),
     ("docs/sglang.md", "needs SGLang, which tests/sglang runs"),
