@@ -14,6 +14,7 @@ from leyline_engine.contract import (
     Envelope,
     EnvelopeError,
     Mode,
+    ProvePayload,
     Reason,
     ReusePayload,
     SkippedAction,
@@ -39,6 +40,7 @@ class Hints:
     skipped: tuple[SkippedAction, ...] = ()
     invalid: Reason | None = None
     detail: str = ""
+    prove: ProvePayload | None = None
 
     @property
     def nameless(self) -> bool:
@@ -78,10 +80,10 @@ def decode_hints(raw: object, secret: str | None = None) -> Hints:
     if secret is not None and not is_signed(envelope, secret):
         return _refused(envelope.message_id, "kv_hints: the signature is not the proxy's")
     try:
-        edit, reuse, skipped = split_actions(envelope)
+        edit, reuse, skipped, prove = split_actions(envelope)
     except EnvelopeError as error:
         return _refused(envelope.message_id, str(error), _rest_of_edit(envelope))
-    return Hints(envelope.message_id, edit, reuse, skipped)
+    return Hints(envelope.message_id, edit, reuse, skipped, prove=prove)
 
 
 def _refused(message_id: str | None, detail: str, rest: EditPayload | None = None) -> Hints:

@@ -32,6 +32,14 @@ class PendingForgets:
         waits[ticket] = count
         self._add(ticket, pending=more)
 
+    def counts(self, ticket: str) -> ForgetCounts | None:
+        """Return a ticket's present counts; None if it was never opened, or has ended."""
+        return self._counts.get(ticket)
+
+    def tickets(self, holder: Hashable) -> tuple[str, ...]:
+        """Return the tickets that wait for a holder."""
+        return tuple(self._waiting.get(holder, ()))
+
     def let_go(self, holders: Iterable[Hashable]) -> None:
         """Note that holders gave back slots; the next :meth:`settle` counts them."""
         for holder in holders:

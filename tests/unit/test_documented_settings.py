@@ -20,6 +20,7 @@ NO_SETTINGS = {
     "LEYLINE_ENERGY": "engines read it",
     "LEYLINE_SGLANG_PYTHON": "benchmarks read it",
     "LEYLINE_REQUIRE_TRACES": "tests read it",
+    "LEYLINE_API_KEY": "leyline audit prove reads it",
     "LEYLINE_DEMO_API_KEY": "leyline demo reads it",
     "LEYLINE_ENGINE_API_KEY": "the chart's own, for SGLang's command line",
     "LEYLINE_KEY": "an example of a client's variable",

@@ -80,6 +80,7 @@ from .profile import (
     profile_of,
     read_profiles,
 )
+from .proof import NONCE_BYTES, Proof, ProofPlace, ProvePayload
 from .receipt import DirectiveResult, ForgetCounts, Receipt, TokenCounts, TurnRecord
 from .recompute import Recompute, find_quotes, recomputed, uncovered
 from .reuse import (
@@ -100,6 +101,7 @@ from .vocabulary import (
     CLAIM_ACTION,
     EDIT_ACTION,
     PROTOCOL_VERSION,
+    PROVE_ACTION,
     RECEIPT_ACTION,
     REUSE_ACTION,
     Mode,
@@ -124,7 +126,9 @@ __all__ = [
     "MAX_NAMED_SOURCES",
     "MAX_SPANS",
     "MAX_TTL_S",
+    "NONCE_BYTES",
     "PROTOCOL_VERSION",
+    "PROVE_ACTION",
     "RECEIPT_ACTION",
     "RECEIPT_IN_ANSWER",
     "RECEIPT_PATH",
@@ -167,6 +171,9 @@ __all__ = [
     "Predicate",
     "ProblemCode",
     "ProfileError",
+    "Proof",
+    "ProofPlace",
+    "ProvePayload",
     "Reason",
     "Receipt",
     "Recompute",

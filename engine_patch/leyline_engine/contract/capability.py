@@ -9,6 +9,7 @@ from .vocabulary import (
     CLAIM_ACTION,
     EDIT_ACTION,
     PROTOCOL_VERSION,
+    PROVE_ACTION,
     RECEIPT_ACTION,
     REUSE_ACTION,
 )
@@ -27,7 +28,7 @@ def engine_actions(*, splices: bool) -> tuple[str, ...]:
     Args:
         splices: True if the engine's model and pool are on the allow-list.
     """
-    kinds = [EDIT_ACTION, CLAIM_ACTION, *([REUSE_ACTION] if splices else [])]
+    kinds = [EDIT_ACTION, CLAIM_ACTION, PROVE_ACTION, *([REUSE_ACTION] if splices else [])]
     return tuple(f"{kind}@{ACTION_VERSION}" for kind in kinds)
 
 

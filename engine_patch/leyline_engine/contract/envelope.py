@@ -8,6 +8,7 @@ import msgspec
 
 from . import vocabulary
 from .directive import Directive, Segment
+from .proof import ProvePayload
 from .reuse import ReusePayload
 from .source import Identifier, Position, SourceRef
 from .vocabulary import (
@@ -15,6 +16,7 @@ from .vocabulary import (
     ATTENTION_SINK,
     EDIT_ACTION,
     PROTOCOL_VERSION,
+    PROVE_ACTION,
     RECEIPT_ACTION,
     REUSE_ACTION,
 )
@@ -111,7 +113,7 @@ class SkippedAction(msgspec.Struct, frozen=True):
     action_version: str
 
 
-_PayloadT = TypeVar("_PayloadT", EditPayload, ReusePayload)
+_PayloadT = TypeVar("_PayloadT", EditPayload, ReusePayload, ProvePayload)
 
 
 class Actions(NamedTuple):
@@ -120,6 +122,7 @@ class Actions(NamedTuple):
     edit: EditPayload | None = None
     reuse: ReusePayload | None = None
     skipped: tuple[SkippedAction, ...] = ()
+    prove: ProvePayload | None = None
 
 
 def edit_envelope(
@@ -127,12 +130,14 @@ def edit_envelope(
     payload: EditPayload,
     *,
     reuse: ReusePayload | None = None,
+    prove: ProvePayload | None = None,
     receipt_in_answer: bool = False,
 ) -> Envelope:
     """Wrap one edit payload into an envelope.
 
     Args:
         reuse: the request for reuse, of an engine that supports it.
+        prove: the demand for a proof of what the payload forgets.
         receipt_in_answer: ask for the record in the answer, of an engine that supports it.
     """
     actions = [
@@ -146,6 +151,9 @@ def edit_envelope(
     if reuse is not None:
         asked = msgspec.to_builtins(reuse)
         actions.append(Action(f"{message_id}.reuse", REUSE_ACTION, ACTION_VERSION, asked))
+    if prove is not None:
+        asked = msgspec.to_builtins(prove)
+        actions.append(Action(f"{message_id}.prove", PROVE_ACTION, ACTION_VERSION, asked))
     if receipt_in_answer:
         actions.append(Action(f"{message_id}.receipt", RECEIPT_ACTION, ACTION_VERSION))
     return Envelope(PROTOCOL_VERSION, message_id, tuple(actions))
@@ -171,6 +179,7 @@ def split_actions(envelope: Envelope) -> Actions:
     """
     edits: list[EditPayload] = []
     reuses: list[ReusePayload] = []
+    proves: list[ProvePayload] = []
     skipped: list[SkippedAction] = []
     supported_protocol = envelope.protocol_version == PROTOCOL_VERSION
     for action in envelope.actions:
@@ -180,16 +189,24 @@ def split_actions(envelope: Envelope) -> Actions:
                 edits.append(_payload(action, EditPayload))
             case vocabulary.REUSE_ACTION:
                 reuses.append(_payload(action, ReusePayload))
+            case vocabulary.PROVE_ACTION:
+                proves.append(_payload(action, ProvePayload))
             case vocabulary.RECEIPT_ACTION:
                 pass  # the code that answers handles it
             case _:
                 skipped.append(
                     SkippedAction(action.action_id, action.action_type, action.action_version)
                 )
-    for kind, found in ((EDIT_ACTION, edits), (REUSE_ACTION, reuses)):
+    ours = ((EDIT_ACTION, edits), (REUSE_ACTION, reuses), (PROVE_ACTION, proves))
+    for kind, found in ours:
         if len(found) > 1:
             raise EnvelopeError(f"kv_hints: more than one {kind} action in one request")
-    return Actions(edits[0] if edits else None, reuses[0] if reuses else None, tuple(skipped))
+    return Actions(
+        edits[0] if edits else None,
+        reuses[0] if reuses else None,
+        tuple(skipped),
+        proves[0] if proves else None,
+    )
 
 
 def _payload(action: Action, kind: type[_PayloadT]) -> _PayloadT:

@@ -6,6 +6,7 @@ import msgspec
 
 from .claim_commands import ClaimRefusal
 from .envelope import LineageRun, SkippedAction
+from .proof import Proof
 from .reuse import ReuseCounts
 from .vocabulary import Mode, Outcome, Reason
 
@@ -67,6 +68,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     directives: tuple[DirectiveResult, ...] = ()
     forgot: ForgetCounts | None = None
     """Set exactly if the request demanded forgetting; changes until nothing is pending."""
+    proof: Proof | None = None
+    """Set exactly if the request demanded a proof and forgot; changes until it isn't pending."""
     reuse: ReuseCounts | None = None
     """Set exactly if the request asked for reuse, and the engine looked for it."""
     lineage: tuple[LineageRun, ...] = ()

@@ -11,6 +11,7 @@ EDIT_ACTION = "leyline.edit"
 CLAIM_ACTION = "leyline.claim"
 REUSE_ACTION = "leyline.reuse"
 RECEIPT_ACTION = "leyline.receipt"
+PROVE_ACTION = "leyline.prove"
 ACTION_VERSION = "1.0"
 
 ATTENTION_SINK = 32

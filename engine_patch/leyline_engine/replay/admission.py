@@ -222,15 +222,20 @@ class Admitter:
         found: array[int],
         before: ForgetCounts | None = None,
     ) -> ForgetCounts:
+        session, witness = (payload.scope, payload.session), self._cache.witness
         # The prompt's cached prefix is clean: it ends before the forgotten spans' first reader.
-        return self._cache.forget(
-            (payload.scope, payload.session),
+        spared = (fold_keys(request.prompt), found)
+        witness.forgetting(message_id, session, request.forgotten, spared)
+        counts = self._cache.forget(
+            session,
             request.forgotten,
-            spared=(fold_keys(request.prompt), found),
+            spared=spared,
             ticket=message_id,
             before=before,
             struck=partial(self._struck, message_id),
         )
+        witness.forgot(message_id, counts)
+        return counts
 
     def _forget_behind(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Series
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from leyline_engine.contract import (
     EditPayload,
     ForgetCounts,
     KVFacts,
+    Proof,
     Recompute,
     engine_actions,
 )
@@ -29,6 +31,7 @@ from leyline_engine.lineage import fold_keys
 from leyline_engine.metrics import EngineMetrics, NoMetrics
 from leyline_engine.occupancy import PoolLevels, RegistryLevels, held_by_claims
 from leyline_engine.plan import Prefill
+from leyline_engine.proof.prover import Prover
 from leyline_engine.replay.admission import Admission, Admitter
 from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError, PoolStats
 from leyline_engine.replay.cache.pool import KVPool
@@ -37,6 +40,7 @@ from leyline_engine.replay.engine_claims import EngineClaims, OpenClaims, Refuse
 from leyline_engine.replay.margin_gate import MarginGate, load
 from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.replay.models.rotary_probe import read_model_facts
+from leyline_engine.replay.proving import ReplaySite
 from leyline_engine.replay.receipts import receipt_of
 from leyline_engine.replay.requests import GenerationRequest
 from leyline_engine.replay.sequence import Forward, Sequence
@@ -90,6 +94,7 @@ class ReplayEngine:
         # The engine counts with the whole requested output: it fits, or is refused.
         self.claims = open_claims(self.cache, self.max_context)
         self._running: set[Sequence] = set()
+        self.proofs = self.cache.witness = Prover(ReplaySite(self.cache, self._running))
         unsupported = facts.unsupported or ("" if splicing else "switched off by configuration")
         self._admitter = Admitter(
             self.cache,
@@ -133,7 +138,7 @@ class ReplayEngine:
         request = self.examine(request)
         payload = request.payload
         if payload is not None and forgets(payload):
-            self._withhold_session(request.request_id, payload)
+            self._forgets_for(request, payload)
         admits = self._admits(request)
         self.claims.arrived(_candidate(request), admits=admits)
         admission = self._admitter.admit(
@@ -184,9 +189,8 @@ class ReplayEngine:
         return request
 
     def _forget_first(self, request: GenerationRequest, payload: EditPayload) -> GenerationRequest:
-        ticket = request.request_id
-        self._withhold_session(ticket, payload)
-        forgot = self._admitter.forget(ticket, request.tokens, payload, request.forgot)
+        self._forgets_for(request, payload)
+        forgot = self._admitter.forget(request.request_id, request.tokens, payload, request.forgot)
         return replace(request, forgot=forgot)
 
     def outgrown(
@@ -223,11 +227,14 @@ class ReplayEngine:
         if admission.plan.edit_copies:
             self.claims.follow(turn, admission.sources, admission.plan.edit_copies)
 
-    def _withhold_session(self, ticket: str, payload: EditPayload) -> None:
+    def _forgets_for(self, request: GenerationRequest, payload: EditPayload) -> None:
         """Withhold KV of the session's running requests, which may have read forgotten spans."""
+        session = (payload.scope, payload.session)
+        if request.prove is not None:
+            self.proofs.expect(request.request_id, session, request.prove)
         for running in self._running:
-            if running.session == (payload.scope, payload.session):
-                running.withhold(ticket)
+            if running.session == session:
+                running.withhold(request.request_id)
 
     def _withhold_readers(self, ticket: str, struck: Struck) -> None:
         """Withhold KV of other sessions' running requests that may use shared KV of its readers."""
@@ -238,6 +245,14 @@ class ReplayEngine:
     def settled_forgets(self) -> dict[str, ForgetCounts]:
         """Return forgets of which more was overwritten since the last call, by request id."""
         return self.cache.settled_forgets()
+
+    def settled_proofs(self, forgets: Mapping[str, ForgetCounts]) -> dict[str, Proof]:
+        """Return the proofs that changed since the last call, by request id.
+
+        Args:
+            forgets: what :meth:`settled_forgets` returned.
+        """
+        return self.proofs.settled(forgets)
 
     def _start(
         self, request: GenerationRequest, admission: Admission, started: int, *, admits: bool

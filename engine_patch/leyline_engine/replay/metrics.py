@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from leyline_engine.contract import ForgetCounts, Outcome, TurnRecord
+from leyline_engine.contract import ForgetCounts, Outcome, Proof, TurnRecord
 from leyline_engine.metrics import EngineMetrics
 from leyline_engine.records import RecordBook
 from leyline_engine.replay.generation import JobSpec
@@ -56,14 +56,23 @@ class Filing:
         self._metrics.refused()
         self.ended(spec, record)
 
-    def progressed(self, forgets: Mapping[str, ForgetCounts]) -> None:
-        """Record forgets, by message, of which more was overwritten since they were filed."""
+    def progressed(
+        self, forgets: Mapping[str, ForgetCounts], proofs: Mapping[str, Proof] | None = None
+    ) -> None:
+        """Record forgets, by message, of which more was overwritten since they were filed.
+
+        Args:
+            proofs: those that changed since they were filed.
+        """
         for message_id, counts in forgets.items():
             self.records.update_forgot(message_id, counts)
             self._forgot(message_id, counts)
+        for message_id, proof in (proofs or {}).items():
+            self.records.prove(message_id, proof)
 
     def _forgot_first(self, record: TurnRecord) -> None:
         if record.receipt.forgot is not None:
+            self.records.strip(record.receipt.session)
             self._forgot(record.receipt.message_id, record.receipt.forgot)
 
     def _forgot(self, message_id: str, counts: ForgetCounts) -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from leyline_engine.contract import EditPayload, ForgetCounts, ReusePayload, SkippedAction
+from leyline_engine.contract import (
+    EditPayload,
+    ForgetCounts,
+    ProvePayload,
+    ReusePayload,
+    SkippedAction,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +22,8 @@ class GenerationRequest:
     tokens: array[int]
     payload: EditPayload | None = None
     reuse: ReusePayload | None = None
+    prove: ProvePayload | None = None
+    """The demand for a proof of what the payload forgets."""
     skipped: tuple[SkippedAction, ...] = ()
     max_new_tokens: int = 16
     admits: bool = True

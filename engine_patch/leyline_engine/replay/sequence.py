@@ -102,6 +102,10 @@ class Sequence:
         """Slots that belong to this request and not to the tree."""
         return self.held[self.owned_from :]
 
+    def keys(self) -> array[int]:
+        """Return the radix keys of its prompt and of the tokens that were fed back."""
+        return fold_keys(self.prompt + self.fed, self.lineage, self._scope)
+
     def prefill_step(self) -> torch.Tensor | None:
         """Run one chunk of the prompt.
 
@@ -154,8 +158,7 @@ class Sequence:
         if self.carried is not None:
             self.cache.enter(self._scope, self.carried)
             self.carried = None
-        tokens = self.prompt + self.fed
-        keys = fold_keys(tokens[: self.computed], self.lineage, self._scope)
+        keys = self.keys()[: self.computed]
         match = self.cache.publish(
             keys,
             self.held[: self.computed],
@@ -255,6 +258,7 @@ class Sequence:
         if self.publishable:
             self.cache.release(self.owned)
         else:
+            self.cache.ending(self, self.owned, self.keys(), self.owned_from)
             self.cache.erase(self.owned, [self])
         self.held = self.held[: self.owned_from]
         self.cache.unlock(self.node)

@@ -197,7 +197,8 @@ class EngineService:
                 self._admit_waiting()
                 self._round()
                 # The receipts of earlier forgets learn what has been overwritten since.
-                self._filing.progressed(self._engine.settled_forgets())
+                forgets = self._engine.settled_forgets()
+                self._filing.progressed(forgets, self._engine.settled_proofs(forgets))
                 self._readings.stepped()
         except Exception as error:
             log.exception("the engine failed and serves nothing more")

@@ -94,6 +94,12 @@ class ReuseIndex:
         """Return the slots at which entries are anchored."""
         return {slot for tenant in self._tenants.values() for slot in tenant.entries}
 
+    def entries(self) -> Iterator[tuple[int, Place]]:
+        """Yield the anchor and the place of every entry."""
+        for tenant in self._tenants.values():
+            for slot, entry in tenant.entries.items():
+                yield slot, Place(entry.path.source, entry.position)
+
     def add(self, source: SourceTurn, slots: Slots) -> None:
         """Add the cached beginning of a turn that was retained.
 

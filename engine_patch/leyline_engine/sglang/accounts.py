@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Mapping
 
 import msgspec
 
@@ -13,6 +14,7 @@ from leyline_engine.contract import (
     ClaimRefusal,
     ForgetCounts,
     Outcome,
+    Proof,
     Reason,
     Receipt,
     TokenCounts,
@@ -125,6 +127,11 @@ class Accounts:
     def progressed(self, ticket: str, counts: ForgetCounts) -> None:
         """Report the progress of a forget whose receipt has been sent."""
         self._sender.update_forgot(ticket, counts)
+
+    def proved(self, proofs: Mapping[str, Proof]) -> None:
+        """Report the progress of proofs, by ticket."""
+        for ticket, proof in proofs.items():
+            self._sender.update_proof(ticket, proof)
 
 
 def _receipt(turn: Turn, checked: CheckedRequest, plan: Plan, counts: TokenCounts) -> Receipt:

@@ -26,7 +26,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from leyline_engine.contract import Capability, ForgetCounts, TurnRecord
+from leyline_engine.contract import Capability, ForgetCounts, Proof, TurnRecord
 from leyline_engine.records import RecordBook
 
 log = logging.getLogger(__name__)
@@ -45,12 +45,17 @@ class _Forgot(msgspec.Struct, frozen=True, tag="forgot"):
     counts: ForgetCounts
 
 
+class _Proof(msgspec.Struct, frozen=True, tag="proof"):
+    message_id: str
+    proof: Proof
+
+
 class _Announcement(msgspec.Struct, frozen=True, tag="capability"):
     dp_rank: int
     capability: Capability
 
 
-_Message = _Record | _Forgot | _Announcement
+_Message = _Record | _Forgot | _Proof | _Announcement
 
 
 class Sender(Protocol):
@@ -64,6 +69,9 @@ class Sender(Protocol):
 
     def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
         """Send the progress of an earlier request's forget."""
+
+    def update_proof(self, message_id: str, proof: Proof) -> None:
+        """Send the progress of an earlier request's proof."""
 
     def close(self) -> None:
         """Release the socket; queued messages may be lost."""
@@ -79,6 +87,9 @@ class SilentSender:
         """Send nothing."""
 
     def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
+        """Send nothing."""
+
+    def update_proof(self, message_id: str, proof: Proof) -> None:
         """Send nothing."""
 
     def close(self) -> None:
@@ -128,6 +139,10 @@ class ReceiptSender:
     def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
         """See :class:`Sender`."""
         self._push(_Forgot(message_id, counts))
+
+    def update_proof(self, message_id: str, proof: Proof) -> None:
+        """See :class:`Sender`."""
+        self._push(_Proof(message_id, proof))
 
     def close(self) -> None:
         """See :class:`Sender`."""
@@ -226,7 +241,11 @@ class ReceiptChannel:
     def _file(self, message: _Message) -> None:
         match message:
             case _Record(record):
+                if record.receipt.forgot is not None and not record.finished:
+                    self.records.strip(record.receipt.session)
                 self.records.put(record)
+            case _Proof(message_id, proof):
+                self.records.prove(message_id, proof)
             case _Forgot(message_id, counts):
                 self.records.update_forgot(message_id, counts)
             case _Announcement(dp_rank, capability):

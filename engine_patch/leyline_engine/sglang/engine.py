@@ -23,6 +23,7 @@ from leyline_engine.edits import EditRefusedError, forgets
 from leyline_engine.energy import EnergyAccount
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.metrics import EngineMetrics
+from leyline_engine.proof.prover import Prover
 from leyline_engine.reuse.fingerprints import MatcherKind
 from leyline_engine.rules import Rules
 from leyline_engine.sglang.accounts import Accounts
@@ -38,6 +39,7 @@ from leyline_engine.sglang.indexing import TurnIndexer
 from leyline_engine.sglang.margin_gate import MarginGate
 from leyline_engine.sglang.matching import Matcher
 from leyline_engine.sglang.metrics import Readings
+from leyline_engine.sglang.proving import SchedulerSite, agreed_proof, overwriting_watch
 from leyline_engine.sglang.publications import MIN_TOKENS, PER_SLOT, Publications, Space
 from leyline_engine.sglang.publishing import KeptOut, Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
@@ -114,9 +116,8 @@ class SchedulerEngine:
         writes = pool is not None
         rules = Rules(self.registry, self.ledger, splices=writes, salt=salt, recompute=recompute)
         self._matcher = Matcher(cache, rules)
-        forgetter = Forgetter(
-            cache, self.registry, self.ledger, self.publications, erases=writes, told=metrics.forgot
-        )
+        self.prover = self._open_prover(pool, agree)
+        forgetter = self._open_forgetter(erases=writes)
         self.publisher = Publisher(
             cache, self.ledger, self.publications, forgetter, kept_out=self._kept_out
         )
@@ -135,6 +136,25 @@ class SchedulerEngine:
     def _open_reuse(self, usable: int, salt: bytes, matcher: MatcherKind) -> ContentReuse:
         return ContentReuse(
             self.registry, self.ledger, usable, salt=salt, max_copies=MAX_COPIES, matcher=matcher
+        )
+
+    def _open_prover(self, pool: SplicePool | None, agree: Callable[[bool], bool]) -> Prover:
+        records = (self.registry, self.ledger, self.publications)
+        self._site = SchedulerSite(self.cache, pool, records, self._reuse.index, self.turns)
+        prover = Prover(self._site, agreed=agreed_proof(agree))
+        if pool is not None:
+            pool.erased = overwriting_watch(prover)
+        return prover
+
+    def _open_forgetter(self, *, erases: bool) -> Forgetter:
+        return Forgetter(
+            self.cache,
+            self.registry,
+            self.ledger,
+            self.publications,
+            erases=erases,
+            told=self._metrics.forgot,
+            witness=self.prover,
         )
 
     def _open_splicer(
@@ -163,6 +183,7 @@ class SchedulerEngine:
             kept_out=self._kept_out,
             accounts=self._accounts,
             turns=self.turns,
+            prover=self.prover,
         )
 
     def _open_admission(self, splicer: Splicer | None, fallback: Fallback) -> Admission:
@@ -191,6 +212,7 @@ class SchedulerEngine:
         if hints.invalid is not None:
             refusal = EditRefusedError(hints.invalid, hints.detail)
         turn = Turn(req, hints.message_id, hints.payload, refusal, hints.skipped, hints.reuse)
+        turn.prove = hints.prove
         req.leyline = turn
         self.turns[req.rid] = turn
         if not self.claims.admits(turn):
@@ -333,8 +355,13 @@ class SchedulerEngine:
             self._indexer.checkpointed(turn)
 
     def withholds(self, kv: Any) -> bool:
-        """Return True if the slots of a KV record must be overwritten."""
-        return self._kept_out.owns(kv)
+        """Return True if the slots of a KV record must be overwritten, which then begins."""
+        if not self._kept_out.owns(kv):
+            return False
+        with contained("noting what is overwritten late"):
+            for turn in [each for each in self.turns.values() if each.req.kv is kv]:
+                self.forgets.releasing(turn, *self._site.own_rows(turn))
+        return True
 
     def give_way(self) -> bool:
         """Free the memory that waiting turns hold; returns False if they held nothing."""

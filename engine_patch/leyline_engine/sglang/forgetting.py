@@ -18,6 +18,7 @@ from leyline_engine.contract import ForgetCounts
 from leyline_engine.ledger import SpanKey, SpanLedger, Struck
 from leyline_engine.lineage import exact_length
 from leyline_engine.pending import PendingForgets
+from leyline_engine.proof.witness import ForgetWitness
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.publications import Publication, Publications
 from leyline_engine.sglang.radix import Condemned, LeylineRadixCache, Unpublished
@@ -43,6 +44,7 @@ class Forgetter:
     Args:
         erases: True if the cache can overwrite what it removes.
         told: called with a ticket's counts before, and its counts now.
+        witness: learns when a forget begins.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Forgetter:
         *,
         erases: bool,
         told: Callable[[ForgetCounts, ForgetCounts], None] = lambda _, __: None,
+        witness: ForgetWitness | None = None,
     ) -> None:
         self._cache = cache
         self._registry = registry
@@ -61,6 +64,7 @@ class Forgetter:
         self._publications = publications
         self._erases = erases
         self._told = told
+        self._witness = witness or ForgetWitness()
         self._reached: OrderedDict[str, ForgetCounts] = OrderedDict()
         self.pending = PendingForgets()
 
@@ -83,6 +87,7 @@ class Forgetter:
             spared: paths that the session's new prompt may continue.
             ticket: name of the forget in :attr:`pending`. Several with one ticket add up.
         """
+        self._witness.forgetting(ticket, session, spans, [path.keys for path in spared])
         scope = session[0]
         turns = self._registry.turns(session)
         whole = spans is None

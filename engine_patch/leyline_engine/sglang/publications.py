@@ -158,7 +158,8 @@ class Publications:
                 if length < len(path.keys):
                     self.cut(session, path, length)
 
-    def _all(self) -> Iterator[tuple[SessionKey, Publication]]:
+    def all(self) -> Iterator[tuple[SessionKey, Publication]]:
+        """Yield every path with its session."""
         for scope in self._tenants:
             yield from self._of_tenant(scope)
 
@@ -181,7 +182,7 @@ class Publications:
             A length of at least ``start``.
         """
         reach = start
-        for other, theirs in self._all():
+        for other, theirs in self.all():
             if reach == len(path.keys):
                 break
             if other != session and other[0] != NOBODY and _pass(path, theirs, reach):

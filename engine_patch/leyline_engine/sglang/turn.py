@@ -11,6 +11,7 @@ from leyline_engine.contract import (
     EditPayload,
     ForgetCounts,
     LineageRun,
+    ProvePayload,
     Receipt,
     ReusePayload,
     SkippedAction,
@@ -87,6 +88,8 @@ class Turn:
     refusal: EditRefusedError | None = None
     skipped: tuple[SkippedAction, ...] = ()
     reuse: ReusePayload | None = None
+    prove: ProvePayload | None = None
+    """The demand for a proof of what it forgets."""
     reuses: bool = True
     """False once copies for reuse failed, found no room, or may not be made: it runs without."""
     gated: bool = False

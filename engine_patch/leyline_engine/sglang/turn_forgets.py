@@ -8,6 +8,7 @@ and overwritten when they end.
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Mapping
 
 import msgspec
@@ -15,6 +16,8 @@ import msgspec
 from leyline_engine.contract import LineageRun, Reason
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.lineage import runs_before
+from leyline_engine.proof.prover import Prover
+from leyline_engine.proof.witness import Slots
 from leyline_engine.rules import CheckedRequest, Rules
 from leyline_engine.sglang.accounts import Accounts
 from leyline_engine.sglang.containment import contained
@@ -43,6 +46,7 @@ class TurnForgets:
         kept_out: takes requests whose KV is withheld.
         accounts: reports the progress of forgets.
         turns: turns that wait or run, by request.
+        prover: proves forgets that are to be proven.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class TurnForgets:
         kept_out: KeptOut,
         accounts: Accounts,
         turns: Mapping[str, Turn],
+        prover: Prover,
     ) -> None:
         self._cache = cache
         self._rules = rules
@@ -67,6 +72,7 @@ class TurnForgets:
         self._kept_out = kept_out
         self._accounts = accounts
         self._turns = turns
+        self._prover = prover
 
     # Forgets of a turn.
 
@@ -92,6 +98,15 @@ class TurnForgets:
             self.withhold_session(turn)
             self._forget(turn, self._fallback.check(turn))
 
+    def releasing(self, turn: Turn, slots: Slots, keys: array[int], start: int) -> None:
+        """Record that a withheld turn's slots are about to be overwritten.
+
+        Args:
+            keys: its keys; those from ``start`` on have the slots.
+        """
+        tickets = self._forgetter.pending.tickets(turn)
+        self._prover.overwriting(tickets, slots, keys, start)
+
     def ended(self, turn: Turn) -> None:
         """Record that a turn's request gave its slots back for good: a retracted one runs again."""
         if turn.withheld:
@@ -100,8 +115,10 @@ class TurnForgets:
     def settle(self) -> None:
         """Remove condemned KV without holders, and report the forgets' progress."""
         self._forgetter.settle()
-        for ticket, counts in self._forgetter.progress().items():
+        forgets = self._forgetter.progress()
+        for ticket, counts in forgets.items():
             self._accounts.progressed(ticket, counts)
+        self._accounts.proved(self._prover.settled(forgets))
 
     def clear(self) -> None:
         """Record that the tree is empty."""
@@ -114,6 +131,7 @@ class TurnForgets:
             self._remove_readers(turn, checked)
         except Exception:
             log.exception("a forget failed; nobody finds what may have read the spans")
+            self._prover.give_up(turn.message_id, "the forget failed in the engine")
             self._condemn(turn)
 
     def _remove_readers(self, turn: Turn, checked: CheckedRequest) -> None:
@@ -132,6 +150,8 @@ class TurnForgets:
         )
         turn.forgot = done.counts
         self._withhold_readers(turn, done)
+        counts = self._forgetter.pending.counts(turn.message_id) or done.counts
+        self._prover.forgot(turn.message_id, counts)
         if turn.lineage and self._cache.is_condemned(turn.keys(prompt)):
             # KV that is computed now must not be filed as the condemned KV of the same name.
             fresh = self._rules.fresh_lineage(turn.message_id, turn.scope)
@@ -159,6 +179,8 @@ class TurnForgets:
 
         Not that of its own other answers, which have its prompt.
         """
+        if turn.prove is not None and turn.session is not None:
+            self._prover.expect(turn.message_id, turn.session, turn.prove)
         prompt = turn.req.origin_input_ids
         for other in tuple(self._turns.values()):
             same = other.message_id == turn.message_id and other.req.origin_input_ids == prompt

@@ -39,22 +39,23 @@ class Head:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AuditKey:
-    """Values derived from the operator's secret: a key for lines, one for texts, and a name."""
+    """Values derived from the operator's secret: keys for lines, texts and proofs, and a name."""
 
     lines: bytes
     texts: bytes
     id: str
     """Identifies the key in the log without revealing it."""
+    proofs: bytes = b""
 
     @classmethod
     def derive(cls, secret: str) -> AuditKey:
         """Return the keys of a secret."""
         raw = secret.encode()
-        lines, texts, name = (
+        lines, texts, name, proofs = (
             hmac.digest(raw, b"leyline audit " + use, "sha256")
-            for use in (b"lines", b"texts", b"name")
+            for use in (b"lines", b"texts", b"name", b"proofs")
         )
-        return cls(lines, texts, name.hex()[:16])
+        return cls(lines, texts, name.hex()[:16], proofs)
 
     def digest(self, text: str) -> str:
         """Return the keyed hash of a text, in the form used in records."""

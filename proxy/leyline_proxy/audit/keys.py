@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+from .chain import AuditKey
 
 
 def read_keys(path: Path) -> list[str]:
@@ -19,3 +22,15 @@ def read_keys(path: Path) -> list[str]:
     if not keys:
         raise ValueError(f"the key file {path} holds no key")
     return keys
+
+
+def audit_keys(path: Path | None) -> list[AuditKey]:
+    """Return the keys in a file, or that in ``LEYLINE_AUDIT_KEY`` if no file is named.
+
+    Raises:
+        ValueError: the file can't be read, or has no key.
+    """
+    if path is not None:
+        return [AuditKey.derive(secret) for secret in read_keys(path)]
+    secret = os.environ.get("LEYLINE_AUDIT_KEY")
+    return [AuditKey.derive(secret)] if secret else []

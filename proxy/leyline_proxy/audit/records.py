@@ -147,6 +147,11 @@ def quarantine_record(
     }
 
 
+def proof_record(proof: Mapping[str, Any], at: float) -> Record:
+    """Return the record of a forget with a proof, which has no text."""
+    return {**_stamp(at, "proof"), **{k: v for k, v in proof.items() if k not in ("time", "stays")}}
+
+
 def claim_record(engine: str, event: Mapping[str, Any], at: float) -> Record:
     """Return the record of an engine's claim event, with the engine's number."""
     return {**_stamp(at, "claim"), "engine": engine, "event": event}

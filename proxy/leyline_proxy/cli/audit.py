@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from .prove import prove
 
 if TYPE_CHECKING:
     from ..audit.chain import AuditKey
@@ -42,6 +45,7 @@ def register(app: typer.Typer) -> None:
     audit.command(name="digest", epilog="Example:  leyline audit digest --key-file k < text")(
         digest
     )
+    audit.command(name="prove", epilog="Example:  leyline audit prove --session s-4f")(prove)
     app.add_typer(audit, name="audit")
 
 
@@ -89,7 +93,8 @@ def show(
     key_file: _KeyFile = None,
     as_json: _Json = False,
 ) -> None:
-    """Show which edits were truly erased, and which may still influence what the model says.
+    """Show which edits were truly erased, and which may still influence what the model says; also
+    messages in quarantine, and proofs of forgets.
 
     Checks the logs first. When one isn't intact, it still shows the edits and exits with 1.
     """
@@ -115,9 +120,11 @@ def show(
         and (not last or view.time < last)
         and mode in (None, view.edit["mode"])
     ]
+    verdicts = [] if mode else [each for each in found if _is_verdict(each, first, last)]
     if as_json:
-        _print_json(_edits_document(edits, chain))
+        _print_json({**_edits_document(edits, chain), **_verdicts_document(verdicts)})
     else:
+        _print_verdicts(verdicts)
         _print_edits(edits, chain)
     if chain == "broken":
         raise typer.Exit(BROKEN)
@@ -153,16 +160,12 @@ def _logs(paths: list[Path] | None) -> list[LogFiles]:
 
 
 def _keys(key_file: Path | None) -> list[AuditKey]:
-    from ..audit.chain import AuditKey
-    from ..audit.keys import read_keys
+    from ..audit.keys import audit_keys
 
-    if key_file is not None:
-        try:
-            return [AuditKey.derive(secret) for secret in read_keys(key_file)]
-        except ValueError as error:
-            raise _usage(str(error)) from error
-    secret = os.environ.get("LEYLINE_AUDIT_KEY")
-    return [AuditKey.derive(secret)] if secret else []
+    try:
+        return audit_keys(key_file)
+    except ValueError as error:
+        raise _usage(str(error)) from error
 
 
 def _chain_state(logs: list[LogFiles], keys: list[AuditKey]) -> str:
@@ -221,6 +224,35 @@ def _print_verdict(verdict: AuditVerdict) -> None:
         console.print(f"  {checked.lost} records could not be written; the log shows where")
     if checked.torn:
         console.print(f"  {checked.torn} partial lines, left by a crash and recorded since")
+
+
+def _is_verdict(record: Mapping[str, Any], first: str, last: str) -> bool:
+    """Return True for a readable record of a quarantine or a proof between two times."""
+    time, kind = record.get("time"), record.get("kind")
+    between = isinstance(time, str) and time >= first and (not last or time < last)
+    needed = {"quarantine": ("session", "span", "cause"), "proof": ("session", "verdict")}
+    names = needed.get(str(kind), ())
+    return between and bool(names) and all(isinstance(record.get(each), str) for each in names)
+
+
+def _verdicts_document(records: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        name: [each for each in records if each["kind"] == kind]
+        for name, kind in (("quarantines", "quarantine"), ("proofs", "proof"))
+    }
+
+
+def _print_verdicts(records: list[dict[str, Any]]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for each in records:
+        when, session = _shown(each["time"][:19].replace("T", " ")), _shown(each["session"])
+        if each["kind"] == "quarantine":
+            what = f"quarantine of {_shown(each['span'])}, {_shown(each['cause'])}"
+        else:
+            spans = each.get("spans")
+            some = f"{len(spans)} messages" if isinstance(spans, list) and spans else "everything"
+            what = f"forget of {some}: [bold]{_shown(each['verdict']).replace('_', ' ')}[/bold]"
+        console.print(f"{when}  {session}  {what}")
 
 
 def _edits_document(edits: list[EditView], chain: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
 from .guard import guard_against_pages
 from .metrics import metrics_response
+from .quarantine_routes import wanted_proof
 
 log = structlog.get_logger("leyline.admin")
 
@@ -83,6 +84,7 @@ class _Handlers:
             ("GET", f"{ADMIN}/sessions", self.sessions),
             ("GET", session, self.session),
             ("DELETE", session, self.delete_session),
+            ("POST", f"{ADMIN}/proofs/{{tenant}}/{{session:path}}", self.proof),
             ("POST", f"{ADMIN}/reload", self.reload),
             ("GET", f"{ADMIN}/upstreams", self.upstreams),
             ("POST", f"{ADMIN}/upstreams/{{name}}/drain", self.drain),
@@ -144,6 +146,12 @@ class _Handlers:
             raise _no_session()
         self._services.named.drop(tenant, session_id)
         return JSONResponse({"deleted": True})
+
+    async def proof(self, request: Request) -> Response:
+        """Forget a session of a tenant, or messages of it, and prove that nothing is left."""
+        tenant, session_id = _identity(request)
+        wanted = await wanted_proof(request, self._services)
+        return JSONResponse(await self._services.proofs.prove(tenant, session_id, wanted))
 
     async def reload(self, _: Request) -> Response:
         """Reload the files of keys and policies now, if they have changed."""

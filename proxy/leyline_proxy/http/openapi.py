@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ..claims.documents import ClaimBody, RevisionBody
+from ..request.proof import ProofBody
 from ..request.quarantine import QuarantineBody
 
 _REF = "#/components/schemas/{name}"
@@ -151,6 +152,22 @@ SCHEMAS: dict[str, Schema] = {
             "responses_deleted": COUNT,
         }
     ),
+    "Proof": _object(
+        {
+            "session": STRING,
+            "tenant": STRING,
+            "spans": {"type": "array", "items": STRING},
+            "time": STRING,
+            "verdict": {"enum": ["clean", "survivors", "not_proven"]},
+            "unreachable": {"type": "boolean"},
+            "engines": _OBJECTS,
+            "places": _OBJECTS,
+            "responses": _object({"held": _nullable("integer", minimum=0), "deleted": COUNT}),
+            "stays": {"type": "array", "items": STRING},
+            "key": _nullable("string"),
+            "signature": _nullable("string"),
+        }
+    ),
     "Ledger": _object(
         {
             "session": STRING,
@@ -231,6 +248,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/leyline/sessions/{session_id}/quarantine"): Operation(
         "Quarantined", "QuarantineBody"
     ),
+    ("post", "/v1/leyline/sessions/{session_id}/proof"): Operation("Proof", "ProofBody"),
     ("get", "/v1/leyline/sessions/{session_id}/ledger"): Operation("Ledger"),
     ("post", "/v1/leyline/claims"): Operation("Claim", "ClaimBody", status=201),
     ("get", "/v1/leyline/claims"): Operation("Claims"),
@@ -259,7 +277,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
         title=app.title, version=app.version, summary=app.summary, routes=app.routes
     )
     _, bodies = msgspec.json.schema_components(
-        (ClaimBody, RevisionBody, QuarantineBody), ref_template=_REF.format(name="{name}")
+        (ClaimBody, RevisionBody, QuarantineBody, ProofBody),
+        ref_template=_REF.format(name="{name}"),
     )
     found.setdefault("components", {})["schemas"] = {**SCHEMAS, **bodies}
     found["components"]["securitySchemes"] = {

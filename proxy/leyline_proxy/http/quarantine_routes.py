@@ -1,5 +1,5 @@
-"""``/v1/leyline/sessions/{id}/quarantine`` and ``…/ledger``: what a session holds, and the way to
-take it out."""
+"""``/v1/leyline/sessions/{id}/quarantine``, ``…/proof`` and ``…/ledger``: what a session holds, and
+the ways to take it out."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fastapi import FastAPI, Query, Request
 from starlette.responses import JSONResponse
 
 from ..request.parse import decode_body
+from ..request.proof import ProofBody, proof_body
 from ..request.quarantine import quarantine_body
 from ..sessions.ledger import MAX_LISTED, session_ledger
 from ..turns.quarantine import no_session
@@ -34,6 +35,13 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
         body = quarantine_body(decode_body(raw))
         return JSONResponse(await services.quarantines.put(tenant.name, session_id, body))
 
+    @app.post(f"{_SESSION}/proof", tags=["leyline"])
+    async def proof(session_id: str, request: Request) -> JSONResponse:
+        """Forget a session, or messages of it, on every engine, and prove that nothing is left."""
+        tenant = services.tenants.authenticate(request.headers)
+        wanted = await wanted_proof(request, services)
+        return JSONResponse(await services.proofs.prove(tenant.name, session_id, wanted))
+
     @app.get(f"{_SESSION}/ledger", tags=["leyline"])
     async def ledger(
         session_id: str,
@@ -48,3 +56,15 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
         if found is None or not found.answered:
             raise no_session()
         return JSONResponse(session_ledger(found, offset=offset, limit=limit))
+
+
+async def wanted_proof(request: Request, services: Services) -> ProofBody:
+    """Return the body of a demand for a proof; an empty one demands it of everything.
+
+    Raises:
+        BadRequestError: names the field.
+    """
+    limit = min(services.settings.max_body_bytes, _MAX_BODY)
+    timeout_s = services.settings.body_timeout_s
+    raw = await read_body(request, limit, "Name fewer spans.", timeout_s=timeout_s)
+    return proof_body(decode_body(raw) if raw.strip() else {})

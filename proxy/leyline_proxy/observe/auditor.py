@@ -17,12 +17,14 @@ from leyline_engine.contract import Mode, Receipt
 from ..audit.chain import AuditKey
 from ..audit.facts import TurnEdits, turn_edits
 from ..audit.followup import Ask, FollowUps, is_closed
+from ..audit.proofs import signed
 from ..audit.records import (
     Record,
     Status,
     TurnFacts,
     claim_record,
     erasure_record,
+    proof_record,
     quarantine_record,
     turn_record,
 )
@@ -154,6 +156,15 @@ class Auditor:
             if verdict.span not in known:
                 at = time.time()
                 self._tell(quarantine_record(owner, verdict, at, receipt=receipt, owed=waiting))
+
+    def proven(self, proof: Mapping[str, Any]) -> dict[str, Any]:
+        """Record a forget with a proof, and return the proof with its signature.
+
+        The signature is under the log's key; without one, there is none.
+        """
+        whole = signed(proof, self._key)
+        self._tell(proof_record(whole, time.time()))
+        return whole
 
     def held(self, owner: tuple[str, str], engine: str, receipt: Receipt, ask: Ask) -> None:
         """Record a forget that was carried to an engine whose running requests still hold some KV.

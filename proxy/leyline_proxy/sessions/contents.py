@@ -127,6 +127,13 @@ class ContentIndex:
         if contents is not None:
             contents.drop(session_id)
 
+    def held(self, tenant: str, session_id: str) -> tuple[int, int]:
+        """Return the number of a tenant's places, and of those in a session's turns."""
+        contents = self._tenants.get(tenant)
+        holders = contents.by_key.values() if contents is not None else ()
+        found = [(name, place.source.session) for each in holders for name, place in each.items()]
+        return len(found), sum(session_id in names for names in found)
+
     def places(
         self, tenant: str, run: str, prompt: Rendered, span: MessageSpan
     ) -> list[ContentPlace]:

@@ -63,6 +63,15 @@ def session_ledger(session: Session, *, offset: int = 0, limit: int = MAX_LISTED
     }
 
 
+def session_spans(session: Session) -> frozenset[str]:
+    """Return the names of all messages that the session is known to have held."""
+    found = {name for turn in session.turns for name in turn.names.index}
+    found.update(output_span(turn.turn) for turn in session.turns if turn.output_ids)
+    found.update(name for names in session.departed.messages.values() for name in names)
+    found.update(name for verdict in session.verdicts for name in verdict.spans)
+    return frozenset({*found, *session.departed.outputs})
+
+
 def _read(turn: RetainedTurn, found: dict[str, _Span], *, newest: bool) -> None:
     """Enter a turn's messages, and note what it read of earlier ones."""
     prepared, names = turn.prepared, turn.names

@@ -29,6 +29,10 @@ class ResponseStore(Protocol):
         """Delete a response; return True if it existed."""
         ...
 
+    async def count_in(self, tenant: str, session: str) -> int | None:
+        """Return the number of a session's responses; None if the store can't be reached."""
+        ...
+
     async def delete_from(self, tenant: str, session: str, turn: int) -> int:
         """Delete a session's responses of a turn and of later ones; return their number.
 
@@ -102,6 +106,12 @@ class MemoryResponseStore:
     async def delete(self, tenant: str, response_id: str) -> bool:
         self._expire()
         return self._remove(tenant, response_id)
+
+    async def count_in(self, tenant: str, session: str) -> int | None:
+        self._expire()
+        held = self._held.get(tenant)
+        entries = held.entries.values() if held is not None else ()
+        return sum(entry.session == session for entry in entries)
 
     async def delete_from(self, tenant: str, session: str, turn: int) -> int:
         self._expire()

@@ -13,38 +13,30 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any
-from uuid import uuid4
 
-import msgspec
 import structlog
 
-from leyline_engine.contract import EditPayload, Receipt, edit_envelope, sign_envelope
+from leyline_engine.contract import Receipt
 
 from ..audit.followup import is_closed
 from ..errors import ForgetsOwedError, ProxyError
 from ..model.places import erased, is_unknown_run, owed
 from ..model.session import Place, Session
-from ..model.spans import ANYTHING
 from ..sessions import SessionStore
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.pool import ReplicaPool
 from ..upstream.replica import Replica
+from .asking import ask_forget
 from .ports import EngineLog
 
 log = structlog.get_logger("leyline.forget")
 
 _AT_ONCE = 8
 
-_ANSWER_TIMEOUT_S = 30.0
-"""Timeout of a request for one token, including its time in the engine's queue."""
-
 PLAIN_GRACE_S = 600.0
 """Time for an engine that hides its capability document to show it again, before its debts are
 lost: a restart without the plugin and a broken route look alike."""
-
-_RECORD_WAITS_S = (0.0, 0.05, 0.25)
 
 _Owner = tuple[str, str]
 
@@ -239,12 +231,13 @@ class Erasures:
             return "gone"
         # Ask another run as well: it may have begun before the turn that is recorded for this one.
         try:
-            receipt = await self._ask(owner, replica)
+            record = await ask_forget(replica, owner, hints_secret=self._hints_secret)
         except ProxyError as error:
             self._silent[replica.name] = monotonic() + self._retry_s
             replica.handshake.report_failure()
             log.info("erasure_pending", tenant=owner[0], upstream=name, error=error.code)
             return "pending"
+        receipt = record.receipt if record is not None else None
         return "pending" if receipt is None else self._confirmed(owner, run, receipt, replica)
 
     def _without_capability(self, run: str) -> str:
@@ -259,33 +252,6 @@ class Erasures:
         # The KV can't be found, and the engine overwrites it without being asked again.
         self._audit.held(owner, run, receipt, replica.client.record)
         return "held"
-
-    async def _ask(self, owner: _Owner, replica: Replica) -> Receipt | None:
-        capability = replica.status.capability
-        if capability is None:
-            return None
-        tenant, session = owner
-        message_id = f"m-{uuid4().hex}"
-        payload = EditPayload(
-            session=session, scope=tenant, turn=f"e-{uuid4().hex[:12]}", forget=(ANYTHING,)
-        )
-        envelope = edit_envelope(message_id, payload)
-        if self._hints_secret is not None:
-            envelope = sign_envelope(envelope, self._hints_secret)
-        body: dict[str, Any] = {
-            "model": capability.model,
-            "messages": [{"role": "user", "content": "."}],
-            "max_tokens": 1,
-            "temperature": 0,
-            "custom_params": {"kv_hints": msgspec.to_builtins(envelope)},
-        }
-        await replica.client.complete(body, _ANSWER_TIMEOUT_S)
-        for pause in _RECORD_WAITS_S:
-            await asyncio.sleep(pause)
-            record = await replica.client.record(message_id)
-            if record is not None and record.receipt.forgot is not None:
-                return record.receipt
-        return None
 
 
 class SessionGoneError(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from leyline_engine.contract import Receipt, common_prefix
+from leyline_engine.contract import ProofPlace, Receipt, common_prefix
 
 from ..model.session import Session
 from ..plan.named import NamedCopies, name_copies, served_extents
@@ -54,6 +54,11 @@ class NamedSources:
     def drop(self, tenant: str, session_id: str) -> None:
         """Remove a session's places, because it was deleted."""
         self._index.drop(tenant, session_id)
+
+    def left(self, tenant: str, session_id: str) -> ProofPlace:
+        """Look for places in a session's turns, by whichever name they are filed."""
+        scanned, held = self._index.held(tenant, session_id)
+        return ProofPlace(place="contents", scanned=scanned, survivors=held)
 
     def settled(self, settled: SettledTurn, session: Session) -> None:
         """Learn the places of a session's latest turn, and drop those of turns that are gone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from leyline_engine.contract import Receipt
+from leyline_engine.contract import ProofPlace, Receipt
 
 from ..audit.followup import Ask
 from ..model.session import Session
@@ -104,3 +104,17 @@ class KeptText(Protocol):
             turn: the turn's name; empty for a demand that no turn carries.
             demands: the session's demands before; see ``Session.demands``.
         """
+
+    async def left(self, tenant: str, session: str, demands: int) -> Sequence[ProofPlace]:
+        """Look for a session's text after :meth:`forget`, in memory and at rest. Never raises.
+
+        Args:
+            demands: the session's demands after it; text with more was sent again.
+        """
+
+
+class ProofLog(Protocol):
+    """A lasting record of proofs, and the key that signs them."""
+
+    def proven(self, proof: Mapping[str, Any]) -> dict[str, Any]:
+        """Record a proof, and return it with its signature if there is a key."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from leyline_engine.contract import Receipt
+from leyline_engine.contract import ProofPlace, Receipt
 
 from ..model.session import Session
 from ..request.identify import NAMED
@@ -34,6 +34,8 @@ log = structlog.get_logger("leyline.warm_start")
 
 DISK_S = 5.0
 """Longest wait for the disk; its work goes on."""
+
+_OFF = "the folder of the warm start could not be used"
 
 T = TypeVar("T")
 
@@ -164,6 +166,24 @@ class RunKeeper:
         elif self._unsure:
             self._count(FileResult.LEFT)
 
+    async def left(self, tenant: str, session: str, demands: int) -> Sequence[ProofPlace]:
+        """Look for a session's runs in memory and in the manifests."""
+        if not self.on:
+            return (ProofPlace(place="manifests", unscanned=_OFF),) if self._unsure else ()
+        held = tuple(self._book)
+        memory = _proof_place("warm_start", held, (tenant, session), demands)
+        try:
+            async with self._writing:
+                work = partial(self._manifests.look, self._disk_s)
+                found, unread = await self._on_disk(work, self._disk_s)
+        except Exception as error:  # the proof says so
+            return memory, ProofPlace(place="manifests", unscanned=type(error).__name__)
+        disk = _proof_place("manifests", found, (tenant, session), demands)
+        if unread:
+            why = f"{unread} manifests could not be read"
+            disk = ProofPlace(place="manifests", scanned=len(found), unscanned=why)
+        return memory, disk
+
     async def delete(self, tenant: str, session: str) -> None:
         """Remove a session's run from memory and from the disk."""
         if self.on:
@@ -255,6 +275,14 @@ class RunKeeper:
         except BaseException:
             self._given_up = future, end
             raise
+
+
+def _proof_place(
+    name: str, runs: Collection[Run], owner: tuple[str, str], demands: int
+) -> ProofPlace:
+    own = [run for run in runs if run.owner == owner]
+    again = sum(run.demands >= demands for run in own)
+    return ProofPlace(place=name, scanned=len(runs), survivors=len(own) - again, sent_again=again)
 
 
 def run_of(settled: SettledTurn, session: Session) -> Run | None:

@@ -77,6 +77,25 @@ class Manifests:
         self.folder.claim()
         return [Loaded(name, self._read(name, data)) for name, data in self._found(seconds)]
 
+    def look(self, seconds: float) -> tuple[list[Run], int]:
+        """Return all runs that the folder holds now, and the number of manifests not read.
+
+        Args:
+            seconds: time after which no further manifest is read.
+
+        Raises:
+            OSError: the folder can't be read.
+        """
+        runs: list[Run] = []
+        unread = 0
+        for name, data in self._found(seconds):
+            found = self._read(name, data)
+            if isinstance(found, Outcome):
+                unread += 1
+            else:
+                runs += found[1]
+        return runs, unread
+
     def change(
         self, runs: Iterable[Run], written: Mapping[Group, Written], only: Collection[Group] = ()
     ) -> list[Change]:

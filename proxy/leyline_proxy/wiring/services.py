@@ -41,6 +41,7 @@ from ..turns import TurnOpener, TurnSettler, TurnsUnderWay
 from ..turns.erasure import Erasures
 from ..turns.named import NamedSources
 from ..turns.placing import Placing
+from ..turns.proving import ForgetProofs
 from ..turns.quarantine import Quarantines
 from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
@@ -68,6 +69,7 @@ class Services:
     erasures: Erasures
     named: NamedSources
     quarantines: Quarantines
+    proofs: ForgetProofs
     claims: ClaimService
     claim_watches: tuple[ClaimWatch, ...]
     policy_file: PolicyFile | None
@@ -173,6 +175,17 @@ def build_services(
         key=history,
         kept=kept,
     )
+    proofs = ForgetProofs(
+        pool=pool,
+        store=store,
+        responses=responses,
+        placing=placing,
+        erasures=erasures,
+        named=named,
+        audit=audit,
+        hints_secret=hints_secret,
+        kept=kept,
+    )
     pinning = Pinning(claims)
     shows = (TurnMetrics(metrics), TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog())
     ends = TurnSettler(
@@ -199,6 +212,7 @@ def build_services(
         erasures,
         named,
         quarantines,
+        proofs,
         claims,
         tuple(watches.values()),
         policy_file,

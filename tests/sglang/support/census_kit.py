@@ -85,7 +85,7 @@ def _spliced_slots(scheduler: Any) -> Iterator[int]:
         return
     # The Rust core shows no keys: what lies on the paths that sessions are known to have published,
     # and on those that only wait to be removed.
-    published = [path for _, path in scheduler.engine.publications._all()]
+    published = [path for _, path in scheduler.engine.publications.all()]
     for path in (*published, *(doomed.path for doomed in scheduler.cache.condemned)):
         key = RadixKey(
             array("q", path.keys), path.space.extra_key, cache_salt=path.space.cache_salt

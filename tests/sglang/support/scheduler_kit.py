@@ -35,6 +35,7 @@ from leyline_engine.contract import (
     Capability,
     EditPayload,
     ForgetCounts,
+    Proof,
     Recompute,
     ReusePayload,
     TurnRecord,
@@ -82,6 +83,7 @@ class Ledger:
     def __init__(self) -> None:
         self.records: dict[str, TurnRecord] = {}
         self.forgotten: dict[str, ForgetCounts] = {}
+        self.proofs: dict[str, Proof] = {}
 
     def announce(self, capability: Capability) -> None:
         """Nothing to keep."""
@@ -91,6 +93,9 @@ class Ledger:
 
     def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
         self.forgotten[message_id] = counts
+
+    def update_proof(self, message_id: str, proof: Proof) -> None:
+        self.proofs[message_id] = proof
 
     def close(self) -> None:
         """Nothing is held."""

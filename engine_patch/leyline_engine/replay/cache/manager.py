@@ -21,6 +21,7 @@ from leyline_engine.lineage import exact_length, first_under, lineage_bits
 from leyline_engine.metrics import EngineMetrics
 from leyline_engine.occupancy import Cached, PoolLevels
 from leyline_engine.pending import PendingForgets
+from leyline_engine.proof.witness import ForgetWitness
 from leyline_engine.replay.cache.integrity import (
     check_anchors,
     check_locks,
@@ -80,6 +81,7 @@ class CacheManager:
         self.ledger = ledger
         self.tree = RadixTree()
         self.listener = CacheListener()
+        self.witness = ForgetWitness()
         self.reuse: ReuseIndex | None = None
         """The index of content; learns which slots leave the tree."""
         self.peak_used = 0
@@ -158,6 +160,10 @@ class CacheManager:
         if error is not None:
             log.error("slots could not be overwritten: %s; they stay out of use", error)
 
+    def ending(self, holder: Hashable, slots: Slots, keys: array[int], start: int) -> None:
+        """Note that a holder is about to erase the slots of its ``keys[start:]``."""
+        self.witness.overwriting(self._forgets.tickets(holder), slots, keys, start)
+
     def _erase(self, slots: Slots) -> Exception | None:
         self._unerased = np.concatenate([self._unerased, slots])
         if len(self._unerased):
@@ -165,6 +171,7 @@ class CacheManager:
                 self.pool.erase(self._unerased)
             except Exception as error:
                 return error
+            self.witness.overwritten(self._unerased)
             self._allocator.release(self._unerased)
             self._unerased = EMPTY_SLOTS
         self._forgets.settle()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from leyline_engine.proof.digests import Part
 from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.rotation import Rotary
 
@@ -129,3 +130,26 @@ class KVPool:
     def left(self) -> Slots:
         """Return all slots that still hold unneeded content, whatever their owners now."""
         return np.flatnonzero(self._left)
+
+    def parts(self) -> list[Part]:
+        """Return the tensors whose rows depend on the tokens in front of them.
+
+        Those of the first layer depend on a row's own token alone.
+        """
+        start, end = self.layout.rotary_start, self.layout.rotary_start + self.layout.rotary_dim
+        found: list[Part] = []
+        for layer in range(1, self.layout.layers):
+            turned = self._tensors[layer][self.layout.rotary_tensor]
+            free = self._tensors[layer][1 - self.layout.rotary_tensor]
+            found += [
+                Part("pool", f"free {layer}", free),
+                Part("pool", f"turned {layer}", turned[..., start:end]),
+                Part("origin", f"turned {layer}", self._as_computed[layer]),
+            ]
+            unturned = (turned[..., :start], turned[..., end:])
+            found += [
+                Part("pool", f"unturned {layer} {side}", rest)
+                for side, rest in enumerate(unturned)
+                if rest.shape[-1]
+            ]
+        return found

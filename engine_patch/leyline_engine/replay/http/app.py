@@ -221,6 +221,7 @@ class EngineEndpoints:
                 tokens=prompt,
                 payload=hints.payload,
                 reuse=hints.reuse,
+                prove=hints.prove,
                 skipped=hints.skipped,
                 max_new_tokens=limit,
                 admits=not hints.nameless,

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
+from leyline_engine.proof.digests import Part
 from leyline_engine.rotation import Rotary
 from leyline_engine.sglang.rows.mover import Move, PoolTensors, RowMover, TorchMover
 
@@ -138,7 +140,9 @@ class SplicePool:
         self.tensors = tensors
         self.rotary = Rotary(rotary.inv_freq.to(device), rotary.pairing)
         self.origins = rows
-        self._behind_forwards = behind_forwards
+        self.behind_forwards = behind_forwards
+        self.erased: Callable[[torch.Tensor], None] = lambda _: None
+        """Called with slots that have been overwritten."""
         self._mover = choose_mover(tensors, self.rotary) if mover is None else mover
         heads = tensors.keys[0].shape[1]
         self._as_computed = torch.zeros(
@@ -163,6 +167,27 @@ class SplicePool:
         """The keys kept beside the pool, ``[layers, origins, heads, rotary_dim]``; a view."""
         return self._as_computed
 
+    def parts(self) -> list[Part]:
+        """Return the tensors whose rows depend on the tokens in front of them.
+
+        Those of the first layer depend on a row's own token alone.
+        """
+        tensors, found = self.tensors, list[Part]()
+        start, end = tensors.rotary_start, tensors.rotary_start + tensors.rotary_dim
+        origins = self._row_of.cpu().numpy().astype(np.int64)
+        for layer in range(1, len(tensors.keys)):
+            key = tensors.keys[layer]
+            others = [*tensors.values[layer : layer + 1], key[..., :start], key[..., end:]]
+            found += [
+                Part("pool", f"free {layer} {part}", rows)
+                for part, rows in enumerate(others)
+                if rows.shape[-1]
+            ]
+            turned = f"turned {layer}"
+            found.append(Part("pool", turned, key[..., start:end]))
+            found.append(Part("origin", turned, self._as_computed[layer], origins))
+        return found
+
     def splice(
         self, source: torch.Tensor, target: torch.Tensor, source_start: int, dest_start: int
     ) -> None:
@@ -184,7 +209,7 @@ class SplicePool:
             raise ValueError(f"{count} source slots and {len(target)} target slots")
         if count == 0:
             return
-        self._behind_forwards()
+        self.behind_forwards()
         positions = torch.arange(count, dtype=torch.int64, device=source.device)
         stands_at, needed_at = positions + source_start, positions + dest_start
         origin = self._certified_rows(source, stands_at)
@@ -240,12 +265,13 @@ class SplicePool:
         Args:
             slots: int64 ``[n]`` on the pool's device.
         """
-        self._behind_forwards()
+        self.behind_forwards()
         for tensor in (*self.tensors.keys, *self.tensors.values):
             tensor.index_fill_(0, slots, 0)
         self._row_of[slots] = -1
         self._stands_at[slots] = 0
         self._drop_orphans()
+        self.erased(slots)
 
     def erase_used(self, slots: torch.Tensor) -> None:
         """Overwrite those of these rows that hold anything, as :meth:`erase` does.
@@ -255,7 +281,7 @@ class SplicePool:
         Args:
             slots: int64 ``[n]`` on the pool's device, no longer read by any request.
         """
-        self._behind_forwards()
+        self.behind_forwards()
         looked_at = {id(layer): layer for layer in (self.tensors.keys[0], self.tensors.keys[-1])}
         used = [slots[:0]]
         for part in torch.split(slots, _LOOKED_AT):

@@ -108,6 +108,15 @@ class RedisResponseStore:
             return False
         return bool(there)
 
+    async def count_in(self, tenant: str, session: str) -> int | None:
+        listed = self._keys.responses_in(tenant, session)
+        try:
+            found = await self._link.call(lambda client: client.zrange(listed, 0, -1))
+            held = [await self.get(tenant, each.decode()) for each in found]
+        except StoreGoneError:
+            return None
+        return sum(each is not None for each in held)
+
     async def delete_from(self, tenant: str, session: str, turn: int) -> int:
         listed = self._keys.responses_in(tenant, session)
         try:

@@ -48,7 +48,7 @@ def wire(payload: EditPayload = PAYLOAD) -> Any:
 
 def test_round_trip_over_json() -> None:
     """An edit payload survives the wire unchanged, segment kinds and modes included."""
-    payload, _, skipped = split_actions(parse_envelope(wire()))
+    payload, _, skipped, _ = split_actions(parse_envelope(wire()))
     assert payload == PAYLOAD
     assert skipped == ()
 
@@ -56,7 +56,7 @@ def test_round_trip_over_json() -> None:
 def test_who_asks_for_the_record_in_the_answer_says_so_in_an_action() -> None:
     """The action is known, so it isn't reported as skipped, and nothing else asks."""
     asks = msgspec.to_builtins(edit_envelope("m1", PAYLOAD, receipt_in_answer=True))
-    assert split_actions(parse_envelope(asks)) == (PAYLOAD, None, ())
+    assert split_actions(parse_envelope(asks)) == (PAYLOAD, None, (), None)
     assert message_that_asks(asks) == "m1"
     assert message_that_asks(wire()) is None
 
@@ -143,7 +143,7 @@ def test_unknown_actions_are_skipped(change: dict[str, str]) -> None:
     """An unknown type or version is reported and its payload is never decoded."""
     raw = wire()
     raw["actions"][0].update(change, payload={"garbage": True})
-    payload, _, skipped = split_actions(parse_envelope(raw))
+    payload, _, skipped, _ = split_actions(parse_envelope(raw))
     assert payload is None
     assert [action.action_id for action in skipped] == ["m1.edit"]
 
@@ -152,7 +152,7 @@ def test_other_protocol_version_skips_everything() -> None:
     """Under an unknown protocol version not even a known action is guessed at."""
     raw = wire()
     raw["protocol_version"] = "0.2"
-    payload, _, skipped = split_actions(parse_envelope(raw))
+    payload, _, skipped, _ = split_actions(parse_envelope(raw))
     assert payload is None
     assert len(skipped) == 1
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import until, wait
 
-from leyline_engine.contract import EditPayload, ForgetCounts, Receipt, TurnRecord
+from leyline_engine.contract import EditPayload, ForgetCounts, Proof, Receipt, TurnRecord
 from leyline_engine.metrics import NoMetrics
 from leyline_engine.records import RecordBook
 from leyline_engine.replay.engine import (
@@ -93,6 +93,9 @@ class FakeEngine:
         return FakeSequence(self, request)
 
     def settled_forgets(self) -> dict[str, ForgetCounts]:
+        return {}
+
+    def settled_proofs(self, forgets: dict[str, ForgetCounts]) -> dict[str, Proof]:
         return {}
 
     def check_integrity(self) -> None:

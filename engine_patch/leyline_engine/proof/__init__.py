@@ -1,0 +1,1 @@
+"""Proofs that a forget left nothing: digests of doomed rows, and the search for them."""

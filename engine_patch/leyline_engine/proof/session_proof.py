@@ -1,0 +1,261 @@
+"""One proof: what a forget dooms, what waits to be overwritten, and what is found afterwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from leyline_engine.contract import Proof, ProofPlace
+from leyline_engine.ledger import SpanKey
+from leyline_engine.proof.digests import Part, RowDigester
+from leyline_engine.proof.doomed import MAX_BYTES, DoomedRows, Path
+from leyline_engine.proof.judging import Equal, Holder, Judgement, Owner, judge
+from leyline_engine.proof.paths import Paths
+from leyline_engine.proof.witness import Slots
+from leyline_engine.reuse.winnowing import GRAM
+from leyline_engine.sources import SessionKey, SourceTurn
+
+NO_ROWS = "no layer of this pool depends on the tokens in front of a row"
+FREE = "pool.free"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """An entry of the index of content: tokens of a source from ``position`` on."""
+
+    source: SourceTurn
+    position: int
+    cached: bool
+    """True if the slot of its first token is cached."""
+
+
+class ProofSite(Protocol):
+    """An engine's places, as proofs see them."""
+
+    def parts(self) -> Sequence[Part]:
+        """Return the tensors to look at: those of layers that read other rows."""
+
+    def holders(self, slots: Collection[int], paths: Paths) -> Mapping[int, Sequence[Holder]]:
+        """Return the holders of slots."""
+
+    def rows_by_place(self) -> Mapping[str, int]:
+        """Return the number of the pool's rows by place."""
+
+    def sent(self, owners: Collection[Owner], paths: Paths) -> set[bytes]:
+        """Return the exact paths that sessions sent, as far as they are known."""
+
+    def turns(self, session: SessionKey) -> Sequence[SourceTurn]:
+        """Return the turns of a session that are retained as sources."""
+
+    def source_count(self) -> int:
+        """Return the number of all retained turns."""
+
+    def index_entries(self) -> Iterable[IndexEntry]:
+        """Return all entries of the index of content."""
+
+    def remembered(self, session: SessionKey) -> tuple[int, frozenset[SpanKey]]:
+        """Return the number of lineages in the ledger, and the session's spans that they name."""
+
+    def extra_places(self) -> Sequence[ProofPlace]:
+        """Return places that this engine can't look at, with the reasons."""
+
+
+@dataclass(slots=True)
+class SessionProof:
+    """The proof of one forget.
+
+    Args:
+        nonce: key of the digests.
+        session: the session that forgets.
+        max_bytes: see :data:`~leyline_engine.proof.doomed.MAX_BYTES`.
+    """
+
+    nonce: bytes
+    session: SessionKey
+    max_bytes: int = MAX_BYTES
+    paths: Paths = field(init=False)
+    rows: DoomedRows = field(init=False)
+    text: set[bytes] = field(default_factory=set)
+    """Paths of doomed text, cached or not."""
+    spans: set[SpanKey] = field(default_factory=set)
+    """Doomed spans."""
+    readers: set[int] = field(default_factory=set)
+    """Lineages that have read them, as radix keys carry them."""
+    waiting: set[int] = field(default_factory=set)
+    """Slots that are to be overwritten when their holders end."""
+    turns: set[str] = field(default_factory=set)
+    """Names of the session's turns that were retained, or ran, when it forgot."""
+    first: Proof | None = None
+    """The result right after the forget."""
+    late: int = 0
+    """Rows that were still there right after they had been overwritten."""
+    failed: str = ""
+    """Reason why the proof can't be completed."""
+
+    def __post_init__(self) -> None:
+        digester = RowDigester(self.nonce)
+        self.paths, self.rows = Paths(self.nonce), DoomedRows(digester, max_bytes=self.max_bytes)
+
+    def doom(self, site: ProofSite, slots: Slots, paths: Sequence[Path]) -> None:
+        """Digest rows that have to go."""
+        parts = site.parts()
+        if parts and len(slots):
+            self.rows.add(slots, paths, parts)
+
+    def checked(self, site: ProofSite, slots: Slots) -> None:
+        """Check rows that have just been overwritten late."""
+        waited = np.array([slot for slot in slots.tolist() if slot in self.waiting], dtype=np.int64)
+        self.waiting.difference_update(waited.tolist())
+        if len(waited):
+            self.late += len(_equals(self, site.parts(), waited))
+
+    def begun(self, site: ProofSite, waiting: set[int], *, pending: bool) -> Proof:
+        """Look everywhere right after the forget, when nothing else has run yet.
+
+        Args:
+            waiting: slots that are to be overwritten when their holders end.
+            pending: True if the forget waits for any of them.
+        """
+        self.waiting = waiting
+        self.first = self._result([*self._changing(site, again=False), _ledger(self, site)], site)
+        return msgspec.structs.replace(self.first, pending=pending)
+
+    def closed(self, site: ProofSite) -> Proof:
+        """Look everywhere again, after the last slot was overwritten.
+
+        What was found right after the forget still counts: from then on, other requests may have
+        written to its place.
+        """
+        first = self.first
+        if first is None:
+            return self._result([], site)
+        self.waiting = set()
+        before = {place.place: place for place in first.places}
+        # Spans have the same names when the session sends them again.
+        places = [*self._changing(site, again=True), before["ledger"]]
+        worst = [_worse(place, before.get(place.place)) for place in places]
+        return self._result(worst, site)
+
+    def _changing(self, site: ProofSite, *, again: bool) -> list[ProofPlace]:
+        places = _pool(self, site, again=again)
+        return [*places, _index(self, site, again=again), _sources(self, site, again=again)]
+
+    def _result(self, places: Sequence[ProofPlace], site: ProofSite) -> Proof:
+        return Proof(
+            pending=False,
+            doomed=self.rows.count,
+            digested=self.rows.digested,
+            places=(*places, *site.extra_places()),
+            unscanned=self.failed or ("" if site.parts() else NO_ROWS),
+        )
+
+
+def _equals(proof: SessionProof, parts: Sequence[Part], slots: Slots | None) -> dict[int, Equal]:
+    """Return the slots whose rows equal doomed ones, of those given."""
+    found: dict[int, set[Path]] = {}
+    counts: Counter[int] = Counter()
+    for part in parts:
+        entries = None if slots is None else part.entries(slots)
+        wanted = entries if entries is None else entries[entries >= 0]
+        for entry, paths in proof.rows.find(part, wanted).items():
+            # An entry of no slot has no holder.
+            for slot in part.slots(entry) or [-1 - entry]:
+                found.setdefault(slot, set()).update(paths)
+                counts[slot] += 1
+    return {slot: Equal(paths, counts[slot], len(parts)) for slot, paths in found.items()}
+
+
+def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPlace]:
+    """Return the pool's rows by place, and the store of as-computed keys."""
+    parts = site.parts()
+    by_place = {
+        place: [part for part in parts if part.place == place]
+        for place in dict.fromkeys(part.place for part in parts)
+    }
+    rows = site.rows_by_place()
+    tallies: dict[str, Counter[Judgement]] = {place: Counter() for place in (*rows, "origin")}
+    for place, some in by_place.items():
+        equals = _equals(proof, some, None)
+        holders = site.holders(equals.keys() - proof.waiting, proof.paths)
+        for slot, equal in equals.items():
+            if slot in proof.waiting:
+                continue
+            held = holders.get(slot, ())
+            found = judge(
+                equal,
+                held,
+                proof.session,
+                lambda owners: site.sent(owners, proof.paths),
+                readers=proof.readers,
+                again=again,
+            )
+            where = held[0].place if held else FREE
+            tallies[where if place == "pool" else place][found] += 1
+    tallies.setdefault(FREE, Counter())[Judgement.SURVIVOR] += proof.late
+    scanned = {**rows, "origin": sum(rows.values())}
+    return [_place(name, scanned[name], tally) for name, tally in tallies.items()]
+
+
+def _place(name: str, scanned: int, tally: Mapping[Judgement, int]) -> ProofPlace:
+    return ProofPlace(
+        place=name,
+        scanned=scanned,
+        survivors=tally.get(Judgement.SURVIVOR, 0),
+        kept=tally.get(Judgement.KEPT, 0),
+        sent_again=tally.get(Judgement.SENT_AGAIN, 0),
+    )
+
+
+def _holds(proof: SessionProof, turn: SourceTurn) -> bool:
+    """Return True if a turn has doomed text."""
+    return not proof.text.isdisjoint(proof.paths.of(turn.keys()))
+
+
+def _index(proof: SessionProof, site: ProofSite, *, again: bool) -> ProofPlace:
+    """Return the index of content: no entry may lead to doomed text of the session."""
+    tally: Counter[Judgement] = Counter()
+    scanned = 0
+    known: dict[int, list[bytes]] = {}
+    for entry in site.index_entries():
+        scanned += 1
+        source = entry.source
+        if id(source) not in known:
+            known[id(source)] = proof.paths.of(source.keys())
+        last = min(entry.position + GRAM, len(known[id(source)])) - 1
+        if known[id(source)][last] not in proof.text:
+            continue
+        if (source.scope, source.session) == proof.session:
+            tally[_of_own(proof, source, again=again)] += 1
+        else:
+            tally[Judgement.KEPT if entry.cached else Judgement.SURVIVOR] += 1
+    return _place("index", scanned, tally)
+
+
+def _sources(proof: SessionProof, site: ProofSite, *, again: bool) -> ProofPlace:
+    """Return the retained turns: none of the session's may hold doomed text."""
+    own = [turn for turn in site.turns(proof.session) if _holds(proof, turn)]
+    tally = Counter(_of_own(proof, turn, again=again) for turn in own)
+    return _place("sources", site.source_count(), tally)
+
+
+def _of_own(proof: SessionProof, turn: SourceTurn, *, again: bool) -> Judgement:
+    """Judge a turn of the session: one that ran when it forgot must not be retained later."""
+    new = again and turn.turn not in proof.turns
+    return Judgement.SENT_AGAIN if new else Judgement.SURVIVOR
+
+
+def _ledger(proof: SessionProof, site: ProofSite) -> ProofPlace:
+    """Return the ledger: no lineage may remember a doomed span."""
+    scanned, spans = site.remembered(proof.session)
+    return _place("ledger", scanned, {Judgement.SURVIVOR: len(spans & proof.spans)})
+
+
+def _worse(place: ProofPlace, before: ProofPlace | None) -> ProofPlace:
+    """Return a place with the survivors that it had before, if those were more."""
+    most = max(place.survivors, before.survivors if before is not None else 0)
+    return msgspec.structs.replace(place, survivors=most)

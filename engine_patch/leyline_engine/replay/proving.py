@@ -1,0 +1,205 @@
+"""Proofs of forgets in the replay engine: its places, as proofs see them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from leyline_engine.contract import ProofPlace
+from leyline_engine.ledger import SpanKey
+from leyline_engine.lineage import TOKEN_BITS, exact_length, fold_keys
+from leyline_engine.proof.digests import Part
+from leyline_engine.proof.dooming import Doomed, doomed_text
+from leyline_engine.proof.judging import Holder, Owner
+from leyline_engine.proof.paths import Paths
+from leyline_engine.proof.session_proof import IndexEntry, SessionProof
+from leyline_engine.replay.cache.manager import CacheManager
+from leyline_engine.replay.cache.radix import Node
+from leyline_engine.replay.cache.slots import Slots
+from leyline_engine.replay.sequence import Sequence as Running
+from leyline_engine.sources import SessionKey, SourceTurn
+
+TREE, RUNNING = "pool.tree", "pool.running"
+
+
+class _Stretch(NamedTuple):
+    """A node of the tree, as its place on a path shows it."""
+
+    node: Node
+    start: int
+    """Position of its first slot."""
+    paths: list[bytes]
+    """Path of each of its slots."""
+    exact: int
+    """Number of its leading slots under plain keys."""
+
+
+class ReplaySite:
+    """The pool, tree, index, registry and ledger of one engine.
+
+    Args:
+        running: the running requests.
+    """
+
+    def __init__(self, cache: CacheManager, running: Collection[Running]) -> None:
+        self._cache = cache
+        self._running = running
+
+    def parts(self) -> Sequence[Part]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        return self._cache.pool.parts()
+
+    def walk(self, paths: Paths) -> Iterator[_Stretch]:
+        """Yield each node of the tree."""
+        stack: list[tuple[Node, Any, int, bool]] = [
+            (child, paths.root(), 0, True) for child in self._cache.tree.root.children.values()
+        ]
+        while stack:
+            node, state, start, exact = stack.pop()
+            found = paths.along(state, node.keys)
+            length = exact_length(node.keys) if exact else 0
+            yield _Stretch(node, start, found, length)
+            end, whole = start + len(node.keys), length == len(node.keys)
+            stack += [(child, state.copy(), end, whole) for child in node.children.values()]
+
+    def detached(self, paths: Paths) -> Iterator[_Stretch]:
+        """Yield the nodes that only running requests hold any more."""
+        for node in self._cache.tree.doomed():
+            keys = array("q")
+            for each in reversed([*self._cache.tree.path(node)]):
+                keys += each.keys
+            start = len(keys) - len(node.keys)
+            yield _Stretch(node, start, paths.of(keys)[start:], max(0, exact_length(keys) - start))
+
+    def holders(self, slots: Collection[int], paths: Paths) -> Mapping[int, Sequence[Holder]]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        found: dict[int, list[Holder]] = {}
+        if not slots:
+            return found
+        for place, nodes in ((TREE, self.walk(paths)), (RUNNING, self.detached(paths))):
+            for each in nodes:
+                owners = cast("frozenset[Owner]", frozenset(each.node.owners))
+                for at, slot in enumerate(each.node.slots.tolist()):
+                    if slot in slots:
+                        path = each.paths[at] if at < each.exact else None
+                        lineage = each.node.keys[at] >> TOKEN_BITS
+                        found.setdefault(slot, []).append(Holder(place, path, owners, lineage))
+        for request in self._running:
+            for slot, path, lineage in own_rows(request, paths):
+                if slot in slots:
+                    holder = Holder(RUNNING, path, frozenset({request.session}), lineage)
+                    found.setdefault(slot, []).append(holder)
+        return found
+
+    def rows_by_place(self) -> Mapping[str, int]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        free, cached = self._cache.free_count, self._cache.tree.cached_count()
+        return {"pool.free": free, TREE: cached, RUNNING: self._cache.capacity - free - cached}
+
+    def sent(self, owners: Collection[Owner], paths: Paths) -> set[bytes]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        found: set[bytes] = set()
+        for owner in owners:
+            for turn in self.turns(owner) if owner is not None else ():
+                found.update(paths.of(fold_keys(turn.tokens)))
+        for request in self._running:
+            if request.session in owners:
+                found.update(paths.of(fold_keys(request.prompt)))
+        return found
+
+    def turns(self, session: SessionKey) -> Sequence[SourceTurn]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        return self._cache.registry.turns(session)
+
+    def source_count(self) -> int:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        return self._cache.registry.count()
+
+    def index_entries(self) -> Iterable[IndexEntry]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        if self._cache.reuse is None:
+            return
+        cached = {slot for node in self._cache.tree.nodes() for slot in node.slots.tolist()}
+        for slot, place in self._cache.reuse.entries():
+            yield IndexEntry(place.source, place.position, slot in cached)
+
+    def remembered(self, session: SessionKey) -> tuple[int, frozenset[SpanKey]]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        ledger = self._cache.ledger
+        return ledger.lineage_count(), ledger.hidden_spans(session)
+
+    def extra_places(self) -> Sequence[ProofPlace]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        return ()
+
+    def running(self, session: SessionKey) -> Collection[str]:
+        """See :class:`~leyline_engine.proof.prover.ProvenEngine`."""
+        own = [each for each in self._running if each.session == session]
+        return {each.receipt.turn for each in own if each.receipt.turn}
+
+    def doom(
+        self,
+        proof: SessionProof,
+        spans: frozenset[SpanKey] | None,
+        spared: Sequence[array[int]],
+    ) -> Doomed:
+        """See :class:`~leyline_engine.proof.prover.ProvenEngine`."""
+        splices = [
+            (each.session[0], each.carried)
+            for each in self._running
+            if each.session is not None and each.carried is not None
+        ]
+        turns = self.turns(proof.session)
+        doomed = doomed_text(
+            proof, turns, self._cache.ledger, spans, spared=spared, splices=splices
+        )
+        for nodes in (self.walk(proof.paths), self.detached(proof.paths)):
+            for each in nodes:
+                doomed.add(
+                    each.node.slots.tolist(),
+                    each.node.keys,
+                    each.paths,
+                    start=each.start,
+                    exact=each.exact,
+                    own=proof.session in each.node.owners,
+                )
+        for request in self._running:
+            if request.session == proof.session:
+                own = {slot: path for slot, path, _ in own_rows(request, proof.paths)}
+                doomed.found.update(own)
+                proof.text.update(path for path in own.values() if path is not None)
+        return doomed
+
+    def waiting(self) -> set[int]:
+        """See :class:`~leyline_engine.proof.prover.ProvenEngine`."""
+        found = {slot for node in self._cache.tree.doomed() for slot in node.slots.tolist()}
+        for request in self._running:
+            if not request.publishable:
+                found.update(request.owned.tolist())
+        return found
+
+    def written(self, slots: Slots) -> Slots:
+        """See :class:`~leyline_engine.proof.prover.ProvenEngine`."""
+        return np.flatnonzero(~np.isin(slots, self._cache.pool.left()))
+
+    def scrub(self) -> None:
+        """See :class:`~leyline_engine.proof.prover.ProvenEngine`."""
+        self._cache.pool.erase(self._cache.pool.left())
+
+
+def own_rows(request: Running, paths: Paths) -> Iterator[tuple[int, bytes | None, int]]:
+    """Yield the slots that a request has computed and not published.
+
+    Yields:
+        (slot, exact path or None, lineage as the radix key carries it).
+    """
+    keys = request.keys()
+    digests, exact = paths.of(keys), exact_length(keys)
+    waiting = {at for step in request.pending for at in range(step.start, step.end)}
+    for at in range(request.owned_from, min(len(keys), len(request.held))):
+        if at not in waiting:
+            path = digests[at] if at < exact else None
+            yield int(request.held[at]), path, keys[at] >> TOKEN_BITS

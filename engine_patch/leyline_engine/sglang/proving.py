@@ -1,0 +1,270 @@
+"""Proofs of forgets in one SGLang scheduler: its places, as proofs see them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from leyline_engine.contract import Proof, ProofPlace
+from leyline_engine.ledger import SpanKey, SpanLedger
+from leyline_engine.lineage import TOKEN_BITS, exact_length, fold_keys
+from leyline_engine.proof.digests import Part
+from leyline_engine.proof.dooming import Doomed, doomed_text
+from leyline_engine.proof.judging import Holder, Owner
+from leyline_engine.proof.paths import Paths
+from leyline_engine.proof.prover import Prover
+from leyline_engine.proof.session_proof import IndexEntry, SessionProof
+from leyline_engine.proof.witness import Slots
+from leyline_engine.reuse.index import ReuseIndex
+from leyline_engine.sglang.publications import NOBODY, Publication, Publications
+from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.rows.pool import SplicePool
+from leyline_engine.sglang.turn import Turn
+from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
+
+TREE, RUNNING = "pool.tree", "pool.running"
+
+
+class SchedulerSite:
+    """The pool, tree, index, registry and ledger of one scheduler.
+
+    Args:
+        pool: None if its rows can't be read.
+        records: retained turns, spans' readers, and what each session published.
+        turns: turns that wait or run, by request.
+    """
+
+    def __init__(
+        self,
+        cache: LeylineRadixCache,
+        pool: SplicePool | None,
+        records: tuple[SourceRegistry, SpanLedger, Publications],
+        index: ReuseIndex,
+        turns: Mapping[str, Turn],
+    ) -> None:
+        self._cache = cache
+        self._pool = pool
+        self._registry, self._ledger, self._publications = records
+        self._index = index
+        self._turns = turns
+
+    def parts(self) -> Sequence[Part]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        return self._pool.parts() if self._pool is not None else ()
+
+    def cached(self, path: Publication) -> Slots:
+        """Return the slots of a path's cached beginning, condemned or not; nothing is touched."""
+        key = RadixKey(path.keys, path.space.extra_key, cache_salt=path.space.cache_salt)
+        length, node, _ = self._cache.tree_core.match_full_device_prefix(key)
+        slots = self._cache.path_device_indices(node)[: int(length)]
+        return _numbers(slots)
+
+    def own_rows(self, turn: Turn, *, computed: bool = True) -> tuple[Slots, array[int], int]:
+        """Return the slots that a running turn doesn't share, its keys, and the first one's place.
+
+        Args:
+            computed: False for all of its slots, True for those with KV.
+        """
+        kv = turn.req.kv
+        keys = turn.keys(turn.req.origin_input_ids + turn.req.output_ids)
+        if not kv.holds_kv:
+            return np.empty(0, dtype=np.int64), keys, 0
+        start = int(kv.cache_protected_len)
+        row = self._cache.req_to_token_pool.req_to_token[kv.req_pool_idx]
+        end = int(kv.kv_committed_len if computed else kv.kv_allocated_len)
+        end = min(end, len(keys)) if computed else end
+        return _numbers(row[start:end]), keys, start
+
+    def _running(self) -> Iterator[Turn]:
+        for turn in tuple(self._turns.values()):
+            if turn.req.kv.holds_kv:
+                yield turn
+
+    def holders(self, slots: Collection[int], paths: Paths) -> Mapping[int, Sequence[Holder]]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        found: dict[int, list[Holder]] = {}
+        if not slots:
+            return found
+        for owner, path in self._publications.all():
+            who: Owner = None if owner[0] == NOBODY else owner
+            self._note(found, slots, paths, self.cached(path), path.keys, 0, TREE, who)
+        for turn in self._running():
+            own, keys, start = self.own_rows(turn)
+            self._note(found, slots, paths, own, keys, start, RUNNING, turn.session)
+        return found
+
+    def _note(  # noqa: PLR0917 - a run of slots and what reaches it
+        self,
+        found: dict[int, list[Holder]],
+        wanted: Collection[int],
+        paths: Paths,
+        slots: Slots,
+        keys: array[int],
+        start: int,
+        place: str,
+        owner: Owner,
+    ) -> None:
+        held = [(at, slot) for at, slot in enumerate(slots.tolist(), start) if slot in wanted]
+        if not held:
+            return
+        digests, exact = paths.of(keys), exact_length(keys)
+        for at, slot in held:
+            path = digests[at] if at < exact else None
+            holder = Holder(place, path, frozenset({owner}), keys[at] >> TOKEN_BITS)
+            found.setdefault(slot, []).append(holder)
+
+    def rows_by_place(self) -> Mapping[str, int]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        allocator = self._cache.token_to_kv_pool_allocator
+        free = int(allocator.available_size())
+        cached = int(self._cache.evictable_size()) + int(self._cache.protected_size())
+        return {"pool.free": free, TREE: cached, RUNNING: int(allocator.size) - free - cached}
+
+    def sent(self, owners: Collection[Owner], paths: Paths) -> set[bytes]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        found: set[bytes] = set()
+        for owner in owners:
+            for turn in self.turns(owner) if owner is not None else ():
+                found.update(paths.of(fold_keys(turn.tokens)))
+        for running in tuple(self._turns.values()):
+            if running.session in owners:
+                found.update(paths.of(fold_keys(running.req.origin_input_ids)))
+        return found
+
+    def turns(self, session: SessionKey) -> Sequence[SourceTurn]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        return self._registry.turns(session)
+
+    def source_count(self) -> int:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        return self._registry.count()
+
+    def index_entries(self) -> Iterable[IndexEntry]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        entries = list(self._index.entries())
+        wanted = {slot for slot, _ in entries}
+        cached: set[int] = set()
+        for _, path in self._publications.all() if wanted else ():
+            cached.update(self.cached(path).tolist())
+        for slot, place in entries:
+            yield IndexEntry(place.source, place.position, slot in cached)
+
+    def remembered(self, session: SessionKey) -> tuple[int, frozenset[SpanKey]]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        return self._ledger.lineage_count(), self._ledger.hidden_spans(session)
+
+    def extra_places(self) -> Sequence[ProofPlace]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        return ()
+
+    # What a prover asks beside the places.
+
+    def running(self, session: SessionKey) -> Collection[str]:
+        """See :class:`~leyline_engine.proof.prover.ProvenEngine`."""
+        own = [turn for turn in tuple(self._turns.values()) if turn.session == session]
+        return {turn.payload.turn for turn in own if turn.payload is not None}
+
+    def doom(
+        self,
+        proof: SessionProof,
+        spans: frozenset[SpanKey] | None,
+        spared: Sequence[array[int]],
+    ) -> Doomed:
+        """See :class:`~leyline_engine.proof.prover.ProvenEngine`."""
+        if self._pool is not None:
+            self._pool.behind_forwards()
+        running = list(self._running())
+        splices = [(turn.scope, turn.carried) for turn in running if turn.carried is not None]
+        turns = self.turns(proof.session)
+        doomed = doomed_text(proof, turns, self._ledger, spans, spared=spared, splices=splices)
+        for owner, path in self._publications.all():
+            own = owner == proof.session
+            if own or path.runs:
+                self._doom(doomed, proof, self.cached(path), path.keys, 0, own=own)
+        for turn in running:
+            # Its own KV is withheld, or its forget is this one's.
+            if turn.session == proof.session and turn.withheld:
+                slots, keys, start = self.own_rows(turn)
+                self._doom(doomed, proof, slots, keys, start, own=True)
+        return doomed
+
+    def _doom(
+        self,
+        doomed: Doomed,
+        proof: SessionProof,
+        slots: Slots,
+        keys: array[int],
+        start: int,
+        *,
+        own: bool,
+    ) -> None:
+        """Add a run of slots, and note their text if the session published them."""
+        paths, exact = proof.paths.of(keys), exact_length(keys)
+        end = start + len(slots)
+        doomed.add(
+            slots.tolist(),
+            keys[start:end],
+            paths[start:end],
+            start=start,
+            exact=max(0, exact - start),
+            own=own,
+        )
+        if own:
+            proof.text.update(path for path in paths[start:end] if path not in doomed.kept)
+
+    def waiting(self) -> set[int]:
+        """See :class:`~leyline_engine.proof.prover.ProvenEngine`."""
+        found: set[int] = set()
+        for doomed in self._cache.condemned:
+            found.update(self.cached(doomed.path)[doomed.start :].tolist())
+        for turn in self._running():
+            if turn.withheld:
+                found.update(self.own_rows(turn, computed=False)[0].tolist())
+        return found
+
+    def written(self, slots: Slots) -> Slots:
+        """See :class:`~leyline_engine.proof.prover.ProvenEngine`."""
+        # A forget overwrites all free slots, so what a slot holds was written since.
+        return np.arange(len(slots))
+
+    def scrub(self) -> None:
+        """See :class:`~leyline_engine.proof.prover.ProvenEngine`."""
+        self._cache.scrub()
+
+
+def agreed_proof(agree: Callable[[bool], bool]) -> Callable[[Proof], Proof]:
+    """Return a function that joins the proofs of tensor-parallel ranks, each over its own shard.
+
+    Args:
+        agree: returns True if all ranks succeeded; takes this rank's success.
+    """
+
+    def joined(proof: Proof) -> Proof:
+        clean = proof.complete and not proof.survivors
+        if agree(clean) or not clean:
+            return proof
+        other = "another rank found survivors, or could not look everywhere"
+        place = ProofPlace(place="ranks", unscanned=other)
+        return msgspec.structs.replace(proof, places=(*proof.places, place))
+
+    return joined
+
+
+def overwriting_watch(prover: Prover) -> Callable[[Any], None]:
+    """Return a function that shows a prover which slots were overwritten, while a proof is open."""
+
+    def watch(slots: Any) -> None:
+        if prover.busy:
+            prover.overwritten(_numbers(slots))
+
+    return watch
+
+
+def _numbers(slots: Any) -> Slots:
+    found: Slots = slots.cpu().numpy().astype(np.int64)
+    return found

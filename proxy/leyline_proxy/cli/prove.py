@@ -1,0 +1,172 @@
+"""``leyline audit prove``: makes a running proxy forget a session, and prove it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+NOT_PROVEN = 1
+USAGE_ERROR = 2
+
+_PROXY = "http://127.0.0.1:8790"
+_MARGIN_S = 45.0
+"""Seconds that engines may take, beside the time to wait for running requests."""
+
+_COLOURS = {"clean": "green", "survivors": "red"}
+_WORDS = {"clean": "clean", "survivors": "SURVIVORS", "not_proven": "not proven"}
+
+
+def prove(
+    *,
+    session: Annotated[str, typer.Option(help="Session to forget.")],
+    tenant: Annotated[
+        str | None,
+        typer.Option(help="Tenant of the session: asks the admin API, with LEYLINE_ADMIN_KEY."),
+    ] = None,
+    span: Annotated[
+        list[str] | None, typer.Option(help="Name in the session's ledger; without any, all goes.")
+    ] = None,
+    proxy: Annotated[
+        str, typer.Option(help="Base URL of the proxy; with --tenant, of its admin API.")
+    ] = _PROXY,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the key that must have signed it \\[LEYLINE_AUDIT_KEY]."),
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="File for the proof as JSON; - for the output.")
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(min=0, max=60, help="Seconds to wait for running requests.")
+    ] = 10.0,
+    responses: Annotated[
+        bool, typer.Option("--responses", help="Delete the session's stored responses, too.")
+    ] = False,
+) -> None:
+    """Forget a session on every engine, then look for what is left of it.
+
+    Exits with 0 if nothing is left in any place, with 1 if something is, or if a place could not be
+    looked at, and with 2 if the proxy can't be asked. The key of the tenant is in LEYLINE_API_KEY.
+    """
+    body = {"spans": span or [], "wait_s": wait, "responses": responses}
+    proof = _ask(proxy, session, tenant, body, wait)
+    problem = _signature_problem(proof, key_file)
+    if json_out is not None:
+        text = msgspec.json.format(msgspec.json.encode(proof), indent=2).decode()
+        if str(json_out) == "-":
+            typer.echo(text)
+        else:
+            _write(json_out, text)
+    if json_out is None or str(json_out) != "-":
+        _print(proof, problem)
+    if proof.get("verdict") != "clean" or problem:
+        raise typer.Exit(NOT_PROVEN)
+
+
+def _ask(
+    proxy: str, session: str, tenant: str | None, body: Mapping[str, Any], wait: float
+) -> dict[str, Any]:
+    import os
+
+    import httpx
+
+    name = quote(session, safe="")
+    if tenant is None:
+        path, variable = f"/v1/leyline/sessions/{name}/proof", "LEYLINE_API_KEY"
+    else:
+        path, variable = f"/admin/proofs/{quote(tenant, safe='')}/{name}", "LEYLINE_ADMIN_KEY"
+    key = os.environ.get(variable)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.post(
+            proxy.rstrip("/") + path, json=body, headers=headers, timeout=wait + _MARGIN_S
+        )
+        found = msgspec.json.decode(answer.content)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise _usage(f"the proxy at {proxy} gave no answer ({type(error).__name__})") from error
+    except msgspec.DecodeError as error:
+        raise _usage(f"{proxy} answered {answer.status_code}, and not as a proxy does") from error
+    if answer.status_code != 200:
+        raise _usage(_message(found) or f"the proxy answered {answer.status_code}")
+    if not isinstance(found, dict) or "verdict" not in found:
+        raise _usage(f"{proxy} answered without a proof; is its version the same as this one's?")
+    return found
+
+
+def _message(answer: object) -> str:
+    match answer:
+        case {"error": {"message": str(message)}}:
+            return message
+        case _:
+            return ""
+
+
+def _signature_problem(proof: Mapping[str, Any], key_file: Path | None) -> str:
+    """Return what is wrong with a proof's signature; empty if no key was given to check it."""
+    from ..audit.keys import audit_keys
+    from ..audit.proofs import is_signed
+
+    try:
+        keys = audit_keys(key_file)
+    except ValueError as error:
+        raise _usage(str(error)) from error
+    if not keys or any(is_signed(proof, key) for key in keys):
+        return ""
+    return "the signature isn't the key's" if proof.get("signature") else "the proof isn't signed"
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise _usage(f"{path} can't be written: {error.strerror}") from error
+
+
+def _print(proof: Mapping[str, Any], problem: str) -> None:
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for name in ("where", "place", "scanned", "survivors", "kept by others", "sent again", ""):
+        table.add_column(name)
+    for engine in proof["engines"]:
+        _rows(table, str(engine["upstream"]), engine.get("places", ()))
+    _rows(table, "proxy", proof["places"])
+    console.print(table)
+    for engine in proof["engines"]:
+        name, word = escape(str(engine["upstream"])), _WORDS.get(engine["verdict"], "?")
+        rows = f", {engine['digested']} of {engine['doomed']} rows" if "doomed" in engine else ""
+        why = f": {escape(engine['reason'])}" if engine.get("reason") else ""
+        console.print(f"{name}: {word}{rows}{why}")
+    if proof["unreachable"]:
+        console.print("some text may be where no forget finds it: the conversation had no name")
+    held = proof["responses"]["held"]
+    if held or held is None:
+        count = "an unknown number of" if held is None else str(held)
+        console.print(f"{count} stored responses stay; --responses deletes them")
+    if problem:
+        console.print(f"[red]{problem}[/red]")
+    verdict = proof["verdict"]
+    colour = _COLOURS.get(verdict, "yellow")
+    signed = f", signed with {escape(str(proof['key']))}" if proof["signature"] else ", not signed"
+    console.print(f"[{colour}]{_WORDS.get(verdict, '?')}[/{colour}]{signed}")
+
+
+def _rows(table: Any, where: str, places: Any) -> None:
+    for place in places:
+        counts = (place[name] for name in ("scanned", "survivors", "kept", "sent_again"))
+        table.add_row(escape(where), place["place"], *map(str, counts), escape(place["unscanned"]))
+
+
+def _usage(message: str) -> typer.Exit:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"[red]leyline audit prove:[/red] {escape(message)}"
+    )
+    return typer.Exit(USAGE_ERROR)

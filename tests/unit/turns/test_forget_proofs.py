@@ -1,0 +1,162 @@
+"""Forgets with a proof, before scripted engines: never called clean without a look."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from support.fake_engine import CAPABILITY, FakeEngine, forgotten
+from support.replicas import replica_over
+
+from leyline_engine.contract import PROVE_ACTION, Proof, ProofPlace, Receipt, SkippedAction
+from leyline_proxy.errors import NotFoundError
+from leyline_proxy.model.places import owed
+from leyline_proxy.model.session import Place, Session
+from leyline_proxy.request.proof import ProofBody
+from leyline_proxy.sessions.contents import ContentIndex
+from leyline_proxy.sessions.memory import MemorySessionStore
+from leyline_proxy.sessions.stored_responses import MemoryResponseStore
+from leyline_proxy.settings import Settings
+from leyline_proxy.telemetry.metrics import Metrics
+from leyline_proxy.turns.erasure import Erasures
+from leyline_proxy.turns.named import NamedSources
+from leyline_proxy.turns.placing import Placing
+from leyline_proxy.turns.proving import ForgetProofs
+from leyline_proxy.upstream.pool import ReplicaPool
+from leyline_proxy.wiring.audit import build_auditor
+
+CLEAN = Proof(pending=False, doomed=3, digested=3, places=(ProofPlace(place="pool.free"),))
+NOW = ProofBody(wait_s=0.05)
+
+
+@dataclass
+class World:
+    """One engine, a session on it, and what proves its forget."""
+
+    engine: FakeEngine
+    store: MemorySessionStore
+    proofs: ForgetProofs
+
+    async def prove(self, body: ProofBody = NOW) -> dict[str, Any]:
+        return await self.proofs.prove("red", "s", body)
+
+    async def owing(self) -> bool:
+        session = await self.store.get("red", "s")
+        assert session is not None
+        return bool(owed(session.places))
+
+
+@asynccontextmanager
+async def world(*, untraced: int = 0, known: bool = True) -> AsyncIterator[World]:
+    engine = FakeEngine(capability=msgspec.structs.replace(CAPABILITY, instance="a1"))
+    metrics = Metrics()
+    pool = ReplicaPool([replica_over(engine, "a", metrics=metrics)])
+    await pool.refresh()
+    store = MemorySessionStore(max_sessions=100, ttl_s=60)
+    audit = build_auditor(Settings(upstream="http://e"), metrics)
+    erasures = Erasures(pool, store, metrics, audit, hints_secret=None, retry_s=9, max_owed=9)
+    replica = pool.get("a")
+    assert replica is not None
+    if known:
+        now = time.time()
+        places = {replica.status.retains_as: Place("a")}
+        session = Session(
+            "s", "red", "", (), (), 1, now, created=now, places=places, untraced=untraced
+        )
+        await store.update("red", "s", lambda _: session)
+    proofs = ForgetProofs(
+        pool=pool,
+        store=store,
+        responses=MemoryResponseStore(ttl_s=60, max_responses=9, max_bytes=9_999),
+        placing=Placing(pool),
+        erasures=erasures,
+        named=NamedSources(ContentIndex()),
+        audit=audit,
+        hints_secret=None,
+    )
+    yield World(engine, store, proofs)
+    await pool.aclose()
+
+
+def with_proof(proof: Proof | None, **changes: Any) -> Callable[[str], Receipt]:
+    return lambda name: msgspec.structs.replace(forgotten(name), proof=proof, **changes)
+
+
+async def test_an_engines_proof_is_the_verdict() -> None:
+    """A complete proof is clean, and the engine owes nothing any more."""
+    async with world() as w:
+        w.engine.receipt = with_proof(CLEAN)
+        found = await w.prove()
+        assert found["verdict"] == "clean" and not await w.owing()
+        await w.prove()
+        first, second = [nonce(body) for body in w.engine.bodies]
+        assert len(bytes.fromhex(first)) == 32 and first != second
+
+
+def nonce(body: bytes) -> str:
+    """The nonce that a request asks a proof with."""
+    actions = json.loads(body)["custom_params"]["kv_hints"]["actions"]
+    (asked,) = [each["payload"] for each in actions if each["action_type"] == PROVE_ACTION]
+    return str(asked["nonce"])
+
+
+SKIPPED = (SkippedAction("p", PROVE_ACTION, "1.0"),)
+UNPROVEN: dict[str, Callable[[str], Receipt]] = {
+    "the engine makes no proofs": with_proof(None, skipped_actions=SKIPPED),
+    "the engine gave no proof in time": with_proof(None),
+    "running requests still hold": with_proof(msgspec.structs.replace(CLEAN, pending=True)),
+    "only 2 of 3 rows": with_proof(msgspec.structs.replace(CLEAN, digested=2)),
+    "no layer": with_proof(msgspec.structs.replace(CLEAN, unscanned="no layer")),
+    "looked nowhere": with_proof(msgspec.structs.replace(CLEAN, places=())),
+    "origin: lost": with_proof(
+        msgspec.structs.replace(CLEAN, places=(ProofPlace(place="origin", unscanned="lost"),))
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", UNPROVEN)
+async def test_what_was_not_looked_at_is_not_clean(reason: str) -> None:
+    """Each reason why an engine can't prove a forget is given, and the verdict says so."""
+    async with world() as w:
+        w.engine.receipt = UNPROVEN[reason]
+        found = await w.prove()
+        assert found["verdict"] == "not_proven"
+        assert reason in found["engines"][0]["reason"]
+        assert not await w.owing()  # the forget itself was confirmed
+
+
+async def test_survivors_outweigh_all_else() -> None:
+    """One survivor is the verdict, also of a pending proof."""
+    async with world() as w:
+        places = (ProofPlace(place="pool.free", survivors=1), ProofPlace(place="x", unscanned="y"))
+        w.engine.receipt = with_proof(Proof(pending=True, places=places))
+        assert (await w.prove())["verdict"] == "survivors"
+
+
+async def test_a_forget_that_is_not_confirmed_stays_owed() -> None:
+    """Without a receipt of the forget, nothing is proven, and the engine is asked again later."""
+    async with world() as w:
+        w.engine.receipt = lambda name: Receipt(message_id=name)
+        found = await w.prove()
+        assert found["verdict"] == "not_proven" and await w.owing()
+
+
+async def test_text_without_a_name_is_never_proven_gone() -> None:
+    """A conversation that came without a name may be where no forget finds it."""
+    async with world(untraced=1) as w:
+        w.engine.receipt = with_proof(CLEAN)
+        found = await w.prove()
+        assert found["verdict"] == "not_proven" and found["unreachable"]
+
+
+async def test_an_unknown_session_is_refused() -> None:
+    """There is nothing to forget, so nothing is proven."""
+    async with world(known=False) as w:
+        with pytest.raises(NotFoundError):
+            await w.prove()
