@@ -34,7 +34,7 @@ from leyline_engine.plan import Prefill
 from leyline_engine.proof.prover import Prover
 from leyline_engine.replay.admission import Admission, Admitter
 from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError, PoolStats
-from leyline_engine.replay.cache.pool import KVPool
+from leyline_engine.replay.cache.pool import KVLayout, KVPool
 from leyline_engine.replay.cache.working import WorkingCache
 from leyline_engine.replay.engine_claims import EngineClaims, OpenClaims, RefusedByClaimError
 from leyline_engine.replay.margin_gate import MarginGate, load
@@ -115,13 +115,7 @@ class ReplayEngine:
             unsupported_reason=unsupported,
             actions=engine_actions(splices=not unsupported),
             rotary=facts.facts,
-            kv=KVFacts(
-                pool_class=facts.layout.pool_class,
-                dtype=str(facts.layout.dtype).removeprefix("torch."),
-                layers=facts.layout.layers,
-                bytes_per_token=facts.layout.bytes_per_token,
-                capacity_tokens=pool_tokens,
-            ),
+            kv=_kv_facts(facts.layout, pool_tokens),
             sink=ATTENTION_SINK,
             instance=token_hex(8),
         )
@@ -360,6 +354,16 @@ class ReplayEngine:
     def flush(self) -> None:
         """Forget all cached sequences and retained turns that no running request holds."""
         self.cache.flush()
+
+
+def _kv_facts(layout: KVLayout, tokens: int) -> KVFacts:
+    return KVFacts(
+        pool_class=layout.pool_class,
+        dtype=str(layout.dtype).removeprefix("torch."),
+        layers=layout.layers,
+        bytes_per_token=layout.bytes_per_token,
+        capacity_tokens=tokens,
+    )
 
 
 def _candidate(request: GenerationRequest) -> ArrivingRequest:

@@ -77,17 +77,13 @@ def create_engine_app(
     loaded = load_model(model, dtype=dtype, device=device)
     if served_name is not None:
         loaded = replace(loaded, name=served_name)
-    recompute = Recompute()
-    if fidelity_profile is not None:
-        path = Path(fidelity_profile).expanduser()
-        recompute = own_profile(path, loaded.name, loaded.fingerprint).recompute
     return serve_model(
         loaded,
         pool_tokens=pool_tokens,
         chunk_tokens=chunk_tokens,
         splicing=splicing,
         matcher=kind,
-        recompute=recompute,
+        recompute=_recompute_of(fidelity_profile, loaded),
         limits=ServiceLimits(max_running=max_running, max_waiting=max_waiting),
         options=ServingOptions(
             default_max_tokens=default_max_tokens,
@@ -96,6 +92,17 @@ def create_engine_app(
         ),
         claim_limits=claimable,
     )
+
+
+def _recompute_of(path: str | None, loaded: LoadedModel) -> Recompute:
+    """Return the tokens after edits to compute again, by the profile in a file.
+
+    Raises:
+        ProfileError: the file has no profile for the model.
+    """
+    if path is None:
+        return Recompute()
+    return own_profile(Path(path).expanduser(), loaded.name, loaded.fingerprint).recompute
 
 
 def read_limits(given: Mapping[str, Any]) -> Limits:

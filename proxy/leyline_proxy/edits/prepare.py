@@ -66,12 +66,7 @@ def prepare(
         runner = PolicyRun(session, turn_index, checked=True, condemned=condemned)
         done = runner.run_all(stage, policies, untouched)
     done = add_errata(done, client, erratum, memo)
-    scopes: frozenset[str] = frozenset()
-    pins: dict[int, Mapping[str, Any]] = {}
-    if memo.any(done.messages, SAYS, is_annotated, "sent"):
-        scopes = scopes_of(done.messages)
-        pins = _pins_of(done.sent)
-        done = replace(done, sent=tuple(map(_unannotated, done.sent)))
+    done, scopes, pins = _read_annotations(done, memo)
     return Prepared(
         client,
         done.sent,
@@ -105,6 +100,16 @@ def unedited(client: tuple[Message, ...], fingerprints: Sequence[int]) -> Prepar
 def _declared(untouched: Stage, declared: Sequence[DeclaredEdit]) -> Stage:
     sent, dropped = apply_declared(untouched.sent, declared)
     return replace(untouched, sent=sent, dropped=dropped, demands=declared_demands(sent, dropped))
+
+
+def _read_annotations(
+    done: Stage, memo: Memo
+) -> tuple[Stage, frozenset[str], dict[int, Mapping[str, Any]]]:
+    """Return the list as the engine may see it, and the scopes and pins that its messages name."""
+    if not memo.any(done.messages, SAYS, is_annotated, "sent"):
+        return done, frozenset(), {}
+    scopes, pins = scopes_of(done.messages), _pins_of(done.sent)
+    return replace(done, sent=tuple(map(_unannotated, done.sent))), scopes, pins
 
 
 def _pins_of(sent: Sequence[SentMessage]) -> dict[int, Mapping[str, Any]]:

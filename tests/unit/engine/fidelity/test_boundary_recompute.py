@@ -140,7 +140,7 @@ def test_few_cases_recommend_nothing() -> None:
 def test_a_margin_takes_the_prefills_answer_below_it(
     answers: list[tuple[bool, bool]], data: st.DataObject
 ) -> None:
-    """Where the lead is smaller the answer is re-prefill's, elsewhere the splice's."""
+    """The answer is re-prefill's if the lead is smaller, and else the splice's."""
     margins = data.draw(st.lists(st.sampled_from([0.1, 0.7, 1.5, 9.0]), min_size=len(answers)))
     records: list[Record] = []
     for index, ((spliced, again), margin) in enumerate(zip(answers, margins, strict=False)):
