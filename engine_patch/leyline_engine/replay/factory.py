@@ -56,8 +56,7 @@ def create_engine_app(
         pool_tokens: KV slots, in tokens.
         chunk_tokens: prompt tokens per prefill step.
         splicing: False serves every edit as an ordinary prefill.
-        matcher: ``winnow``, ``cdc`` or ``off``; see
-            :class:`~leyline_engine.reuse.fingerprints.MatcherKind`.
+        matcher: value of :class:`~leyline_engine.reuse.fingerprints.MatcherKind`.
         max_running: requests that share the engine at once.
         max_waiting: requests that may wait; more are refused with 503.
         default_max_tokens: limit of chat answers that name none.
@@ -69,14 +68,12 @@ def create_engine_app(
 
     Raises:
         ModelLoadError: the model can't be loaded.
-        ProfileError: the file has no profile for the model.
-        ValueError: a limit of claims has no such name or value, or there is no such matcher.
+        ValueError: a limit of claims has no such name or value, there is no such matcher, or the
+            file has no profile for the model.
     """
-    kind = read_matcher(matcher)
-    claimable = read_limits(claim_limits or {})
+    kind, claimable = read_matcher(matcher), read_limits(claim_limits or {})
     loaded = load_model(model, dtype=dtype, device=device)
-    if served_name is not None:
-        loaded = replace(loaded, name=served_name)
+    loaded = replace(loaded, name=served_name or loaded.name)
     return serve_model(
         loaded,
         pool_tokens=pool_tokens,
