@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .readings import Readings, Text, comes_before
-from .spans import SpanNames, turn_index
+from .readings import Readings, Text
+from .spans import SpanNames
 
 MAX_LISTED = 256
 """Largest number of texts in an account, which counts the others."""
@@ -69,9 +69,9 @@ def derived_from(
     """Return the texts that are derived from messages.
 
     Args:
-        forgotten: every name of the messages.
+        forgotten: every name that the messages have or may have had.
         names: of the newest list; None if there is none.
-        also: names of other texts that are out of the session already.
+        also: names of texts that are out of the session, these messages among them.
         now: number of the turn that forgets the messages, and so doesn't read them any more.
         kept: questions whose answers the policies keep.
         certain: False if the session may have texts that aren't known here.
@@ -83,12 +83,12 @@ def derived_from(
     found: list[DerivedText] = []
     for text in ordered:
         relation = tracing.found.get(text.name)
-        gone = text.forgotten or text.name in also or text.name in forgotten
+        gone = text.forgotten or text.name in also
         if relation is None or gone or (text.kind == "policy" and text.key not in kept):
             continue
         place = names.index.get(text.name) if names is not None else None
         found.append(DerivedText(text.name, place, text.role, relation))
-    firsts = [turn_index(name) for name in forgotten]
+    firsts = [readings.came(name) for name in forgotten]
     known = all(first is not None and first >= readings.before for first in firsts)
     complete = certain and known and "unknown" not in tracing.found.values()
     return Derived(tuple(found), complete)
@@ -115,7 +115,7 @@ class _Tracing:
     def follow(self, text: Text) -> None:
         """Find a text's relation, after those of all older texts."""
         relation = self._relation(text)
-        if relation is None or text.name in self._forgotten:
+        if relation is None:
             return
         self.found[text.name] = relation
         # What reads it is derived at second hand, whoever wrote it.
@@ -126,7 +126,9 @@ class _Tracing:
             been = [self.found[name] for name in text.former if name in self.found]
             if been:
                 return min(been, key=_ORDER.index)
-            strange = text.strange and any(comes_before(n, text) for n in self._forgotten)
+            strange = text.strange and any(
+                self._readings.comes_before(name, text) for name in self._forgotten
+            )
             return "unknown" if strange else None
         return next((each for each in _ORDER if self._reads(text, each)), None)
 

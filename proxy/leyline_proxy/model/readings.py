@@ -14,7 +14,6 @@ turns had. So a wrong answer names a text too many.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -30,8 +29,6 @@ MAX_READ = 8192
 
 MAX_RUNS = 8
 """Largest number of runs per message; of more, the last two become one."""
-
-_PLACE = re.compile(r"(.+)\.(\d+)\Z")
 
 Runs = tuple[tuple[int, int], ...]
 """Half-open runs of turn numbers, in order."""
@@ -137,6 +134,24 @@ class Readings:
         """Return the text of a name; None if there is none."""
         return next((text for text in self.texts if text.name == name), None)
 
+    def came(self, name: str) -> int | None:
+        """Return the number of the turn that brought or wrote a message; None if it isn't known."""
+        text = self.knows(name)
+        return text.index if text is not None else turn_index(name)
+
+    def comes_before(self, name: str, text: Text) -> bool:
+        """Return True if a message may have been there when one of the client's was written."""
+        first = self.came(name)
+        if first is None or first != text.index:
+            return first is None or first < text.index
+        turn, _, place = name.rpartition(".")
+        of, _, own = text.name.rpartition(".")
+        if turn != of:
+            return True  # a concurrent turn brought it
+        if not place.isdecimal():
+            return False  # the turn's own answer
+        return not own.isdecimal() or int(place) < int(own)
+
     def _bounded(self) -> Readings:
         """Return the readings without the oldest, where they are too many."""
         texts, read, before = self.texts, self.read, self.before
@@ -149,17 +164,6 @@ class Readings:
             before = max(before, *(read[name][-1][1] for name in gone_names))
             read = {name: read[name] for name in read.keys() - set(gone_names)}
         return replace(self, texts=texts, read=read, before=before)
-
-
-def comes_before(name: str, text: Text) -> bool:
-    """Return True if a message may have been there when a message of the client's was written."""
-    first = turn_index(name)
-    if first != text.index:
-        return first is None or first < text.index
-    one, other = _PLACE.match(name), _PLACE.match(text.name)
-    if one is None or other is None or one[1] != other[1]:
-        return True
-    return int(one[2]) < int(other[2])
 
 
 def _strangers(

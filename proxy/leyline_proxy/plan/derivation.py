@@ -55,8 +55,8 @@ def derived_texts(
 
 
 def demanded_names(prepared: Prepared, names: SpanNames) -> set[str]:
-    """Return every name of the messages that a turn's edits forget, now or since earlier turns."""
-    return {name for place in prepared.forget_marks for name in names.client[place].all}
+    """Return the names of the messages that a turn's edits forget, now or since earlier turns."""
+    return {names.client[place].id for place in prepared.forget_marks}
 
 
 def readings_after(
