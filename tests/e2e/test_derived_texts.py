@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,6 +19,7 @@ from support.engine_http import check_clean
 from support.engine_memory import holds_text, learn_words
 from support.stack import serving
 
+from leyline_engine.contract import sign_bytes
 from leyline_engine.fidelity.recall_prompts import draw_prompt
 from leyline_engine.fidelity.recall_task import Note
 from leyline_proxy.http.app import create_app
@@ -50,6 +51,14 @@ def proxy(origin: str, **given: Any) -> Iterator[httpx.Client]:
     app = create_app(Settings(upstream=origin, log_level="error", **given))
     with serving(app) as address, httpx.Client(base_url=address, timeout=60) as client:
         yield client
+
+
+def ledger(client: httpx.Client, session: str) -> dict[str, Any]:
+    """The session's ledger."""
+    answer = client.get(f"/v1/leyline/sessions/{session}/ledger")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
 
 
 def task(name: str) -> Talk:
@@ -88,7 +97,8 @@ def knows(app: Starlette, session: str, text: str) -> bool:
     while service._engine.stats().in_flight:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return holds_text(app, session, text)
+    found: bool = holds_text(app, session, text)
+    return found
 
 
 def continued(messages: Talk, answer: str, words: str) -> Talk:
@@ -194,3 +204,51 @@ def test_every_api_has_it(engine: tuple[Starlette, str], path: str, stream: bool
     assert '"derived":[{"span":"' in answer.text.replace(" ", "")
     assert '"read":"unknown"' in answer.text.replace(" ", "")
     assert '"derived_complete":false' in answer.text.replace(" ", "")
+
+
+def test_the_ledger_says_what_the_engine_knows() -> None:
+    """Spans that a splice moved KV past have lineages as readers, in the engine's own count; an
+    engine that can't be asked, or not by this proxy, is named and has no numbers."""
+    secret = "a secret of sixteen characters"
+    options = {"device": "cpu", "pool_tokens": 65_536, "hints_secret": secret}
+    messages = agent_history(2, "Look into the ledger.", secret=WORD)
+    app = create_embedded_engine("replay", options)
+    with serving(app) as origin, proxy(origin, hints_secret=secret) as client:
+        ask(client, "s", messages)
+        found = ledger(client, "s")
+        (engine,) = found["engines"]
+        assert (engine["answer"], engine["pending"], engine["owed"]) == ("given", 0, False)
+        (held,) = found["spans"][RESULT]["engines"]
+        assert (held["turns"], held["lineages"]) == (1, 0)
+        assert held["from"] == found["spans"][RESULT]["read_by"][0]["from"]
+        cut = [{"message": RESULT, "replacement": "[cut]", "mode": "amortize"}]
+        told, _ = ask(client, "s", continued(messages, "Well.", "Go on."), edits=cut)
+        assert told["tokens"]["spliced"] > 0
+        (moved,) = ledger(client, "s")["spans"][RESULT]["engines"]
+        assert (moved["turns"], moved["lineages"]) == (2, 1)
+        assert 0 < moved["from"] <= held["from"]
+        question = {"scope": "default", "session": "s", "spans": ["t0"]}
+        unsigned = httpx.post(f"{origin}/leyline/ledger", json=question)
+        assert unsigned.status_code == 403
+        signed = {"x-leyline-signature": sign_bytes(b"{}", secret)}
+        bad = httpx.post(f"{origin}/leyline/ledger", content=b"{}", headers=signed)
+        assert bad.status_code == 400
+        quarantine(client, "s", messages=[RESULT])
+        assert ledger(client, "s")["engines"] == []  # none holds anything of it
+
+
+def test_an_engine_out_of_reach_has_no_numbers() -> None:
+    """It is named as unreachable, and every number of it is null."""
+    app = create_embedded_engine("replay", {"device": "cpu", "pool_tokens": 65_536})
+    with ExitStack() as stack:
+        origin = stack.enter_context(serving(app))
+        engine = stack.pop_all()
+        with proxy(origin) as client:
+            ask(client, "s", task("reach"))
+            engine.close()
+            found = ledger(client, "s")
+            (named,) = found["engines"]
+            assert (named["answer"], named["pending"]) == ("unreachable", None)
+            for span in found["spans"]:
+                (numbers,) = span["engines"]
+                assert {numbers[name] for name in ("turns", "lineages", "from")} == {None}

@@ -71,6 +71,15 @@ from .envelope import (
     parse_envelope,
     split_actions,
 )
+from .ledger_query import (
+    LEDGER_PATH,
+    MAX_ASKED,
+    MAX_QUESTION_BYTES,
+    LedgerAnswer,
+    LedgerQuestion,
+    SpanReaders,
+    decode_question,
+)
 from .receipt import DirectiveResult, ForgetCounts, Receipt, TokenCounts, TurnRecord
 from .reuse import (
     MAX_GROUPS,
@@ -104,6 +113,8 @@ __all__ = [
     "CLAIMS_PATH",
     "CLAIM_ACTION",
     "EDIT_ACTION",
+    "LEDGER_PATH",
+    "MAX_ASKED",
     "MAX_COMMAND_BYTES",
     "MAX_DIRECTIVES",
     "MAX_FORGOTTEN",
@@ -111,6 +122,7 @@ __all__ = [
     "MAX_LISTED",
     "MAX_NAMED_COPIES",
     "MAX_NAMED_SOURCES",
+    "MAX_QUESTION_BYTES",
     "MAX_SPANS",
     "MAX_TTL_S",
     "PROTOCOL_VERSION",
@@ -147,6 +159,8 @@ __all__ = [
     "GetClaim",
     "GetClaimEvents",
     "KVFacts",
+    "LedgerAnswer",
+    "LedgerQuestion",
     "LineageRun",
     "ListClaims",
     "LiteralSegment",
@@ -166,6 +180,7 @@ __all__ = [
     "SkippedAction",
     "SourceRef",
     "SpanLabel",
+    "SpanReaders",
     "SubmitClaim",
     "TokenCounts",
     "TurnRecord",
@@ -173,6 +188,7 @@ __all__ = [
     "check_directives",
     "common_prefix",
     "decode_command",
+    "decode_question",
     "edit_envelope",
     "engine_actions",
     "is_signature_of",

@@ -1,4 +1,5 @@
-"""Claims beside the engine's thread: commands to it, its clock, and requests that wait in vain."""
+"""Claims beside the engine's thread: commands to it, its clock, and requests that wait in vain;
+questions about its ledger come the same way."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -15,6 +17,8 @@ from leyline_engine.contract import (
     ClaimCommand,
     ClaimReply,
     DemoteClaim,
+    LedgerAnswer,
+    LedgerQuestion,
     Receipt,
     ReleaseClaim,
     SubmitClaim,
@@ -34,18 +38,20 @@ _EVERY_MS = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asked:
-    command: ClaimCommand
-    reply: asyncio.Future[ClaimReply]
+    carry_out: Callable[[], Any]
+    changes: bool
+    """True if it may change what is claimed."""
+    reply: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
 
-    def settle(self, answer: ClaimReply | Exception) -> None:
+    def settle(self, answer: Any) -> None:
         """Answer on the asker's loop, if it is still there and still waits for the answer."""
         try:
             self.loop.call_soon_threadsafe(self._settle, answer)
         except RuntimeError:
             log.debug("whoever asked about a claim is gone")
 
-    def _settle(self, answer: ClaimReply | Exception) -> None:
+    def _settle(self, answer: Any) -> None:
         if self.reply.done():
             return
         if isinstance(answer, Exception):
@@ -73,8 +79,16 @@ class ClaimDesk:
 
     def ask(self, command: ClaimCommand) -> asyncio.Future[ClaimReply]:
         """Queue a command. Called on a running loop."""
+        changes = isinstance(command, SubmitClaim | ReleaseClaim | DemoteClaim)
+        return self._queue(lambda: self._claims.keeper.carry_out(command), changes)
+
+    def ask_ledger(self, question: LedgerQuestion) -> asyncio.Future[LedgerAnswer]:
+        """Queue a question about the engine's ledger. Called on a running loop."""
+        return self._queue(lambda: self._engine.read_ledger(question), False)
+
+    def _queue(self, carry_out: Callable[[], Any], changes: bool) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
-        asked = _Asked(command, loop.create_future(), loop)
+        asked = _Asked(carry_out, changes, loop.create_future(), loop)
         self._asked.append(asked)
         return asked.reply
 
@@ -92,12 +106,12 @@ class ClaimDesk:
         changed = self._pass_time()
         while self._asked:
             asked = self._asked.popleft()
-            changed |= isinstance(asked.command, SubmitClaim | ReleaseClaim | DemoteClaim)
+            changed |= asked.changes
             try:
                 self._tick()
-                asked.settle(self._claims.keeper.carry_out(asked.command))
+                asked.settle(asked.carry_out())
             except Exception as error:
-                log.exception("a command about a claim failed")
+                log.exception("a command failed")
                 asked.settle(error)
         return changed
 

@@ -19,11 +19,14 @@ from leyline_engine.contract import (
     EditPayload,
     ForgetCounts,
     KVFacts,
+    LedgerAnswer,
+    LedgerQuestion,
     engine_actions,
 )
 from leyline_engine.edits import forgets
 from leyline_engine.energy import EnergyAccount
 from leyline_engine.ledger import SpanLedger, Struck
+from leyline_engine.ledger_reading import read_ledger
 from leyline_engine.lineage import fold_keys
 from leyline_engine.metrics import EngineMetrics, NoMetrics
 from leyline_engine.occupancy import PoolLevels, RegistryLevels, held_by_claims
@@ -235,6 +238,11 @@ class ReplayEngine:
     def settled_forgets(self) -> dict[str, ForgetCounts]:
         """Return forgets of which more was overwritten since the last call, by request id."""
         return self.cache.settled_forgets()
+
+    def read_ledger(self, question: LedgerQuestion) -> LedgerAnswer:
+        """Return who holds or has read spans of a session."""
+        pending = self.cache.pending_of((question.scope, question.session))
+        return read_ledger(question, self.cache.ledger, self.cache.registry, pending)
 
     def _start(
         self, request: GenerationRequest, admission: Admission, started: int, *, admits: bool

@@ -15,6 +15,8 @@ from leyline_engine.contract import (
     ClaimCommand,
     ClaimProblem,
     ClaimReply,
+    LedgerAnswer,
+    LedgerQuestion,
     ProblemCode,
     Receipt,
     TurnRecord,
@@ -148,6 +150,17 @@ class EngineService:
             reply = self._desk.ask(command)
             self._wake.notify()
         return await reply
+
+    async def ledger(self, question: LedgerQuestion) -> LedgerAnswer | None:
+        """Return what the ledger has of a session; None without a desk. Called and raises as
+        :meth:`claims`."""
+        if self._desk is None:
+            return None
+        with self._wake:
+            self._check_open()
+            answer = self._desk.ask_ledger(question)
+            self._wake.notify()
+        return await answer
 
     def _check_open(self) -> None:
         if self._closing or self._failure is not None:

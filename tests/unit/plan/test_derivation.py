@@ -76,8 +76,9 @@ class Talk:
             index=self.session.next_index,
         )
         assert found is not None
-        known = (*names.client, *self.session.readings.texts)
-        self.certain = not any(each.former for each in known)
+        formers = [name.former for name in names.client]
+        formers += [text.former for text in self.session.readings.texts]
+        self.certain = not any(formers)
         return found
 
     def derived(self, texts: Sequence[str]) -> dict[str, str]:
