@@ -28,7 +28,7 @@ class LedgerQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanReaders(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds or has read a span, in one engine."""
+    """Holders and readers of a span in one engine."""
 
     turns: int
     """Number of retained turns whose prompt shows it."""

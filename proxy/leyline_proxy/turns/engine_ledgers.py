@@ -1,4 +1,4 @@
-"""What the engines' own ledgers have of a session."""
+"""The engines' own ledgers, as far as they concern a session."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EngineAnswer:
     owed: bool
     """True if it hasn't confirmed a forget of the session yet."""
     answer: LedgerAnswer | Silence
-    """What its ledger has, or the reason why that isn't known."""
+    """Its ledger's content, or the reason why that isn't known."""
 
 
 class EngineLedgers:

@@ -103,17 +103,9 @@ class Quarantines:
         if self._kept is not None and after.demands > before[0].demands:
             await self._kept.forget(tenant, session_id, "", before[0].demands)
         self._erasures.start(after)
-        # Until now, so that a turn that has ended since is counted.
-        derived = _derived(after, targets)
-        waiting, old = tuple(owed(after.places)), set(before[0].verdicts)
-        new = {each.span for each in set(after.verdicts) - old}
-        told: Derived | None = derived
-        for verdict in verdicts:
-            if verdict.span in new:
-                self._audit.quarantined(
-                    tenant, session_id, verdict, reason=body.reason, owed=waiting, derived=told
-                )
-                told = None
+        derived = _derived(after, targets, under_way=bool(session.in_flight))
+        new = set(after.verdicts) - set(before[0].verdicts)
+        self._record(after, [v for v in verdicts if v.span in {n.span for n in new}], body, derived)
         first = min(each.first for each in targets)
         deleted = 0
         if body.responses:
@@ -130,6 +122,20 @@ class Quarantines:
             **derived.account(),
             "responses_deleted": deleted,
         }
+
+    def _record(
+        self, after: Session, verdicts: list[Verdict], body: QuarantineBody, derived: Derived
+    ) -> None:
+        waiting, told = tuple(owed(after.places)), [derived]
+        for verdict in verdicts:
+            self._audit.quarantined(
+                after.tenant,
+                after.id,
+                verdict,
+                reason=body.reason,
+                owed=waiting,
+                derived=told.pop() if told else None,
+            )
 
     def _check_store(self) -> None:
         if self._store.problem is not None:
@@ -186,8 +192,12 @@ def _forgot(session: Session, first: int) -> dict[str, Any]:
     return {"result": "owed" if waiting else "erased", "owed": waiting}
 
 
-def _derived(session: Session, targets: list[_Target]) -> Derived:
-    """Return the texts of a session that are derived from messages in quarantine."""
+def _derived(session: Session, targets: list[_Target], *, under_way: bool) -> Derived:
+    """Return the texts of a session that are derived from messages in quarantine.
+
+    Args:
+        under_way: True if a turn may be writing another one.
+    """
     forgotten = {name for each in targets for name in each.names}
     first = min(each.first for each in targets)
     return derived_from(
@@ -195,7 +205,7 @@ def _derived(session: Session, targets: list[_Target]) -> Derived:
         forgotten,
         session.last.names if session.last is not None else None,
         also={name for each in session.verdicts for name in each.spans},
-        certain=not session.in_flight and session.untraced <= first,
+        certain=not (under_way or session.in_flight) and session.untraced <= first,
     )
 
 

@@ -42,7 +42,7 @@ def test_readers_are_counted_by_turn_and_lineage() -> None:
 
 
 def test_a_lineage_that_may_carry_anything_counts_for_each_span() -> None:
-    """Where the ledger keeps only the first position of all spans, each is read there."""
+    """Each span is read at the one position that the ledger keeps for all."""
     for entry in (anything_of("red"), ANYTHING):
         ledger = SpanLedger()
         ledger.enter("red", Carried("l1", 5, {entry: 5, SpanKey("red", "s", "a"): 3}))

@@ -220,8 +220,7 @@ def test_a_text_for_a_policy_is_named_while_it_is_kept() -> None:
 
 
 def test_a_turn_without_a_name_for_its_text_is_not_forgotten() -> None:
-    """What came before a turn whose text isn't known has no complete list, and later messages
-    have."""
+    """Messages before a turn whose text isn't known have no complete list, and later ones have."""
     talk = Talk()
     first = talk.say("user")
     talk.turn()
