@@ -15,7 +15,7 @@ from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.derived import MAX_LISTED, Derived, derived_from
 from leyline_proxy.model.readings import MAX_READ, MAX_RUNS, MAX_TEXTS, Readings, Text
 from leyline_proxy.model.session import Session
-from leyline_proxy.plan.derivation import derived_texts
+from leyline_proxy.plan.derivation import derived_texts, readings_after
 from leyline_proxy.plan.naming import name_spans
 from leyline_proxy.plan.synthesis import TurnPlan
 
@@ -265,3 +265,57 @@ def test_readings_are_bounded() -> None:
             talk.messages.append({"role": "user", "content": asides[0]})
     assert max(map(len, talk.session.readings.read.values())) <= MAX_RUNS
     assert opening
+
+
+def test_a_turn_under_way_may_write_from_it() -> None:
+    """While another turn of the session is under way, or the text is out of reach, nobody knows all
+    texts."""
+    talk = Talk()
+    secret = talk.say("user")
+    talk.turn()
+    talk.say("user")
+    assert talk.forget([secret]).complete
+    talk.session = replace(talk.session, in_flight=frozenset({"t1-other"}))
+    found = talk.forget([secret])
+    assert [each.span for each in found.texts] == [output_span(talk.session.turns[0].turn)]
+    assert not found.complete
+
+
+def test_a_stub_of_a_quarantine_is_not_read() -> None:
+    """A turn whose prompt has a stub in a message's place has not read it, unlike one whose prompt
+    has a part of it."""
+    talk = Talk()
+    talk.say("system")
+    secret = talk.say("tool")
+    talk.say("user")
+    talk.turn(f"quarantine:rules=[],patterns=['{secret}']")
+    name = talk.session.turns[0].names.client[1].id
+    assert name not in talk.session.readings.read
+    talk.turn(f"redact:pattern='{secret[:5]}'")
+    assert talk.session.readings.read[name] == ((1, 2),)
+
+
+def test_a_turn_that_is_not_retained_leaves_later_names_unknown() -> None:
+    """Its messages come under new names with the next turn, so the texts of neither are all
+    known; a turn without tokens keeps its names, and only its own text is unknown."""
+    talk = Talk()
+    talk.say("user")
+    talk.turn()
+    turn = talk.session.turns[0]
+    for retained, answers, before in ((True, True, 0), (True, False, 2), (False, True, 3)):
+        after = readings_after(
+            talk.session,
+            "t1-x",
+            turn.prepared,
+            turn.names,
+            hidden=False,
+            retained=retained,
+            answers=answers,
+        ).readings
+        assert after.before == before
+        assert (after.knows("t1-x.out") is not None) == (retained and answers)
+        assert after.read[turn.names.client[0].id] == ((0, 2),)
+    lost = readings_after(
+        talk.session, "t1-x", turn.prepared, None, hidden=False, retained=False, answers=False
+    )
+    assert lost.readings.before == 3
