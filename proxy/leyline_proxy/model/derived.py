@@ -76,7 +76,7 @@ def derived_from(
         kept: questions whose answers the policies keep.
         certain: False if the session may have texts that aren't known here.
     """
-    tracing = _Tracing(readings, forgotten, now)
+    tracing = _Tracing(readings, forgotten, also, now)
     ordered = sorted(readings.texts, key=lambda text: (text.index, _RANK[text.kind]))
     for text in ordered:
         tracing.follow(text)
@@ -97,10 +97,17 @@ def derived_from(
 class _Tracing:
     """The relation of each text to forgotten messages, followed from the oldest to the newest."""
 
-    def __init__(self, readings: Readings, forgotten: Collection[str], now: int | None) -> None:
+    def __init__(
+        self,
+        readings: Readings,
+        forgotten: Collection[str],
+        also: Collection[str],
+        now: int | None,
+    ) -> None:
         self.found: dict[str, Relation] = {}
         self._readings = readings
         self._forgotten = forgotten
+        self._also = also
         self._now = now
         last = max((text.index for text in readings.texts), default=-1)
         self._turns: Mapping[Relation, bytearray] = {
@@ -119,7 +126,11 @@ class _Tracing:
             return
         self.found[text.name] = relation
         # What reads it is derived at second hand, whoever wrote it.
-        self._note("unknown" if relation == "unknown" else "transitive", text.name)
+        self._note(
+            "unknown" if relation == "unknown" else "transitive",
+            text.name,
+            before=self._now if text.name in self._also else None,
+        )
 
     def _relation(self, text: Text) -> Relation | None:
         if text.kind == "message":

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.sessions import after_turn, blank, pipeline, render
+from support.sessions import after_turn, blank, history, pipeline, render
 
 from leyline_engine.contract import output_span
 from leyline_proxy.edits.prepare import prepare
@@ -284,15 +284,12 @@ def test_a_turn_under_way_may_write_from_it() -> None:
 def test_a_stub_of_a_quarantine_is_not_read() -> None:
     """A turn whose prompt has a stub in a message's place has not read it, unlike one whose prompt
     has a part of it."""
-    talk = Talk()
-    talk.say("system")
-    secret = talk.say("tool")
-    talk.say("user")
-    talk.turn(f"quarantine:rules=[],patterns=['{secret}']")
-    name = talk.session.turns[0].names.client[1].id
-    assert name not in talk.session.readings.read
-    talk.turn(f"redact:pattern='{secret[:5]}'")
-    assert talk.session.readings.read[name] == ((1, 2),)
+    session = after_turn(blank("s"), history(1), "quarantine:rules=[],patterns=['result 0']")
+    name = session.turns[0].names.client[3].id
+    assert session.turns[0].prepared.quarantined.keys() == {3}
+    assert name not in session.readings.read
+    session = after_turn(session, history(1), "redact:pattern='result 0'")
+    assert session.readings.read[name] == ((1, 2),)
 
 
 def test_a_turn_that_is_not_retained_leaves_later_names_unknown() -> None:
