@@ -117,7 +117,7 @@ class _Tracing:
         self._first: dict[Relation, int] = {}
         """The first of these turns."""
         for name in forgotten:
-            self._note("direct", name, before=now)
+            self._note("direct", name)
 
     def follow(self, text: Text) -> None:
         """Find a text's relation, after those of all older texts."""
