@@ -306,7 +306,7 @@ class SpanLedger:
         """Return lineages whose moved KV read one of a tenant's ``spans``, and from where on."""
         found: dict[LineageKey, int] = {}
         wanted = {*spans, *_unknown(scope)}
-        for key, readers in self._readers_of(scope):
+        for key, readers in self.readers_of(scope):
             first = [readers[span] for span in readers.keys() & wanted]
             if first:
                 found[key] = min(first)
@@ -316,7 +316,7 @@ class SpanLedger:
         """Return all spans of a session that any lineage remembers."""
         return frozenset(
             span
-            for _, readers in self._readers_of(session[0])
+            for _, readers in self.readers_of(session[0])
             for span in readers
             if (span.scope, span.session) == session
         )
@@ -324,7 +324,7 @@ class SpanLedger:
     def strike(self, scope: str, spans: Collection[SpanKey]) -> None:
         """Remove a tenant's spans from the readers: no KV that read them can be found any more."""
         gone = set(spans)
-        for _, readers in self._readers_of(scope):
+        for _, readers in self.readers_of(scope):
             for span in readers.keys() & gone:
                 del readers[span]
 
@@ -332,12 +332,12 @@ class SpanLedger:
         """Return the tenants whose lineages may remember a tenant's spans, itself included."""
         others = {
             owner
-            for (owner, _), readers in self._readers_of(scope)
+            for (owner, _), readers in self.readers_of(scope)
             if any(span.scope == scope or span == ANYTHING for span in readers)
         }
         return frozenset({scope, *others})
 
-    def _readers_of(self, scope: str) -> Iterator[tuple[LineageKey, dict[SpanKey, int]]]:
+    def readers_of(self, scope: str) -> Iterator[tuple[LineageKey, dict[SpanKey, int]]]:
         """Yield the records of lineages that may remember spans of a tenant, whosever they are."""
         for key, readers in self._readers.items():
             if key[0] == scope or key in self._foreign:

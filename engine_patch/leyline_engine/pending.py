@@ -17,9 +17,17 @@ class PendingForgets:
         self._changed: set[str] = set()
         self._waiting: dict[Hashable, dict[str, int]] = {}
         self._released: list[tuple[str, int]] = []
+        self._owners: dict[str, Hashable] = {}
 
-    def open(self, ticket: str, overwritten: int, shared: int) -> ForgetCounts:
-        """Open a ticket, and count the slots that wait for it already."""
+    def open(
+        self, ticket: str, overwritten: int, shared: int, owner: Hashable = None
+    ) -> ForgetCounts:
+        """Open a ticket, and count the slots that wait for it already.
+
+        Args:
+            owner: the session whose spans are forgotten.
+        """
+        self._owners[ticket] = owner
         pending = sum(waits.get(ticket, 0) for waits in self._waiting.values())
         pending += sum(count for name, count in self._released if name == ticket)
         self._counts[ticket] = ForgetCounts(overwritten, shared, pending)
@@ -45,6 +53,11 @@ class PendingForgets:
         for holder in holders:
             self._released.extend(self._waiting.pop(holder, {}).items())
 
+    def of(self, owner: Hashable) -> int:
+        """Return the number of slots that wait, of all tickets of a session."""
+        tickets = (ticket for ticket, whose in self._owners.items() if whose == owner)
+        return sum(self._counts[ticket].pending for ticket in tickets if ticket in self._counts)
+
     def settle(self) -> None:
         """Count all slots that were given back as overwritten."""
         for ticket, count in self._released:
@@ -66,4 +79,5 @@ class PendingForgets:
         changed = {ticket: self._counts[ticket] for ticket in self._changed}
         self._changed.clear()
         self._counts = {t: counts for t, counts in self._counts.items() if counts.pending}
+        self._owners = {t: owner for t, owner in self._owners.items() if t in self._counts}
         return changed

@@ -29,6 +29,7 @@ from leyline_proxy.model.messages import Message, fingerprint
 from leyline_proxy.model.session import Place, RetainedTurn, Session, TurnSummary
 from leyline_proxy.model.undeclared import UndeclaredRules
 from leyline_proxy.model.verdicts import Verdict
+from leyline_proxy.plan.derivation import readings_after
 from leyline_proxy.plan.naming import name_spans
 from leyline_proxy.plan.synthesis import synthesize
 
@@ -103,6 +104,15 @@ def after_turn(
     )
     session = replace(
         session, policy_states=prepared.states, places={f"run{index % 2}": Place("a", bool(index))}
+    )
+    session = readings_after(
+        session,
+        name,
+        prepared,
+        names,
+        hidden=bool(receipt.lineage),
+        retained=True,
+        answers=bool(outputs),
     )
     return session.retain(turn, summary, keep=4, now=2.0 + index)
 

@@ -1,4 +1,5 @@
-"""Claims beside the engine's thread: commands to it, its clock, and requests that wait in vain."""
+"""Claims beside the engine's thread: commands to it, its clock, and requests that wait in vain;
+questions about its ledger come the same way."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ from leyline_engine.contract import (
     ClaimCommand,
     ClaimReply,
     DemoteClaim,
+    LedgerAnswer,
+    LedgerQuestion,
     Receipt,
     ReleaseClaim,
     SubmitClaim,
@@ -34,7 +37,7 @@ _EVERY_MS = 1000
 """Maximum age of the book's time while a claim has a deadline and requests come, in ms."""
 
 
-_Reply = ClaimReply | bool
+_Reply = ClaimReply | LedgerAnswer | bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +86,10 @@ class ClaimDesk:
         changes = isinstance(command, SubmitClaim | ReleaseClaim | DemoteClaim)
         return self._queue(partial(self._claims.keeper.carry_out, command), changes=changes)
 
+    def ask_ledger(self, question: LedgerQuestion) -> asyncio.Future[LedgerAnswer]:
+        """Queue a question about the engine's ledger. Called on a running loop."""
+        return self._queue(partial(self._engine.read_ledger, question), changes=False)
+
     def ask_to_flush(self) -> asyncio.Future[bool]:
         """Queue a flush of the cache; its reply is False if a request runs.
 
@@ -115,7 +122,7 @@ class ClaimDesk:
                 self._tick()
                 asked.settle(asked.run())
             except Exception as error:
-                log.exception("a command about a claim failed")
+                log.exception("a command failed")
                 asked.settle(error)
         return changed
 

@@ -20,6 +20,8 @@ from leyline_engine.contract import (
     EditPayload,
     ForgetCounts,
     KVFacts,
+    LedgerAnswer,
+    LedgerQuestion,
     Proof,
     Recompute,
     engine_actions,
@@ -27,6 +29,7 @@ from leyline_engine.contract import (
 from leyline_engine.edits import forgets
 from leyline_engine.energy import EnergyAccount
 from leyline_engine.ledger import SpanLedger, Struck
+from leyline_engine.ledger_reading import read_ledger
 from leyline_engine.lineage import fold_keys
 from leyline_engine.metrics import EngineMetrics, NoMetrics
 from leyline_engine.occupancy import PoolLevels, RegistryLevels, held_by_claims
@@ -247,6 +250,11 @@ class ReplayEngine:
             forgets: what :meth:`settled_forgets` returned.
         """
         return self.proofs.settled(forgets)
+
+    def read_ledger(self, question: LedgerQuestion) -> LedgerAnswer:
+        """Return who holds or has read spans of a session."""
+        pending = self.cache.pending_of((question.scope, question.session))
+        return read_ledger(question, self.cache.ledger, self.cache.registry, pending)
 
     def _start(
         self, request: GenerationRequest, admission: Admission, started: int, *, admits: bool

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -15,6 +16,8 @@ from leyline_engine.contract import (
     ClaimCommand,
     ClaimProblem,
     ClaimReply,
+    LedgerAnswer,
+    LedgerQuestion,
     ProblemCode,
     Receipt,
     TurnRecord,
@@ -42,6 +45,8 @@ from leyline_engine.replay.metrics import Filing, Readings
 from leyline_engine.replay.sequence import Sequence
 
 log = logging.getLogger(__name__)
+
+_Reply = TypeVar("_Reply")
 
 
 class EngineOverloadedError(Exception):
@@ -140,25 +145,29 @@ class EngineService:
         Raises:
             EngineStoppedError: the engine carries out no more commands.
         """
-        if self._desk is None:
-            problem = ClaimProblem(ProblemCode.UNSUPPORTED, "this engine takes no claims")
-            return ClaimReply(problem=problem)
-        with self._wake:
-            self._check_open()
-            reply = self._desk.ask(command)
-            self._wake.notify()
-        return await reply
+        reply = await self._beside(lambda desk: desk.ask(command))
+        problem = ClaimProblem(ProblemCode.UNSUPPORTED, "this engine takes no claims")
+        return reply or ClaimReply(problem=problem)
 
     async def flush(self) -> bool:
         """Empty the cache, between two rounds; returns False if a request runs.
 
         Call on a running loop; raises as :meth:`claims`.
         """
+        return await self._beside(lambda desk: desk.ask_to_flush()) or False
+
+    async def ledger(self, question: LedgerQuestion) -> LedgerAnswer | None:
+        """Return what the ledger has of a session; None without a desk. Called and raises as
+        :meth:`claims`."""
+        return await self._beside(lambda desk: desk.ask_ledger(question))
+
+    async def _beside(self, ask: Callable[[ClaimDesk], asyncio.Future[_Reply]]) -> _Reply | None:
+        """Return the answer to what is asked between two rounds; None without a desk."""
         if self._desk is None:
-            return False
+            return None
         with self._wake:
             self._check_open()
-            reply = self._desk.ask_to_flush()
+            reply = ask(self._desk)
             self._wake.notify()
         return await reply
 

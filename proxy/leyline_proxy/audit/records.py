@@ -11,6 +11,7 @@ import msgspec
 
 from leyline_engine.contract import Outcome, Receipt
 
+from ..model.derived import Derived
 from ..model.messages import Message, text_of
 from ..model.verdicts import Verdict
 from .chain import AuditKey, key_id
@@ -52,6 +53,8 @@ class TurnFacts:
     """Engines that still have to receive a forget."""
     unreachable: bool = False
     """True if text to forget may be in a place that no forget finds."""
+    derived: Derived | None = None
+    """Texts that are derived from what was forgotten; None if nothing was."""
 
 
 def turn_record(facts: TurnFacts, key: AuditKey | None) -> Record:
@@ -80,6 +83,8 @@ def turn_record(facts: TurnFacts, key: AuditKey | None) -> Record:
         record["edits_omitted"] = facts.edits.omitted
     if len(facts.forget) > MAX_NAMES:
         record["forget_omitted"] = len(facts.forget) - MAX_NAMES
+    if facts.derived is not None:
+        record |= facts.derived.account()
     if facts.unreachable:
         record["unreachable"] = True
     if facts.owed:
@@ -122,6 +127,7 @@ def quarantine_record(
     receipt: Receipt | None = None,
     reason: str | None = None,
     owed: Sequence[str] = (),
+    derived: Derived | None = None,
 ) -> Record:
     """Return the record of a message that was put into quarantine.
 
@@ -130,6 +136,7 @@ def quarantine_record(
         receipt: of the turn that brought the verdict; None without one.
         reason: a word from a list, as the caller gave it.
         owed: engines that still have to forget.
+        derived: texts that are derived from all messages of the demand, in its first record.
     """
     return {
         **_stamp(at, "quarantine"),
@@ -144,6 +151,7 @@ def quarantine_record(
         "turn": verdict.turn or None,
         "forgot": _forgot(receipt),
         "owed": list(owed),
+        **(derived.account() if derived is not None else {}),
     }
 
 

@@ -49,6 +49,19 @@ _MODEL: Schema = {**STRING, "minLength": 1}
 _STREAM: Schema = {"type": ["boolean", "null"]}
 _OBJECTS: Schema = {"type": "array", "items": ANYTHING}
 
+_DERIVED: Schema = {
+    "type": "array",
+    "maxItems": 256,
+    "items": _object(
+        {
+            "span": STRING,
+            "message": _nullable("integer", minimum=0),
+            "role": STRING,
+            "read": {"enum": ["direct", "transitive", "unknown"]},
+        }
+    ),
+}
+
 SCHEMAS: dict[str, Schema] = {
     "Error": _object(
         {
@@ -150,7 +163,10 @@ SCHEMAS: dict[str, Schema] = {
                 {"result": {"enum": ["erased", "owed", "unreachable"]}, "owed": COUNT}
             ),
             "responses_deleted": COUNT,
-        }
+            "derived": _DERIVED,
+            "derived_complete": {"type": "boolean"},
+        },
+        {"derived_omitted": COUNT},
     ),
     "Proof": _object(
         {
@@ -186,11 +202,33 @@ SCHEMAS: dict[str, Schema] = {
                             "type": "array",
                             "items": _object({"turn": STRING, "from": COUNT}),
                         },
+                        "engines": {
+                            "type": "array",
+                            "items": _object(
+                                {
+                                    "engine": STRING,
+                                    "turns": _nullable("integer", minimum=0),
+                                    "lineages": _nullable("integer", minimum=0),
+                                    "from": _nullable("integer", minimum=0),
+                                }
+                            ),
+                        },
                     }
                 ),
             },
             "total": COUNT,
             "truncated": {"type": "boolean"},
+            "engines": {
+                "type": "array",
+                "items": _object(
+                    {
+                        "engine": STRING,
+                        "answer": {"enum": ["given", "unreachable", "unsupported", "gone"]},
+                        "pending": _nullable("integer", minimum=0),
+                        "owed": {"type": "boolean"},
+                    }
+                ),
+            },
         }
     ),
     "Claim": _object(

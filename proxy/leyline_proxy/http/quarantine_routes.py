@@ -12,6 +12,7 @@ from ..request.parse import decode_body
 from ..request.proof import ProofBody, proof_body
 from ..request.quarantine import quarantine_body
 from ..sessions.ledger import MAX_LISTED, session_ledger
+from ..turns.engine_ledgers import EngineLedgers, with_engines
 from ..turns.quarantine import no_session
 from ..wiring.services import Services
 from .limits import read_body
@@ -23,6 +24,10 @@ _DEFAULT_LISTED = 200
 
 def install_quarantine(app: FastAPI, services: Services) -> None:
     """Register the routes on ``app``."""
+    secret = services.settings.hints_secret
+    engines = EngineLedgers(
+        services.pool, hints_secret=secret.get_secret_value() if secret is not None else None
+    )
 
     @app.post(f"{_SESSION}/quarantine", tags=["leyline"])
     async def quarantine(session_id: str, request: Request) -> JSONResponse:
@@ -55,7 +60,10 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
         found = await services.store.get(tenant.name, session_id)
         if found is None or not found.answered:
             raise no_session()
-        return JSONResponse(session_ledger(found, offset=offset, limit=limit))
+        document = session_ledger(found, offset=offset, limit=limit)
+        spans = [each["span"] for each in document["spans"]]
+        answers = await engines.ask(found, spans)
+        return JSONResponse(with_engines(document, answers))
 
 
 async def wanted_proof(request: Request, services: Services) -> ProofBody:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from leyline_engine.contract import (
 )
 
 from .prepared import Prepared
+from .readings import Readings
 from .rendered import Rendered
 from .spans import SpanName, SpanNames
 from .verdicts import Verdict
@@ -26,8 +26,6 @@ from .verdicts import Verdict
 MAX_HISTORY = 512
 MAX_DEPARTED = 4096
 """Largest number of names of past turns that a session remembers."""
-
-_TURN_NAME = re.compile(r"t(\d+)\b")
 
 _NAME_BYTES = 160
 """Size of a name and its fingerprint."""
@@ -43,12 +41,6 @@ def turn_name(index: int, unique: str) -> str:
         unique: a part that no other turn of that number has.
     """
     return f"t{index}-{unique}"
-
-
-def turn_index(name: str) -> int | None:
-    """Return the number in the name of a turn, or of a message that a turn brought; else None."""
-    found = _TURN_NAME.match(name)
-    return int(found[1]) if found else None
 
 
 EditMode = Literal["amortize", "forget", "exact"]
@@ -227,6 +219,8 @@ class Session:
     are."""
     verdicts: tuple[Verdict, ...] = ()
     """Messages in quarantine, oldest first."""
+    readings: Readings = field(default_factory=Readings)
+    """Texts that models wrote, and the messages that each had read."""
 
     @property
     def last(self) -> RetainedTurn | None:
@@ -243,7 +237,8 @@ class Session:
         """Approximate bytes of the session."""
         written = sum(map(len, self.completions.values()))
         held = sum(turn.weight for turn in self.turns)
-        named = _NAME_BYTES * self.departed.size + _VERDICT_BYTES * len(self.verdicts)
+        names = self.departed.size + self.readings.size
+        named = _NAME_BYTES * names + _VERDICT_BYTES * len(self.verdicts)
         return held + written + named
 
     def retain(
@@ -322,6 +317,8 @@ class Session:
             self,
             turns=(),
             departed=Departed(),
+            # From the next turn on, messages have other names.
+            readings=Readings().lose(self.next_index),
             policy_states={},
             completions={},
             unnamed=self.unnamed + unnamed,
@@ -332,5 +329,11 @@ class Session:
     ) -> Session:
         departed = self.departed.after(gone, turns)
         if departed is None:
-            return replace(self, turns=turns, departed=Departed(), unnamed=self.unnamed + 1)
+            return replace(
+                self,
+                turns=turns,
+                departed=Departed(),
+                unnamed=self.unnamed + 1,
+                readings=self.readings.lose(self.next_index),
+            )
         return replace(self, turns=turns, departed=departed)

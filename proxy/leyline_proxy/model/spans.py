@@ -12,6 +12,7 @@ possible former names; a forget then names all of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import lt
@@ -22,6 +23,14 @@ from .rendered import Rendered
 
 ANYTHING = "*"
 """A name that no span ever has: a ledger asked to forget it forgets the whole session."""
+
+_TURN_NAME = re.compile(r"t(\d+)\b")
+
+
+def turn_index(name: str) -> int | None:
+    """Return the number in the name of a turn, or of a message that a turn brought; else None."""
+    found = _TURN_NAME.match(name)
+    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from ..audit.records import (
     turn_record,
 )
 from ..audit.writer import AuditWriter, Job
+from ..model.derived import Derived
 from ..model.history import CONTINUES
 from ..model.places import owed
 from ..model.session import Session
@@ -140,12 +141,22 @@ class Auditor:
             self._tell(erasure_record(tenant, session, engine, result, time.time()))
 
     def quarantined(
-        self, tenant: str, session: str, verdict: Verdict, *, reason: str, owed: Sequence[str]
+        self,
+        tenant: str,
+        session: str,
+        verdict: Verdict,
+        *,
+        reason: str,
+        owed: Sequence[str],
+        derived: Derived | None = None,
     ) -> None:
         """Record a message that was put into quarantine on demand."""
         if self._writer is not None:
-            owner = (tenant, session)
-            self._tell(quarantine_record(owner, verdict, time.time(), reason=reason, owed=owed))
+            owner, at = (tenant, session), time.time()
+            record = quarantine_record(
+                owner, verdict, at, reason=reason, owed=owed, derived=derived
+            )
+            self._tell(record)
 
     def _verdicts(self, turn: Turn, receipt: Receipt | None, waiting: Sequence[str]) -> None:
         """Record the messages that a turn put into quarantine."""
@@ -245,6 +256,7 @@ class Auditor:
             forget=plan.forget,
             owed=waiting,
             unreachable=plan.unreachable,
+            derived=planned.derived,
         )
 
     def _tell(self, record: Record) -> None:

@@ -15,8 +15,8 @@ from leyline_engine.contract import MAX_FORGOTTEN, output_span
 
 from ..model.history import CONTINUES
 from ..model.prepared import Prepared
-from ..model.session import RetainedTurn, Session, turn_index
-from ..model.spans import ANYTHING, SpanName, SpanNames, outer_extents
+from ..model.session import RetainedTurn, Session
+from ..model.spans import ANYTHING, SpanName, SpanNames, outer_extents, turn_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +82,37 @@ def spans_to_forget(
         return ()
     if is_unvouched(session, named=named) or (session is not None and session.unnamed):
         return (ANYTHING,)
+    fresh = fresh_marks(turn, prepared, names, session)
+    if fresh and session is not None and session.in_flight:
+        return (ANYTHING,)  # another request may have brought the message, under another name
+    found = dict.fromkeys(
+        name
+        for place in fresh
+        for name in names.client[place].all
+        if not name.startswith(f"{turn}.")
+    )
+    exceeds = ANYTHING in found or len(found) > MAX_FORGOTTEN
+    return (ANYTHING,) if exceeds else tuple(found)
+
+
+def fresh_marks(
+    turn: str, prepared: Prepared, names: SpanNames, session: Session | None
+) -> tuple[int, ...]:
+    """Return the indices of messages that are to be forgotten and that no earlier turn met.
+
+    Args:
+        turn: this turn's name.
+    """
     turns = session.turns if session is not None else ()
-    found: dict[str, None] = {}
-    fresh = False
+    found: list[int] = []
     for place in prepared.forget_marks:
         wanted = dict.fromkeys(
             name for name in names.client[place].all if not name.startswith(f"{turn}.")
         )
         written = any(output_span(source.turn) in wanted for source in turns)
         if written or _is_new(prepared, place, wanted, turns):
-            fresh = True
-            found.update(wanted)
-    if fresh and session is not None and session.in_flight:
-        return (ANYTHING,)  # another request may have brought the message, under another name
-    exceeds = ANYTHING in found or len(found) > MAX_FORGOTTEN
-    return (ANYTHING,) if exceeds else tuple(found)
+            found.append(place)
+    return tuple(found)
 
 
 def is_unvouched(session: Session | None, *, named: bool) -> bool:

@@ -13,6 +13,7 @@ from leyline_engine.contract import ATTENTION_SINK, LiteralSegment, Mode, Outcom
 from leyline_policies import Policy
 
 from ..edits.editing import Edited, EditInput
+from ..model.derived import Derived
 from ..model.diff import diff_messages
 from ..model.prepared import Prepared
 from ..model.rendered import Rendered
@@ -26,6 +27,7 @@ from ..request.parse import ChatRequest
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.handshake import UpstreamStatus
+from .derivation import derived_texts
 from .forgetting import is_unreachable, spans_to_forget
 from .naming import name_spans
 from .synthesis import TurnPlan, demands_of, synthesize
@@ -84,6 +86,8 @@ class Planned:
     """The outcome for edits that could wait; None if there are none."""
     verdicts: tuple[Verdict, ...] = ()
     """Verdicts on the messages in quarantine."""
+    derived: Derived | None = None
+    """Texts that are derived from what is forgotten; None if nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,20 @@ def plan_turn(
     plan = _with_uncached(decide(plan, given.status), prepared, given.session)
     if is_unreachable(prepared, names, given.session, traced=given.traced):
         plan = replace(plan, unreachable=True)
-    return Planned(prepared, rendered, names, plan, draft.edited.decision)
+    derived = _derived(given, prepared, names, plan)
+    return Planned(prepared, rendered, names, plan, draft.edited.decision, derived=derived)
+
+
+def _derived(
+    given: PlanInput, prepared: Prepared, names: SpanNames | None, plan: TurnPlan
+) -> Derived | None:
+    try:
+        return derived_texts(
+            plan, prepared, names, given.session, turn=given.turn, index=given.index
+        )
+    except Exception as error:  # the account says that it is unknown; the turn is sent all the same
+        log.error("derivation_failed", error=type(error).__name__, frames=frames_of(error))
+        return Derived()
 
 
 def decide(plan: TurnPlan, status: UpstreamStatus) -> TurnPlan:

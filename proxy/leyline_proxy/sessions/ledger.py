@@ -10,8 +10,8 @@ from typing import Any, Literal
 from leyline_engine.contract import Mode, output_span
 
 from ..model.prepared import Prepared
-from ..model.session import RetainedTurn, Session, turn_index
-from ..model.spans import outer_extents
+from ..model.session import RetainedTurn, Session
+from ..model.spans import outer_extents, turn_index
 from ..model.verdicts import Verdict
 
 MAX_LISTED = 1000

@@ -17,6 +17,7 @@ from leyline_engine.contract import (
     token_digest,
 )
 
+from ..model.derived import Derived
 from ..model.rendered import Rendered
 from ..model.session import RetainedTurn
 from ..model.vocabulary import ForgetResult
@@ -106,6 +107,7 @@ def caller_account(
     result = forget_result(turn, receipt, forgets_owed)
     if result is not None:
         account["forgot"] = {"result": result, **(account["forgot"] or {})}
+        account |= (turn.planned.derived or Derived()).account()
     if forgets_owed:
         account["forgets_owed"] = forgets_owed
     if turn.planned.plan.omitted:

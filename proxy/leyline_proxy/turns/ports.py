@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from leyline_engine.contract import ProofPlace, Receipt
 
 from ..audit.followup import Ask
+from ..model.derived import Derived
 from ..model.session import Session
 from ..model.verdicts import Verdict
 from .settled import SettledTurn
@@ -53,13 +54,21 @@ class QuarantineLog(Protocol):
     """A lasting record of verdicts that no turn brought."""
 
     def quarantined(
-        self, tenant: str, session: str, verdict: Verdict, *, reason: str, owed: Sequence[str]
+        self,
+        tenant: str,
+        session: str,
+        verdict: Verdict,
+        *,
+        reason: str,
+        owed: Sequence[str],
+        derived: Derived | None = None,
     ) -> None:
         """Record a message that was put into quarantine on demand.
 
         Args:
             reason: a word from a list.
             owed: engines that have to forget it, as ``UpstreamStatus.retains_as`` names them.
+            derived: texts that are derived from the demand's messages; given with one of them.
         """
 
 

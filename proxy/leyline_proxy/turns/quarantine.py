@@ -10,9 +10,11 @@ from leyline_engine.contract import output_span
 from leyline_policies.verbs import VERDICT, Verbs
 
 from ..errors import BadRequestError, NotFoundError, SessionStoreGoneError
+from ..model.derived import Derived, derived_from
 from ..model.history import FRAME
 from ..model.places import all_owed, owed
-from ..model.session import RetainedTurn, Session, turn_index
+from ..model.session import RetainedTurn, Session
+from ..model.spans import turn_index
 from ..model.verdicts import MAX_VERDICTS, Verdict, demanded, keyed_print, with_verdicts
 from ..request.quarantine import QuarantineBody
 from ..sessions import SessionStore
@@ -31,6 +33,8 @@ class _Target:
     """A message as a caller names it."""
 
     verdict: Verdict
+    names: tuple[str, ...]
+    """Every name that it has or may have had."""
     first: int
     """Number of the turn that brought it; 0 if unknown."""
 
@@ -99,13 +103,9 @@ class Quarantines:
         if self._kept is not None and after.demands > before[0].demands:
             await self._kept.forget(tenant, session_id, "", before[0].demands)
         self._erasures.start(after)
-        waiting, old = tuple(owed(after.places)), set(before[0].verdicts)
-        new = {each.span for each in set(after.verdicts) - old}
-        for verdict in verdicts:
-            if verdict.span in new:
-                self._audit.quarantined(
-                    tenant, session_id, verdict, reason=body.reason, owed=waiting
-                )
+        derived = _derived(after, targets, under_way=bool(session.in_flight))
+        new = set(after.verdicts) - set(before[0].verdicts)
+        self._record(after, [v for v in verdicts if v.span in {n.span for n in new}], body, derived)
         first = min(each.first for each in targets)
         deleted = 0
         if body.responses:
@@ -119,8 +119,23 @@ class Quarantines:
                 {"span": each.verdict.span, "message": each.verdict.message} for each in targets
             ],
             "forgot": _forgot(now, first),
+            **derived.account(),
             "responses_deleted": deleted,
         }
+
+    def _record(
+        self, after: Session, verdicts: list[Verdict], body: QuarantineBody, derived: Derived
+    ) -> None:
+        waiting, told = tuple(owed(after.places)), [derived]
+        for verdict in verdicts:
+            self._audit.quarantined(
+                after.tenant,
+                after.id,
+                verdict,
+                reason=body.reason,
+                owed=waiting,
+                derived=told.pop() if told else None,
+            )
 
     def _check_store(self) -> None:
         if self._store.problem is not None:
@@ -147,6 +162,7 @@ def condemned(session: Session, verdicts: list[Verdict], placing: Placing) -> Se
         session.without_tokens(),
         verdicts=known,
         completions={},  # models may have written them from the text
+        readings=session.readings.forget({each.span for each in verdicts}),
         places=all_owed(places),
         demands=session.demands + 1,
     )
@@ -176,6 +192,23 @@ def _forgot(session: Session, first: int) -> dict[str, Any]:
     return {"result": "owed" if waiting else "erased", "owed": waiting}
 
 
+def _derived(session: Session, targets: list[_Target], *, under_way: bool) -> Derived:
+    """Return the texts of a session that are derived from messages in quarantine.
+
+    Args:
+        under_way: True if a turn may be writing another one.
+    """
+    forgotten = {name for each in targets for name in each.names}
+    first = min(each.first for each in targets)
+    return derived_from(
+        session.readings,
+        forgotten,
+        session.last.names if session.last is not None else None,
+        also={name for each in session.verdicts for name in each.spans},
+        certain=not (under_way or session.in_flight) and session.untraced <= first,
+    )
+
+
 def _targets(session: Session, body: QuarantineBody, key: bytes) -> Iterator[_Target]:
     last = session.last
     count = len(last.prepared.client) if last is not None else 0
@@ -197,7 +230,7 @@ def _in_turn(turn: RetainedTurn, place: int, key: bytes, param: str, *, newest: 
         raise BadRequestError(f"{param}: instructions can't be put into quarantine.", param=param)
     prints = (keyed_print(turn.prepared.client_fingerprints[place], key),)
     first = min((turn_index(each) or 0 for each in name.all), default=0)
-    return _Target(_verdict(name.id, prints, place if newest else None, role), first)
+    return _Target(_verdict(name.id, prints, place if newest else None, role), name.all, first)
 
 
 def _named(session: Session, span: str, key: bytes, param: str) -> _Target:
@@ -208,13 +241,14 @@ def _named(session: Session, span: str, key: bytes, param: str) -> _Target:
             return _in_turn(turn, place, key, param, newest=turn is session.last)
     values = [value for value, names in session.departed.messages.items() if span in names]
     answers = {output_span(turn.turn) for turn in session.turns if turn.output_ids}
-    if not values and span not in answers and span not in session.departed.outputs:
+    text = session.readings.knows(span)
+    if not values and text is None and span not in {*answers, *session.departed.outputs}:
         raise BadRequestError(
             f"{param} names no message of this session; its ledger lists the names.", param=param
         )
     prints = tuple(keyed_print(value, key) for value in values)
-    role = "" if values else "assistant"
-    return _Target(_verdict(span, prints, None, role), turn_index(span) or 0)
+    role = "" if values else text.role if text is not None else "assistant"
+    return _Target(_verdict(span, prints, None, role), (span,), turn_index(span) or 0)
 
 
 def _verdict(span: str, prints: tuple[int, ...], message: int | None, role: str) -> Verdict:

@@ -8,9 +8,10 @@ from leyline_engine.contract import Reason
 
 from ..model.places import all_owed
 from ..model.prepared import Prepared
-from ..model.session import Session, TurnSummary
+from ..model.session import RetainedTurn, Session, TurnSummary
 from ..model.spans import ANYTHING
 from ..model.verdicts import with_verdicts
+from ..plan.derivation import readings_after
 from ..request.identify import NAMED
 from .placing import Placing
 from .settled import SettledTurn
@@ -53,6 +54,7 @@ def session_after(
     current = placing.after(current, turn, settled.run, obeyed=obeyed)
     index = current.next_index
     kept = replace(source, index=index) if source is not None else None
+    current = _with_readings(current, settled, kept)
     current = _with_verdicts(_with_policies(current, turn.planned.prepared), turn)
     summary = TurnSummary(
         index=index,
@@ -76,6 +78,8 @@ def session_without(
         now: seconds since the epoch.
     """
     current = _with_verdicts(session or _new_session(turn, placing, now), turn)
+    # A part of its answer may have reached the client.
+    current = replace(current, readings=current.readings.lose(current.next_index))
     if not turn.enveloped:
         current = _untraced(current, current.next_index + 1)
         return _all_owing(current, turn, placing) if turn.planned.plan.forgets else current
@@ -140,6 +144,21 @@ def _with_verdicts(session: Session, turn: Turn) -> Session:
     if not turn.planned.verdicts:
         return session
     return replace(session, verdicts=with_verdicts(session.verdicts, turn.planned.verdicts))
+
+
+def _with_readings(session: Session, settled: SettledTurn, source: RetainedTurn | None) -> Session:
+    """Return the session with what the turn's answer had read."""
+    turn = settled.turn
+    return readings_after(
+        session,
+        turn.name,
+        turn.planned.prepared,
+        turn.planned.names,
+        # Without a receipt, nobody knows what the engine copied.
+        hidden=bool(settled.receipt.lineage) or (turn.enveloped and settled.record is None),
+        retained=source is not None,
+        answers=source is not None and bool(source.output_ids),
+    )
 
 
 def _with_policies(session: Session, prepared: Prepared) -> Session:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -45,6 +45,19 @@ _MAX_FAILURES = 3
 _MAX_REMEMBERED = 1_024
 
 _Question = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text for a policy."""
+
+    name: str
+    """Its name, and that of its question at the engine."""
+    turn: str
+    """Name of the turn whose policy asked."""
+    key: str
+    answer: str | None
+    """None if the model gave none."""
 
 
 class Writing:
@@ -100,7 +113,8 @@ class Writing:
 
     async def _answer(self, owner: tuple[str, str], turn: Turn, wanted: Completion) -> bool:
         # Record it before the engine sees it: a forget must know of it in any case.
-        body, run = self._body(turn, wanted), turn.status.retains_as
+        name = f"w-{uuid4().hex[:12]}"
+        body, run = self._body(turn, wanted, name), turn.status.retains_as
         told = "custom_params" in body
         asking = await self._store.update(
             *owner, lambda session: _asking(_known(session), run, told=told)
@@ -113,13 +127,16 @@ class Writing:
             session = await self._store.update(
                 *owner,
                 lambda now: _asked(
-                    _known(now), asking, (run, turn.replica.name), key=wanted.key, answer=kept
+                    _known(now),
+                    asking,
+                    (run, turn.replica.name),
+                    text=_Text(name, turn.name, wanted.key, kept),
                 ),
             )
             self._erasures.start(session)
         return answer is not None
 
-    def _body(self, turn: Turn, wanted: Completion) -> dict[str, Any]:
+    def _body(self, turn: Turn, wanted: Completion, name: str) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": wanted.model or turn.request.model,
             "messages": list(wanted.messages),
@@ -134,7 +151,7 @@ class Writing:
         payload = edit_payload(
             turn.request,
             turn.identity.session_id,
-            f"w-{uuid4().hex[:12]}",
+            name,
             TurnPlan(),
             sink_of(turn.status),
             secret=self._hints_secret,
@@ -173,9 +190,7 @@ def _asking(session: Session, run: str, *, told: bool) -> Session:
     return session.lose_turn()
 
 
-def _asked(
-    session: Session, asking: Session, place: tuple[str, str], *, key: str, answer: str | None
-) -> Session:
+def _asked(session: Session, asking: Session, place: tuple[str, str], *, text: _Text) -> Session:
     """Return the session after a question.
 
     Demands made meanwhile came too early for KV that the question left in the cache, and may
@@ -184,11 +199,12 @@ def _asked(
     Args:
         asking: the session when the question was asked.
         place: the run that was asked, and its replica.
+        text: the answer.
     """
     # A concurrent forget must learn that a request ended meanwhile.
     session, demands = session.lose_turn(), session.demands
     if demands == asking.demands:
-        return session if answer is None else _with_answer(session, key, answer)
+        return _with_text(session, text)
     owing = after_turn(session.places, *place, demanded=False, owes=True)
     return replace(session, places=owing)
 
@@ -199,6 +215,12 @@ def _known(session: Session | None) -> Session:
     return session
 
 
-def _with_answer(session: Session, key: str, answer: str) -> Session:
-    kept: Mapping[str, str] = {**session.completions, key: answer}
-    return replace(session, completions=dict(list(kept.items())[-_MAX_KEPT:]))
+def _with_text(session: Session, text: _Text) -> Session:
+    if text.answer is None:
+        return session
+    kept: Mapping[str, str] = {**session.completions, text.key: text.answer}
+    return replace(
+        session,
+        completions=dict(list(kept.items())[-_MAX_KEPT:]),
+        readings=session.readings.written(text.name, text.turn, text.key),
+    )

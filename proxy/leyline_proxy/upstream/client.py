@@ -289,8 +289,10 @@ class UpstreamClient:
             )
         return reply
 
-    async def answer_to_claims(self, body: bytes, secret: str | None) -> httpx.Response:
-        """Return the engine's answer to an encoded command about claims. Raises as :meth:`open`.
+    async def answer_to_claims(
+        self, body: bytes, secret: str | None, path: str = CLAIMS_PATH
+    ) -> httpx.Response:
+        """Return the engine's answer to an encoded command, about claims. Raises as :meth:`open`.
 
         Args:
             secret: signs the command; None leaves it unsigned.
@@ -299,12 +301,7 @@ class UpstreamClient:
         if secret is not None:
             own.append((SIGNATURE_HEADER.encode(), sign_bytes(body, secret).encode()))
         async with self.open(
-            "POST",
-            CLAIMS_PATH,
-            headers=(),
-            own=own,
-            content=body,
-            timeout_s=self._small_timeout_s,
+            "POST", path, headers=(), own=own, content=body, timeout_s=self._small_timeout_s
         ) as response:
             await read(response)
             return response

@@ -277,8 +277,12 @@ class CacheManager:
         struck(Struck(session, spans, lineages, whole))
         earlier = before or ForgetCounts()
         return self._forgets.open(
-            ticket, len(slots) + earlier.overwritten, shared + earlier.shared_retained
+            ticket, len(slots) + earlier.overwritten, shared + earlier.shared_retained, session
         )
+
+    def pending_of(self, session: SessionKey) -> int:
+        """Return the slots of a session's forgets that running requests still hold."""
+        return self._forgets.of(session)
 
     def _under_lineages(self, tainted: Mapping[int, int]) -> list[Node]:
         """Return the tops of KV cached under lineages, whatever its publisher.

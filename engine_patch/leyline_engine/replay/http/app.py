@@ -25,7 +25,9 @@ from starlette.routing import Route
 from leyline_engine.contract import (
     CAPABILITY_PATH,
     CLAIMS_PATH,
+    LEDGER_PATH,
     MAX_COMMAND_BYTES,
+    MAX_QUESTION_BYTES,
     RECEIPT_PATH,
     RENDERER_PATH,
     SIGNATURE_HEADER,
@@ -52,6 +54,7 @@ from leyline_engine.replay.http.schema import (
     check_native,
     decode_body,
     decode_claim_command,
+    decode_ledger_question,
 )
 from leyline_engine.replay.service import EngineService
 from leyline_engine.replay.text.chat import PromptEncoder
@@ -185,7 +188,21 @@ class EngineEndpoints:
 
     async def claims(self, request: Request) -> Response:
         """``POST`` of one command about claims; signed if proxy and engine share a secret."""
-        body = await self._read(request, MAX_COMMAND_BYTES)
+        body = await self._signed(request, MAX_COMMAND_BYTES)
+        reply = await self._service.claims(decode_claim_command(body))
+        return Response(msgspec.json.encode(reply), media_type="application/json")
+
+    async def ledger(self, request: Request) -> Response:
+        """``POST`` of one question about the ledger; signed like a command."""
+        question = decode_ledger_question(await self._signed(request, MAX_QUESTION_BYTES))
+        answer = await self._service.ledger(question)
+        if answer is None:
+            raise ApiError(404, "this engine takes no questions", code="not_found")
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    async def _signed(self, request: Request, most: int) -> bytes:
+        """Return the body of a command of the proxy's."""
+        body = await self._read(request, most)
         secret = self._options.hints_secret
         given = request.headers.get(SIGNATURE_HEADER, "")
         if secret is not None and not is_signature_of(given, body, secret):
@@ -195,8 +212,7 @@ class EngineEndpoints:
                 kind="permission_error",
                 code="invalid_signature",
             )
-        reply = await self._service.claims(decode_claim_command(body))
-        return Response(msgspec.json.encode(reply), media_type="application/json")
+        return body
 
     async def renderer(self, request: Request) -> Response:
         """Return chat template, special tokens and tokenizer."""
@@ -330,6 +346,7 @@ def build_app(
             Route(RECEIPT_PATH, guarded(endpoints.receipt)),
             Route(RENDERER_PATH, guarded(endpoints.renderer)),
             Route(CLAIMS_PATH, guarded(endpoints.claims), methods=["POST"]),
+            Route(LEDGER_PATH, guarded(endpoints.ledger), methods=["POST"]),
         ],
         exception_handlers={HTTPException: _http_error},
         lifespan=lifespan,

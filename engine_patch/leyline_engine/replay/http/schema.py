@@ -9,7 +9,13 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from leyline_engine.contract import ClaimCommand, ClaimError, decode_command
+from leyline_engine.contract import (
+    ClaimCommand,
+    ClaimError,
+    LedgerQuestion,
+    decode_command,
+    decode_question,
+)
 from leyline_engine.replay.http.errors import ApiError
 from leyline_engine.replay.text.sampling import SamplingParams
 
@@ -172,6 +178,11 @@ def decode_claim_command(raw: bytes) -> ClaimCommand:
         ApiError: it isn't JSON or not a command, or a field has the wrong type or value.
     """
     return _decoded(decode_command, raw)
+
+
+def decode_ledger_question(raw: bytes) -> LedgerQuestion:
+    """Decode a question about the ledger. Raises as :func:`decode_claim_command`."""
+    return _decoded(decode_question, raw)
 
 
 def _decoded(decode: Callable[[bytes], D], raw: bytes) -> D:
