@@ -12,6 +12,7 @@ import torch
 
 from leyline_engine.contract import Reason, TurnRecord
 from leyline_engine.replay.engine import GenerationRequest
+from leyline_engine.replay.sequence import Sequence
 from leyline_engine.replay.text.detokenizer import IncrementalDetokenizer
 from leyline_engine.replay.text.sampling import SampledToken, Sampler, SamplingParams
 from leyline_engine.replay.text.stops import StopMatcher
@@ -190,3 +191,18 @@ class GeneratedAnswer:
         self._announced = True
         tokens, self._unsent = tuple(self._unsent), []
         return TextEvent(text, tokens)
+
+
+@dataclass(eq=False, slots=True)
+class RunningJob:
+    """An admitted job, its sequence and its answer so far."""
+
+    job: Job
+    sequence: Sequence
+    answer: GeneratedAnswer
+
+    def forward(self) -> torch.Tensor | None:
+        """Run the next step: a prefill chunk, or feed back the token sampled last."""
+        if self.answer.sampled:
+            return self.sequence.decode_step(self.answer.last_token)
+        return self.sequence.prefill_step()

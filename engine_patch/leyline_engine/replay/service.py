@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
-
 from leyline_engine.contract import (
     ClaimCommand,
     ClaimProblem,
@@ -39,6 +37,7 @@ from leyline_engine.replay.generation import (
     GeneratedAnswer,
     Job,
     JobSpec,
+    RunningJob,
     TextEvent,
 )
 from leyline_engine.replay.metrics import Filing, Readings
@@ -63,19 +62,6 @@ class ServiceLimits:
 
     max_running: int = 8
     max_waiting: int = 64
-
-
-@dataclass(eq=False, slots=True)
-class _Running:
-    job: Job
-    sequence: Sequence
-    answer: GeneratedAnswer
-
-    def forward(self) -> torch.Tensor | None:
-        """Run the next step: a prefill chunk, or feed back the token sampled last."""
-        if self.answer.sampled:
-            return self.sequence.decode_step(self.answer.last_token)
-        return self.sequence.prefill_step()
 
 
 class EngineService:
@@ -113,7 +99,7 @@ class EngineService:
         self._closing = False
         self._failure: str | None = None
         self._deadline = float("inf")
-        self._running: ScopedQueues[_Running] = ScopedQueues()
+        self._running: ScopedQueues[RunningJob] = ScopedQueues()
         """Running jobs; the engine thread's own."""
         self._idle_checked = True
         self._thread = threading.Thread(target=self._main, name="leyline-engine", daemon=True)
@@ -305,7 +291,7 @@ class EngineService:
             log.exception("request %s failed at admission", job.spec.request.request_id)
             job.channel.put(ErrorEvent(error))
         else:
-            running = _Running(job, sequence, GeneratedAnswer(job.spec, self._decode))
+            running = RunningJob(job, sequence, GeneratedAnswer(job.spec, self._decode))
             self._running.push(job.spec.scope, running)
             self._filing.began(job.spec, TurnRecord(receipt=sequence.receipt))
         return True
@@ -325,7 +311,7 @@ class EngineService:
                 self._send(victim, victim.answer.cut_short())
                 self._finish(victim)
 
-    def _outgrew(self, running: _Running) -> bool:
+    def _outgrew(self, running: RunningJob) -> bool:
         """End an answer with an error if claims hold the slots that it wants."""
         desk = self._desk
         error = None if desk is None else desk.outgrown(running.job, running.sequence)
@@ -336,7 +322,7 @@ class EngineService:
         running.job.channel.put(ErrorEvent(error))
         return True
 
-    def _step(self, running: _Running) -> bool:
+    def _step(self, running: RunningJob) -> bool:
         """Run one step; returns False if the request can't continue for lack of a slot."""
         if running.job.cancelled or running.job.channel.abandoned:
             record = self._filing.ended(running.job.spec, self._end(running).abort())
@@ -360,11 +346,11 @@ class EngineService:
             self._finish(running)
         return True
 
-    def _send(self, running: _Running, event: TextEvent | None) -> None:
+    def _send(self, running: RunningJob, event: TextEvent | None) -> None:
         if event is not None:
             running.job.channel.put(event)
 
-    def _finish(self, running: _Running) -> None:
+    def _finish(self, running: RunningJob) -> None:
         answer, sequence = running.answer, self._end(running)
         try:
             record = self._filing.ended(running.job.spec, sequence.finish(answer.last_token))
@@ -376,7 +362,7 @@ class EngineService:
         reason = answer.finish or FinishReason.STOP
         running.job.channel.put(FinishEvent(reason, record, answer.sampled))
 
-    def _end(self, running: _Running) -> Sequence:
+    def _end(self, running: RunningJob) -> Sequence:
         self._running.remove(running.job.spec.scope, running)
         return running.sequence
 

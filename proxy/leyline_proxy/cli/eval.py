@@ -71,6 +71,9 @@ def evaluate(
     engine: _Engine = "replay",
     model: _Model = None,
     api_key: _ApiKey = None,
+    tables: Annotated[
+        str, typer.Option(metavar="NAME,…", help="Only these tables \\[all].", show_default=False)
+    ] = "",
     quick: Annotated[
         bool, typer.Option("--quick", help="Few cases and short answers: some minutes.")
     ] = False,
@@ -89,10 +92,13 @@ def evaluate(
 
     Tables: single_prompt, trajectory_12, random_edits, trajectory_50, stubs. Each has agreement of
     the first token, of the answer and of the called tool, and KL, L2 and top-10 overlap of the
-    first token's logits, against both references. removal: the cache after a forget, to the last
-    bit. rotary_sweep, chained_rotations, storage_floor: the rotation of keys, without a model.
+    first token's logits, against both references. stripped_thinking: the same for thinking that the
+    model's template strips. boundary_recompute: the tokens after an edit to compute again; it
+    recommends a fidelity profile. composed: whole sessions through a proxy, by policy. removal: the
+    cache after a forget, to the last bit. rotary_sweep, chained_rotations, storage_floor: the
+    rotation of keys, without a model.
 
-    An endpoint gives log probabilities of at most 4,096 tokens, and only the first five tables. The
+    An endpoint gives log probabilities of at most 4,096 tokens, and only tables of answers. The
     control needs --engine sglang. If the engine wants signed hints, set LEYLINE_HINTS_SECRET.
 
     Measured cases are in OUT.journal until the report is there. After an interruption, run the same
@@ -106,7 +112,9 @@ def evaluate(
     scale = Scale.QUICK if quick else Scale.FULL
     with _explained(console, json_out):
         _check(engine, json_out, html)
-        document = _run(console, _target(engine, model, api_key, json_out), scale, json_out, html)
+        chosen = tuple(filter(None, map(str.strip, tables.split(","))))
+        target = _target(engine, model, api_key, json_out)
+        document = _run(console, target, scale, json_out, html, tables=chosen)
     _print_findings(document)
 
 
@@ -122,6 +130,7 @@ def _explained(console: Console, out: Path) -> Iterator[None]:
     from leyline_engine.fidelity.errors import SubjectError
     from leyline_engine.fidelity.journal import JournalError
 
+    from ..evaluation.running import UnknownTableError
     from ..replay.errors import MissingExtraError
     from ..replay.sglang_process import SglangProcessError
     from ..upstream.embedded import EngineUnavailable
@@ -139,6 +148,7 @@ def _explained(console: Console, out: Path) -> Iterator[None]:
         JournalError,
         MissingExtraError,
         SubjectError,
+        UnknownTableError,
     ) as error:
         _say(console, str(error))
         raise typer.Exit(2) from error
@@ -179,7 +189,13 @@ def _check(engine: str, json_out: Path, html: Path | None) -> None:
 
 
 def _run(
-    console: Console, target: Target, scale: Scale, json_out: Path, html: Path | None
+    console: Console,
+    target: Target,
+    scale: Scale,
+    json_out: Path,
+    html: Path | None,
+    *,
+    tables: tuple[str, ...],
 ) -> dict[str, Any]:
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
@@ -197,7 +213,7 @@ def _run(
             task = bars.add_task("cases", total=left)
             return lambda title: bars.update(task, advance=1, description=title)
 
-        return run_evaluation(evaluation, scale, json_out, html, begin)
+        return run_evaluation(evaluation, scale, json_out, html, begin, tables=tables)
 
 
 def _print_findings(document: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -27,6 +27,10 @@ _RECOMMENDS = "boundary_recompute"
 """Name of the experiment that recommends profiles."""
 
 
+class UnknownTableError(Exception):
+    """A table that doesn't exist; the message lists those that do."""
+
+
 def journal_of(out: Path) -> Path:
     """Return the file with the measured cases of an unfinished report."""
     return out.with_name(f"{out.name}.journal")
@@ -38,6 +42,8 @@ def evaluate(
     out: Path,
     html: Path | None,
     begin: Callable[[int], Callable[[str], None]],
+    *,
+    tables: Collection[str] = (),
 ) -> dict[str, Any]:
     """Measure what the journal lacks, and write the report.
 
@@ -46,8 +52,10 @@ def evaluate(
         html: the report for readers.
         begin: called with the number of cases that are left; what it returns is called with an
             experiment's title after each.
+        tables: names of the tables to measure; empty for all.
 
     Raises:
+        UnknownTableError: there is no such table for this engine.
         JournalError: the journal is another run's, or can't be written.
         OSError: the report can't be written. The journal stays.
         SubjectError: a case can't be measured. The journal stays.
@@ -55,9 +63,9 @@ def evaluate(
     """
     identity = {"version": version("leyline-kv"), **evaluation.identity}
     with Journal(journal_of(out), identity) as journal:
-        experiments = _with_composed(evaluation, journal, scale)
+        experiments = _chosen(_with_composed(evaluation, journal, scale), tables)
         advance = begin(count_left(experiments, journal, scale))
-        tables = measure_all(experiments, journal, scale, advance)
+        measured = measure_all(experiments, journal, scale, advance)
         document = {
             "version": identity["version"],
             "engine": evaluation.engine,
@@ -67,8 +75,8 @@ def evaluate(
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "notes": list(evaluation.notes),
             "left_out": dict(evaluation.left_out),
-            "tables": tables,
-            "profiles": [each for table in tables.values() for each in table["profiles"]],
+            "tables": measured,
+            "profiles": [each for table in measured.values() for each in table["profiles"]],
         }
         files = {out: orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n"}
         if html is not None:
@@ -76,6 +84,16 @@ def evaluate(
         write_all(files)
         journal.remove()
     return document
+
+
+def _chosen(experiments: Sequence[Experiment], tables: Collection[str]) -> Sequence[Experiment]:
+    known = [each.name for each in experiments]
+    for name in tables:
+        if name not in known:
+            raise UnknownTableError(
+                f"--tables: there is no table {name} for this engine; there are {', '.join(known)}"
+            )
+    return [each for each in experiments if not tables or each.name in tables]
 
 
 def _with_composed(evaluation: Evaluation, journal: Journal, scale: Scale) -> Sequence[Experiment]:

@@ -98,6 +98,19 @@ def test_a_user_s_model_gets_all_tables(model: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in out.parent.iterdir()) == ["r.html", "r.json"]
 
 
+def test_one_table_can_be_measured_alone(model: Path, tmp_path: Path) -> None:
+    """Others are absent, and an unknown one is named with those that exist."""
+    out = tmp_path / "r.json"
+    chosen = "rotary_sweep, chained_rotations"
+    result = invoke("--model", model, "--quick", "--json", out, "--tables", chosen)
+    assert result.exit_code == 0, result.output
+    tables = json.loads(out.read_text())["tables"]
+    assert set(tables) == {"rotary_sweep", "chained_rotations"}
+    wrong = invoke("--model", model, "--quick", "--json", out, "--tables", "rotations")
+    assert wrong.exit_code == 2
+    assert "no table rotations" in said(wrong) and "chained_rotations" in said(wrong)
+
+
 @pytest.mark.usefixtures("short_sessions")
 def test_an_interruption_says_how_to_continue(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
