@@ -8,7 +8,7 @@ different rows agree in all four with a probability of 2**-124 at most.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import shake_256
 
@@ -50,11 +50,14 @@ class Part:
         """Return the rows of entries."""
         return self.rows[torch.from_numpy(entries).to(self.rows.device)]
 
-    def slots(self, entry: int) -> list[int]:
-        """Return the slots whose content an entry is."""
+    def slots(self, entries: Collection[int]) -> Mapping[int, Sequence[int]]:
+        """Return the slots whose content entries are, by entry; one pass over all slots."""
         if self.entry_of is None:
-            return [entry]
-        found: list[int] = np.flatnonzero(self.entry_of == entry).tolist()
+            return {entry: [entry] for entry in entries}
+        found: dict[int, list[int]] = {entry: [] for entry in entries}
+        wanted = np.fromiter(entries, dtype=np.int64, count=len(entries))
+        for slot in np.flatnonzero(np.isin(self.entry_of, wanted)).tolist():
+            found[int(self.entry_of[slot])].append(slot)
         return found
 
 

@@ -162,12 +162,29 @@ def _equals(proof: SessionProof, parts: Sequence[Part], slots: Slots | None) -> 
     for part in parts:
         entries = None if slots is None else part.entries(slots)
         wanted = entries if entries is None else entries[entries >= 0]
-        for entry, paths in proof.rows.find(part, wanted).items():
+        equal = proof.rows.find(part, wanted)
+        slots_of = part.slots(equal.keys())
+        for entry, paths in equal.items():
             # An entry of no slot has no holder.
-            for slot in part.slots(entry) or [-1 - entry]:
+            for slot in slots_of[entry] or [-1 - entry]:
                 found.setdefault(slot, set()).update(paths)
                 counts[slot] += 1
     return {slot: Equal(paths, counts[slot], len(parts)) for slot, paths in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """The paths that sessions sent, computed once per set of sessions: rows have few of them."""
+
+    site: ProofSite
+    paths: Paths
+    known: dict[frozenset[Owner], set[bytes]] = field(default_factory=dict)
+
+    def __call__(self, owners: Collection[Owner]) -> set[bytes]:
+        some = frozenset(owners)
+        if some not in self.known:
+            self.known[some] = self.site.sent(some, self.paths)
+        return self.known[some]
 
 
 def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPlace]:
@@ -178,6 +195,7 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
         for place in dict.fromkeys(part.place for part in parts)
     }
     rows = site.rows_by_place()
+    sent = _Sent(site, proof.paths)
     tallies: dict[str, Counter[Judgement]] = {place: Counter() for place in (*rows, "origin")}
     for place, some in by_place.items():
         equals = _equals(proof, some, None)
@@ -190,7 +208,7 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
                 equal,
                 held,
                 proof.session,
-                lambda owners: site.sent(owners, proof.paths),
+                sent,
                 readers=proof.readers,
                 again=again,
             )
