@@ -145,19 +145,30 @@ class Prover(ForgetWitness):
 
     def settled(self, forgets: Mapping[str, ForgetCounts]) -> dict[str, Proof]:
         """Return the proofs that changed since the last call, given the forgets that did."""
-        for ticket, counts in forgets.items():
-            proof = self._open.get(ticket)
-            if proof is None or proof.first is None or counts.pending:
-                continue
+        for ticket in self._closing(forgets):
+            proof = self._open.pop(ticket)
             try:
                 self._site.scrub()
                 result = proof.closed(self._site)
             except Exception as error:
                 result = _fail(proof, error)
             self._changed[ticket] = self._agreed(result)
-            del self._open[ticket]
         changed, self._changed = self._changed, {}
         return changed
+
+    def _closing(self, forgets: Mapping[str, ForgetCounts]) -> list[str]:
+        """Return the proofs that nothing holds open any more, given the forgets that progressed."""
+        begun = {ticket: proof for ticket, proof in self._open.items() if proof.first is not None}
+        if not forgets or not begun:
+            return []
+        for ticket, counts in forgets.items():
+            if ticket in begun:
+                begun[ticket].owed = bool(counts.pending)
+        # What one forget waits for may be what an earlier one does.
+        waiting = self._site.waiting() if any(proof.held for proof in begun.values()) else set()
+        for proof in begun.values():
+            proof.held &= waiting
+        return [ticket for ticket, proof in begun.items() if not proof.owed and not proof.held]
 
 
 def _fail(proof: SessionProof, error: Exception) -> Proof:

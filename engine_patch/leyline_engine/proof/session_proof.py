@@ -88,6 +88,12 @@ class SessionProof:
     """Lineages that have read them, as radix keys carry them."""
     waiting: set[int] = field(default_factory=set)
     """Slots that are to be overwritten when their holders end."""
+    doomed: set[int] = field(default_factory=set)
+    """Slots of the rows that were doomed when the forget began."""
+    held: set[int] = field(default_factory=set)
+    """Those of them that wait to be overwritten, for whichever forget."""
+    owed: bool = False
+    """True while the forget itself is pending."""
     turns: set[str] = field(default_factory=set)
     """Names of the session's turns that were retained, or ran, when it forgot."""
     first: Proof | None = None
@@ -104,6 +110,7 @@ class SessionProof:
     def doom(self, site: ProofSite, slots: Slots, paths: Sequence[Path]) -> None:
         """Digest rows that have to go."""
         parts = site.parts()
+        self.doomed.update(slots.tolist())
         if parts and len(slots):
             self.rows.add(slots, paths, parts)
 
@@ -120,10 +127,12 @@ class SessionProof:
         Args:
             waiting: slots that are to be overwritten when their holders end.
             pending: True if the forget waits for any of them.
+
+        An earlier forget may wait for the same rows; the proof is pending then, too.
         """
-        self.waiting = waiting
+        self.waiting, self.held, self.owed = waiting, waiting & self.doomed, pending
         self.first = self._result([*self._changing(site, again=False), _ledger(self, site)], site)
-        return msgspec.structs.replace(self.first, pending=pending)
+        return msgspec.structs.replace(self.first, pending=pending or bool(self.held))
 
     def closed(self, site: ProofSite) -> Proof:
         """Look everywhere again, after the last slot was overwritten.

@@ -186,6 +186,13 @@ class SchedulerSite:
             own = owner == proof.session
             if own or path.runs:
                 self._doom(doomed, proof, self.cached(path), path.keys, 0, own=own)
+        for each in self._cache.condemned:
+            # An earlier forget waits for it, perhaps of the same session: nothing tells whose it is.
+            keys, start = each.path.keys, each.start
+            slots = self.cached(each.path)[start:]
+            end, exact = start + len(slots), max(0, exact_length(keys) - start)
+            paths = proof.paths.of(keys)[start:end]
+            doomed.add(slots.tolist(), keys[start:end], paths, start=start, exact=exact, own=True)
         for turn in running:
             # Its own KV is withheld, or its forget is this one's.
             if turn.session == proof.session and turn.withheld:
