@@ -97,6 +97,18 @@ class RowDigester:
         return known
 
 
+def filled(tensors: Sequence[torch.Tensor], slots: Slots) -> Slots:
+    """Return those of some slots that aren't zero in all of a pool's tensors."""
+    found = np.zeros(len(slots), dtype=np.bool_)
+    for tensor in tensors:
+        rows = max(1, _LANES_AT_ONCE * 4 // max(1, tensor[:1].numel() * tensor.element_size()))
+        for start in range(0, len(slots), rows):
+            at = torch.from_numpy(slots[start : start + rows]).to(tensor.device)
+            raw = tensor[at].reshape(len(at), -1).contiguous().view(torch.uint8) != 0
+            found[start : start + rows] |= raw.any(dim=1).cpu().numpy()
+    return slots[found]
+
+
 def _portions(rows: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield rows in portions that bound the memory of a step."""
     width = max(1, rows[:1].numel() * rows.element_size() // 4)

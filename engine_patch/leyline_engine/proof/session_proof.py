@@ -43,6 +43,9 @@ class ProofSite(Protocol):
     def holders(self, slots: Collection[int], paths: Paths) -> Mapping[int, Sequence[Holder]]:
         """Return the holders of slots."""
 
+    def filled_free(self) -> Mapping[str, Slots]:
+        """Return the free slots that hold anything in any layer, by ``pool`` and ``origin``."""
+
     def rows_by_place(self) -> Mapping[str, int]:
         """Return the number of the pool's rows by place."""
 
@@ -205,6 +208,7 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
     }
     rows = site.rows_by_place()
     sent = _Sent(site, proof.paths)
+    filled = site.filled_free()
     tallies: dict[str, Counter[Judgement]] = {place: Counter() for place in (*rows, "origin")}
     for place, some in by_place.items():
         equals = _equals(proof, some, None)
@@ -223,6 +227,10 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
             )
             where = held[0].place if held else FREE
             tallies[where if place == "pool" else place][found] += 1
+        # A forget overwrites all free slots. The first layer of one gives its token away, and what
+        # was evicted before the forget was never digested.
+        rest = {*filled.get(place, np.empty(0)).tolist()} - equals.keys() - proof.waiting
+        tallies[FREE if place == "pool" else place][Judgement.SURVIVOR] += len(rest)
     tallies.setdefault(FREE, Counter())[Judgement.SURVIVOR] += proof.late
     scanned = {**rows, "origin": sum(rows.values())}
     return [_place(name, scanned[name], tally) for name, tally in tallies.items()]

@@ -98,6 +98,10 @@ class CacheManager:
         """Number of free slots."""
         return self._allocator.free_count
 
+    def free_slots(self) -> Slots:
+        """Return the free slots, in no particular order."""
+        return self._allocator.free_slots()
+
     def match(self, keys: array[int], limit: int | None = None) -> Match:
         return self.tree.match(keys, limit)
 

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from proof_kit import TEXT, begin, settled, survivors
-from support.replay_engine import admit, cached, make_engine, prefill, register, run
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from proof_kit import TEXT, begin, proven, settled, survivors
+from support.replay_engine import (
+    admit,
+    cached,
+    free_slots,
+    make_engine,
+    prefill,
+    random_tokens,
+    register,
+    run,
+)
 
 from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.replay.engine import ReplayEngine
@@ -40,3 +53,46 @@ def test_a_second_proof_waits_for_what_the_first_waits_for() -> None:
     assert set(last) == {first.receipt.message_id, ticket}
     assert all(each.complete and not survivors(each) for each in last.values())
     assert not held_rows(engine, slots) and not engine.proofs.busy
+
+
+def but_the_first_layer(engine: ReplayEngine) -> Callable[[Slots], None]:
+    """Pool.erase, but for the first layer."""
+    erase, layers = engine.cache.pool.erase, engine.cache.pool._tensors
+
+    def some(slots: Slots) -> None:
+        at = torch.from_numpy(slots)
+        saved = [each[at].clone() for each in layers[0]]
+        erase(slots)
+        for each, rows in zip(layers[0], saved, strict=True):
+            each[at] = rows
+
+    return some
+
+
+def test_a_first_layer_that_stays_is_found() -> None:
+    """A row of the first layer gives its token away: in a free slot, it is a survivor."""
+    engine = make_engine()
+    run(engine, TEXT, register("t1"))
+    engine.cache.pool.erase = but_the_first_layer(engine)  # type: ignore[method-assign]
+    assert survivors(proven(engine)) == {"pool.free": len(TEXT)}
+
+
+def test_what_was_evicted_before_is_found_too() -> None:
+    """Rows that were evicted were never digested, but the forget has to overwrite them."""
+    engine = make_engine(pool=300)
+    run(engine, TEXT, register("t1"))
+    slots = cached(engine, TEXT).copy()
+    for seed, count in ((9, 150), (8, 60)):
+        run(engine, random_tokens(count, seed), register("t1", session=f"z{seed}"))
+    assert not len(cached(engine, TEXT))
+    left = held_rows(engine, np.intersect1d(slots, free_slots(engine)))
+    assert left
+
+    def kept(some: Slots) -> None:
+        engine.cache.pool._left[some] = False
+
+    erase, engine.cache.pool.erase = engine.cache.pool.erase, kept  # type: ignore[method-assign]
+    proof = proven(engine)
+    assert proof.doomed == 0 and survivors(proof)["pool.free"] >= left
+    erase(free_slots(engine))
+    assert not survivors(proven(engine))
