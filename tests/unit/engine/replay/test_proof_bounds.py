@@ -25,8 +25,8 @@ def keeps_copies(engine: ReplayEngine) -> int:
     run(engine, TEXT, EditPayload(session="y", scope=SCOPE, turn="a1", spans=spans))
     cut = Directive(40, 45)
     prompt, payload = edit(TEXT, [cut], tail=[9], session="y", source_turn="a1", turn="a2")
-    spans = (SpanLabel("m2", 0, 55), SpanLabel("m1", 55, 95), SpanLabel("m3", 95, 96))
-    _, record = run(engine, prompt, replace(payload, spans=spans))
+    changed = (SpanLabel("m2", 0, 55), SpanLabel("m1", 55, 95), SpanLabel("m3", 95, 96))
+    _, record = run(engine, prompt, replace(payload, spans=changed))
     return record.receipt.tokens.spliced
 
 
