@@ -46,6 +46,9 @@ class ProofSite(Protocol):
     def filled_free(self) -> Mapping[str, Slots]:
         """Return the free slots that hold anything in any layer, by ``pool`` and ``origin``."""
 
+    def waiting(self) -> set[int]:
+        """Return the slots that are to be overwritten when running requests end."""
+
     def rows_by_place(self) -> Mapping[str, int]:
         """Return the number of the pool's rows by place."""
 
@@ -146,7 +149,8 @@ class SessionProof:
         first = self.first
         if first is None:
             return self._result([], site)
-        self.waiting = set()
+        # What still waits was others', who have forgotten it since: a running request holds it.
+        self.waiting = site.waiting()
         before = {place.place: place for place in first.places}
         # Spans have the same names when the session sends them again.
         places = [*self._changing(site, again=True), before["ledger"]]
@@ -225,6 +229,8 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
                 readers=proof.readers,
                 again=again,
             )
+            if found is Judgement.KEPT and not _in_tenant(proof.session, held):
+                continue  # a count would tell one tenant what another sends
             where = held[0].place if held else FREE
             tallies[where if place == "pool" else place][found] += 1
         # A forget overwrites all free slots. The first layer of one gives its token away, and what
@@ -234,6 +240,12 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
     tallies.setdefault(FREE, Counter())[Judgement.SURVIVOR] += proof.late
     scanned = {**rows, "origin": sum(rows.values())}
     return [_place(name, scanned[name], tally) for name, tally in tallies.items()]
+
+
+def _in_tenant(session: SessionKey, holders: Iterable[Holder]) -> bool:
+    """Return True if another session of the same tenant is among the holders."""
+    owners = {owner for holder in holders for owner in holder.owners} - {session}
+    return any(owner is not None and owner[0] == session[0] for owner in owners)
 
 
 def _place(name: str, scanned: int, tally: Mapping[Judgement, int]) -> ProofPlace:
@@ -266,8 +278,10 @@ def _index(proof: SessionProof, site: ProofSite, *, again: bool) -> ProofPlace:
             continue
         if (source.scope, source.session) == proof.session:
             tally[_of_own(proof, source, again=again)] += 1
-        else:
-            tally[Judgement.KEPT if entry.cached else Judgement.SURVIVOR] += 1
+        elif not entry.cached:
+            tally[Judgement.SURVIVOR] += 1
+        elif source.scope == proof.session[0]:
+            tally[Judgement.KEPT] += 1
     return _place("index", scanned, tally)
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from proof_kit import TEXT, place_of, proven
 from support.replay_engine import SCOPE, edit, make_engine, register, run
 
-from leyline_engine.contract import Directive, EditPayload, SpanLabel
+from leyline_engine.contract import Directive, EditPayload, ProvePayload, SpanLabel
 from leyline_engine.proof.digests import Part
 from leyline_engine.proof.judging import Owner
 from leyline_engine.proof.paths import Paths
@@ -45,6 +45,17 @@ def test_what_sessions_sent_is_computed_once_and_not_per_row() -> None:
     engine.proofs._site = Counting(engine.cache, engine._running)
     assert place_of(proven(engine), "pool.tree").kept == len(TEXT) + copied > 100
     assert Counting.calls == 1
+
+
+def test_a_tenant_with_many_proofs_ends_its_own() -> None:
+    """Of too many open proofs, the tenant that has most loses its oldest."""
+    engine = make_engine()
+    others = ProvePayload(nonce="5e" * 32)
+    engine.proofs.expect("theirs", ("other", "s"), others)
+    for number in range(9):
+        engine.proofs.expect(f"p{number}", (SCOPE, f"s{number}"), others)
+    found = engine.settled_proofs({})
+    assert set(found) == {"p0", "p1"} and all(each.unscanned for each in found.values())
 
 
 def test_the_slots_of_entries_are_those_that_name_them() -> None:

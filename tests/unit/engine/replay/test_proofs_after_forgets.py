@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from proof_kit import TEXT, begin, proven, settled, survivors
 from support.replay_engine import (
+    LIVE,
     admit,
     cached,
     free_slots,
@@ -97,3 +98,16 @@ def test_what_was_evicted_before_is_found_too() -> None:
     assert proof.doomed == 0 and survivors(proof)["pool.free"] == left - 1
     erase(free_slots(engine))
     assert not survivors(proven(engine))
+
+
+def test_no_count_tells_what_another_tenant_sends() -> None:
+    """Equal rows of another tenant are neither survivors nor counted, in any place."""
+    alone, shared = make_engine(), make_engine()
+    for engine, there in ((alone, random_tokens(len(TEXT), 8)), (shared, TEXT)):
+        run(engine, TEXT, register("t1"), reuse=LIVE)
+        run(engine, there, register("t1", session="x", scope="other"), reuse=LIVE)
+    found = [proven(engine) for engine in (alone, shared)]
+    assert len(cached(shared, TEXT)) == len(TEXT)
+    for proof in found:
+        assert proof.complete and not proof.survivors
+        assert not any(place.kept for place in proof.places)
