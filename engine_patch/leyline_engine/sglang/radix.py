@@ -373,14 +373,10 @@ class LeylineRadixCache(UnifiedRadixCache):
         """Overwrite the contents of free slots: of evicted, aborted or duplicate KV."""
         if self._pool is None:
             return
-        self._pool.erase_used(self.free_slots())
-
-    def free_slots(self) -> torch.Tensor:
-        """Return all free slots, int64 ``[n]``."""
         allocator = self.token_to_kv_pool_allocator
         # A batch's frees are delayed until all of them are known.
         free = [allocator.get_all_free_pages(), *(allocator.free_group or ())]
-        return torch.cat(free).to(torch.int64)
+        self._pool.erase_used(torch.cat(free).to(torch.int64))
 
 
 def _key(keys: array[int], space: Space, limit: int | None = None) -> RadixKey:

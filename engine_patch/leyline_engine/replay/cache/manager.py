@@ -86,6 +86,7 @@ class CacheManager:
         """The index of content; learns which slots leave the tree."""
         self.peak_used = 0
         self._allocator = SlotAllocator(capacity)
+        self.free_slots = self._allocator.free_slots
         self._unerased = EMPTY_SLOTS
         self._forgets = PendingForgets()
 
@@ -97,10 +98,6 @@ class CacheManager:
     def free_count(self) -> int:
         """Number of free slots."""
         return self._allocator.free_count
-
-    def free_slots(self) -> Slots:
-        """Return the free slots, in no particular order."""
-        return self._allocator.free_slots()
 
     def match(self, keys: array[int], limit: int | None = None) -> Match:
         return self.tree.match(keys, limit)
