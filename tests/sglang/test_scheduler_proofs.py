@@ -144,6 +144,21 @@ def test_a_proof_waits_for_running_turns() -> None:
     assert last.doomed > first.doomed
 
 
+def test_a_first_layer_that_stays_is_found() -> None:
+    """A row of the first layer gives its token away: in a free slot, it is a survivor."""
+    scheduler = filled()
+    first = scheduler.pool.kv_buffer[0]
+    before = first.clone()
+    erased = scheduler.engine.prover.overwritten
+
+    def restored(slots: object) -> None:
+        first[:] = before
+        erased(slots)  # type: ignore[arg-type]
+
+    scheduler.engine.prover.overwritten = restored  # type: ignore[method-assign]
+    assert survivors(proven(scheduler)) == {"pool.free"}
+
+
 def test_late_slots_that_are_not_overwritten_are_found() -> None:
     """A running turn's slots are checked when it gives them back."""
     scheduler = filled()

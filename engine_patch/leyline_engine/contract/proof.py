@@ -31,7 +31,8 @@ class ProofPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Rows, entries or turns that were looked at."""
     survivors: int = 0
     kept: int = 0
-    """Those that others hold because they sent the same tokens from the beginning themselves."""
+    """Those that others hold because they sent the same tokens from the beginning themselves.
+    Other tenants' aren't counted: a count would tell what they send."""
     sent_again: int = 0
     """Those that the session sent again after the forget."""
     unscanned: str = ""

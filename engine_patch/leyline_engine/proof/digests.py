@@ -8,7 +8,7 @@ different rows agree in all four with a probability of 2**-124 at most.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import shake_256
 
@@ -50,11 +50,14 @@ class Part:
         """Return the rows of entries."""
         return self.rows[torch.from_numpy(entries).to(self.rows.device)]
 
-    def slots(self, entry: int) -> list[int]:
-        """Return the slots whose content an entry is."""
+    def slots(self, entries: Collection[int]) -> Mapping[int, Sequence[int]]:
+        """Return the slots whose content entries are, by entry; one pass over all slots."""
         if self.entry_of is None:
-            return [entry]
-        found: list[int] = np.flatnonzero(self.entry_of == entry).tolist()
+            return {entry: [entry] for entry in entries}
+        found: dict[int, list[int]] = {entry: [] for entry in entries}
+        wanted = np.fromiter(entries, dtype=np.int64, count=len(entries))
+        for slot in np.flatnonzero(np.isin(self.entry_of, wanted)).tolist():
+            found[int(self.entry_of[slot])].append(slot)
         return found
 
 
@@ -92,6 +95,18 @@ class RowDigester:
             known = torch.from_numpy(drawn).to(device)
             self._vectors[lanes, device] = known
         return known
+
+
+def filled(tensors: Sequence[torch.Tensor], slots: Slots) -> Slots:
+    """Return those of some slots that aren't zero in all of a pool's tensors."""
+    found = np.zeros(len(slots), dtype=np.bool_)
+    for tensor in tensors:
+        rows = max(1, _LANES_AT_ONCE * 4 // max(1, tensor[:1].numel() * tensor.element_size()))
+        for start in range(0, len(slots), rows):
+            at = torch.from_numpy(slots[start : start + rows]).to(tensor.device)
+            raw = tensor[at].reshape(len(at), -1).contiguous().view(torch.uint8) != 0
+            found[start : start + rows] |= raw.any(dim=1).cpu().numpy()
+    return slots[found]
 
 
 def _portions(rows: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from leyline_engine.sources import SessionKey
 log = logging.getLogger(__name__)
 
 MAX_OPEN = 8
-"""Proofs that may be open at once; of more, the oldest fails."""
+"""Proofs that may be open at once; of more, the oldest of the tenant with most fails."""
 
 
 class ProvenEngine(ProofSite, Protocol):
@@ -36,9 +36,6 @@ class ProvenEngine(ProofSite, Protocol):
         spared: Sequence[array[int]],
     ) -> Doomed:
         """Return what a forget has to remove; see :meth:`.ForgetWitness.forgetting`."""
-
-    def waiting(self) -> set[int]:
-        """Return the slots that are to be overwritten when running requests end."""
 
     def written(self, slots: Slots) -> Slots:
         """Return the indices of slots that their request has written."""
@@ -77,9 +74,15 @@ class Prover(ForgetWitness):
         proof.turns |= {*self._site.running(session)}
         self._open[ticket] = proof
         while len(self._open) > self.max_open:
-            gone, proof = self._open.popitem(last=False)
+            gone = self._most_dispensable()
+            proof = self._open.pop(gone)
             proof.failed = "more proofs were asked for than an engine keeps open"
             self._changed[gone] = Proof(pending=False, unscanned=proof.failed)
+
+    def _most_dispensable(self) -> str:
+        """Return the oldest proof of the tenant that has most open: no tenant ends another's."""
+        (scope, _), *_ = Counter(proof.session[0] for proof in self._open.values()).most_common(1)
+        return next(name for name, proof in self._open.items() if proof.session[0] == scope)
 
     def give_up(self, ticket: str, reason: str) -> None:
         """Note that a forget failed, so that nothing can be proven."""
@@ -145,19 +148,30 @@ class Prover(ForgetWitness):
 
     def settled(self, forgets: Mapping[str, ForgetCounts]) -> dict[str, Proof]:
         """Return the proofs that changed since the last call, given the forgets that did."""
-        for ticket, counts in forgets.items():
-            proof = self._open.get(ticket)
-            if proof is None or proof.first is None or counts.pending:
-                continue
+        for ticket in self._closing(forgets):
+            proof = self._open.pop(ticket)
             try:
                 self._site.scrub()
                 result = proof.closed(self._site)
             except Exception as error:
                 result = _fail(proof, error)
             self._changed[ticket] = self._agreed(result)
-            del self._open[ticket]
         changed, self._changed = self._changed, {}
         return changed
+
+    def _closing(self, forgets: Mapping[str, ForgetCounts]) -> list[str]:
+        """Return the proofs that nothing holds open any more, given the forgets that progressed."""
+        begun = {ticket: proof for ticket, proof in self._open.items() if proof.first is not None}
+        if not forgets or not begun:
+            return []
+        for ticket, counts in forgets.items():
+            if ticket in begun:
+                begun[ticket].owed = bool(counts.pending)
+        # What one forget waits for may be what an earlier one does.
+        waiting = self._site.waiting() if any(proof.held for proof in begun.values()) else set()
+        for proof in begun.values():
+            proof.held &= waiting
+        return [ticket for ticket, proof in begun.items() if not proof.owed and not proof.held]
 
 
 def _fail(proof: SessionProof, error: Exception) -> Proof:

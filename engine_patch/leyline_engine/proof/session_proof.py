@@ -43,6 +43,12 @@ class ProofSite(Protocol):
     def holders(self, slots: Collection[int], paths: Paths) -> Mapping[int, Sequence[Holder]]:
         """Return the holders of slots."""
 
+    def filled_free(self) -> Mapping[str, Slots]:
+        """Return the free slots that hold anything in any layer, by ``pool`` and ``origin``."""
+
+    def waiting(self) -> set[int]:
+        """Return the slots that are to be overwritten when running requests end."""
+
     def rows_by_place(self) -> Mapping[str, int]:
         """Return the number of the pool's rows by place."""
 
@@ -88,6 +94,12 @@ class SessionProof:
     """Lineages that have read them, as radix keys carry them."""
     waiting: set[int] = field(default_factory=set)
     """Slots that are to be overwritten when their holders end."""
+    doomed: set[int] = field(default_factory=set)
+    """Slots of the rows that were doomed when the forget began."""
+    held: set[int] = field(default_factory=set)
+    """Those of them that wait to be overwritten, for whichever forget."""
+    owed: bool = False
+    """True while the forget itself is pending."""
     turns: set[str] = field(default_factory=set)
     """Names of the session's turns that were retained, or ran, when it forgot."""
     first: Proof | None = None
@@ -104,6 +116,7 @@ class SessionProof:
     def doom(self, site: ProofSite, slots: Slots, paths: Sequence[Path]) -> None:
         """Digest rows that have to go."""
         parts = site.parts()
+        self.doomed.update(slots.tolist())
         if parts and len(slots):
             self.rows.add(slots, paths, parts)
 
@@ -120,10 +133,12 @@ class SessionProof:
         Args:
             waiting: slots that are to be overwritten when their holders end.
             pending: True if the forget waits for any of them.
+
+        An earlier forget may wait for the same rows; the proof is pending then, too.
         """
-        self.waiting = waiting
+        self.waiting, self.held, self.owed = waiting, waiting & self.doomed, pending
         self.first = self._result([*self._changing(site, again=False), _ledger(self, site)], site)
-        return msgspec.structs.replace(self.first, pending=pending)
+        return msgspec.structs.replace(self.first, pending=pending or bool(self.held))
 
     def closed(self, site: ProofSite) -> Proof:
         """Look everywhere again, after the last slot was overwritten.
@@ -134,7 +149,8 @@ class SessionProof:
         first = self.first
         if first is None:
             return self._result([], site)
-        self.waiting = set()
+        # What still waits was others', who have forgotten it since: a running request holds it.
+        self.waiting = site.waiting()
         before = {place.place: place for place in first.places}
         # Spans have the same names when the session sends them again.
         places = [*self._changing(site, again=True), before["ledger"]]
@@ -162,12 +178,29 @@ def _equals(proof: SessionProof, parts: Sequence[Part], slots: Slots | None) -> 
     for part in parts:
         entries = None if slots is None else part.entries(slots)
         wanted = entries if entries is None else entries[entries >= 0]
-        for entry, paths in proof.rows.find(part, wanted).items():
+        equal = proof.rows.find(part, wanted)
+        slots_of = part.slots(equal.keys())
+        for entry, paths in equal.items():
             # An entry of no slot has no holder.
-            for slot in part.slots(entry) or [-1 - entry]:
+            for slot in slots_of[entry] or [-1 - entry]:
                 found.setdefault(slot, set()).update(paths)
                 counts[slot] += 1
     return {slot: Equal(paths, counts[slot], len(parts)) for slot, paths in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """The paths that sessions sent, computed once per set of sessions: rows have few of them."""
+
+    site: ProofSite
+    paths: Paths
+    known: dict[frozenset[Owner], set[bytes]] = field(default_factory=dict)
+
+    def __call__(self, owners: Collection[Owner]) -> set[bytes]:
+        some = frozenset(owners)
+        if some not in self.known:
+            self.known[some] = self.site.sent(some, self.paths)
+        return self.known[some]
 
 
 def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPlace]:
@@ -178,6 +211,8 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
         for place in dict.fromkeys(part.place for part in parts)
     }
     rows = site.rows_by_place()
+    sent = _Sent(site, proof.paths)
+    filled = site.filled_free()
     tallies: dict[str, Counter[Judgement]] = {place: Counter() for place in (*rows, "origin")}
     for place, some in by_place.items():
         equals = _equals(proof, some, None)
@@ -190,15 +225,27 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
                 equal,
                 held,
                 proof.session,
-                lambda owners: site.sent(owners, proof.paths),
+                sent,
                 readers=proof.readers,
                 again=again,
             )
+            if found is Judgement.KEPT and not _in_tenant(proof.session, held):
+                continue  # a count would tell one tenant what another sends
             where = held[0].place if held else FREE
             tallies[where if place == "pool" else place][found] += 1
+        # A forget overwrites all free slots. The first layer of one gives its token away, and what
+        # was evicted before the forget was never digested.
+        rest = {*filled.get(place, np.empty(0)).tolist()} - equals.keys() - proof.waiting
+        tallies[FREE if place == "pool" else place][Judgement.SURVIVOR] += len(rest)
     tallies.setdefault(FREE, Counter())[Judgement.SURVIVOR] += proof.late
     scanned = {**rows, "origin": sum(rows.values())}
     return [_place(name, scanned[name], tally) for name, tally in tallies.items()]
+
+
+def _in_tenant(session: SessionKey, holders: Iterable[Holder]) -> bool:
+    """Return True if another session of the same tenant is among the holders."""
+    owners = {owner for holder in holders for owner in holder.owners} - {session}
+    return any(owner is not None and owner[0] == session[0] for owner in owners)
 
 
 def _place(name: str, scanned: int, tally: Mapping[Judgement, int]) -> ProofPlace:
@@ -231,8 +278,10 @@ def _index(proof: SessionProof, site: ProofSite, *, again: bool) -> ProofPlace:
             continue
         if (source.scope, source.session) == proof.session:
             tally[_of_own(proof, source, again=again)] += 1
-        else:
-            tally[Judgement.KEPT if entry.cached else Judgement.SURVIVOR] += 1
+        elif not entry.cached:
+            tally[Judgement.SURVIVOR] += 1
+        elif source.scope == proof.session[0]:
+            tally[Judgement.KEPT] += 1
     return _place("index", scanned, tally)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from leyline_engine.contract import ProofPlace
 from leyline_engine.ledger import SpanKey
 from leyline_engine.lineage import TOKEN_BITS, exact_length, fold_keys
-from leyline_engine.proof.digests import Part
+from leyline_engine.proof.digests import Part, filled
 from leyline_engine.proof.dooming import Doomed, doomed_text
 from leyline_engine.proof.judging import Holder, Owner
 from leyline_engine.proof.paths import Paths
@@ -93,6 +93,11 @@ class ReplaySite:
                     holder = Holder(RUNNING, path, frozenset({request.session}), lineage)
                     found.setdefault(slot, []).append(holder)
         return found
+
+    def filled_free(self) -> Mapping[str, Slots]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        free, pool = self._cache.free_slots(), self._cache.pool
+        return {place: filled(rows, free) for place, rows in pool.tensors_by_place().items()}
 
     def rows_by_place(self) -> Mapping[str, int]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""

@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from leyline_engine.contract import Proof, ProofPlace
 from leyline_engine.ledger import SpanKey, SpanLedger
 from leyline_engine.lineage import TOKEN_BITS, exact_length, fold_keys
-from leyline_engine.proof.digests import Part
+from leyline_engine.proof.digests import Part, filled
 from leyline_engine.proof.dooming import Doomed, doomed_text
 from leyline_engine.proof.judging import Holder, Owner
 from leyline_engine.proof.paths import Paths
@@ -118,6 +119,17 @@ class SchedulerSite:
             holder = Holder(place, path, frozenset({owner}), keys[at] >> TOKEN_BITS)
             found.setdefault(slot, []).append(holder)
 
+    def filled_free(self) -> Mapping[str, Slots]:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        if self._pool is None:
+            return {}
+        tensors = self._pool.tensors
+        allocator = self._cache.token_to_kv_pool_allocator
+        # A batch's frees are delayed until all of them are known.
+        slots = [allocator.get_all_free_pages(), *(allocator.free_group or ())]
+        free = _numbers(torch.cat(slots))
+        return {"pool": filled([*tensors.keys, *tensors.values], free)}
+
     def rows_by_place(self) -> Mapping[str, int]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
         allocator = self._cache.token_to_kv_pool_allocator
@@ -186,6 +198,13 @@ class SchedulerSite:
             own = owner == proof.session
             if own or path.runs:
                 self._doom(doomed, proof, self.cached(path), path.keys, 0, own=own)
+        for each in self._cache.condemned:
+            # An earlier forget waits for it, perhaps of this session: nothing tells whose it is.
+            keys, start = each.path.keys, each.start
+            slots = self.cached(each.path)[start:]
+            end, exact = start + len(slots), max(0, exact_length(keys) - start)
+            paths = proof.paths.of(keys)[start:end]
+            doomed.add(slots.tolist(), keys[start:end], paths, start=start, exact=exact, own=True)
         for turn in running:
             # Its own KV is withheld, or its forget is this one's.
             if turn.session == proof.session and turn.withheld:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -18,6 +19,11 @@ USAGE_ERROR = 2
 _PROXY = "http://127.0.0.1:8790"
 _MARGIN_S = 45.0
 """Seconds that engines may take, beside the time to wait for running requests."""
+
+_SKEW = timedelta(minutes=5)
+"""Difference between the clocks of the proxy and of this machine, at most."""
+
+_MEMBERS = ("engines", "places", "responses", "unreachable", "key", "signature")
 
 _COLOURS = {"clean": "green", "survivors": "red"}
 _WORDS = {"clean": "clean", "survivors": "SURVIVORS", "not_proven": "not proven"}
@@ -56,8 +62,10 @@ def prove(
     looked at, and with 2 if the proxy can't be asked. The key of the tenant is in LEYLINE_API_KEY.
     """
     body = {"spans": span or [], "wait_s": wait, "responses": responses}
+    begun = datetime.now(UTC)
     proof = _ask(proxy, session, tenant, body, wait)
-    problem = _signature_problem(proof, key_file)
+    asked = {"session": session, "spans": span or []} | ({"tenant": tenant} if tenant else {})
+    problem = _signature_problem(proof, key_file) or _other_problem(proof, asked, begun)
     if json_out is not None:
         text = msgspec.json.format(msgspec.json.encode(proof), indent=2).decode()
         if str(json_out) == "-":
@@ -66,6 +74,8 @@ def prove(
             _write(json_out, text)
     if json_out is None or str(json_out) != "-":
         _print(proof, problem)
+    elif problem:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]{escape(problem)}[/red]")
     if proof.get("verdict") != "clean" or problem:
         raise typer.Exit(NOT_PROVEN)
 
@@ -95,7 +105,7 @@ def _ask(
         raise _usage(f"{proxy} answered {answer.status_code}, and not as a proxy does") from error
     if answer.status_code != 200:
         raise _usage(_message(found) or f"the proxy answered {answer.status_code}")
-    if not isinstance(found, dict) or "verdict" not in found:
+    if not isinstance(found, dict) or not {"verdict", *_MEMBERS} <= found.keys():
         raise _usage(f"{proxy} answered without a proof; is its version the same as this one's?")
     return found
 
@@ -120,6 +130,19 @@ def _signature_problem(proof: Mapping[str, Any], key_file: Path | None) -> str:
     if not keys or any(is_signed(proof, key) for key in keys):
         return ""
     return "the signature isn't the key's" if proof.get("signature") else "the proof isn't signed"
+
+
+def _other_problem(proof: Mapping[str, Any], asked: Mapping[str, Any], begun: datetime) -> str:
+    """Return why a proof isn't the one that was asked for, such as an earlier one; or nothing."""
+    for name, value in asked.items():
+        if proof.get(name) != value:
+            return f"the proof is of another {name.removesuffix('s')}"
+    try:
+        made = datetime.fromisoformat(str(proof.get("time")))
+        early = made < begun - _SKEW
+    except (ValueError, TypeError):
+        return "the proof has no time"
+    return "the proof was made before it was asked for" if early else ""
 
 
 def _write(path: Path, text: str) -> None:

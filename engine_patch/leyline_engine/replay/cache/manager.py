@@ -86,6 +86,7 @@ class CacheManager:
         """The index of content; learns which slots leave the tree."""
         self.peak_used = 0
         self._allocator = SlotAllocator(capacity)
+        self.free_slots = self._allocator.free_slots
         self._unerased = EMPTY_SLOTS
         self._forgets = PendingForgets()
 

@@ -131,6 +131,13 @@ class KVPool:
         """Return all slots that still hold unneeded content, whatever their owners now."""
         return np.flatnonzero(self._left)
 
+    def tensors_by_place(self) -> dict[str, list[torch.Tensor]]:
+        """Return all tensors with one row per slot, by the place of a proof."""
+        return {
+            "pool": [each for pair in self._tensors for each in pair],
+            "origin": self._as_computed,
+        }
+
     def parts(self) -> list[Part]:
         """Return the tensors whose rows depend on the tokens in front of them.
 
