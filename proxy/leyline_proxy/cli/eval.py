@@ -108,6 +108,9 @@ def evaluate(
 
     from leyline_engine.fidelity.experiment import Scale
 
+    from ..telemetry.logging import configure_logging
+
+    configure_logging("warning", "json")
     console = Console(stderr=True)
     scale = Scale.QUICK if quick else Scale.FULL
     with _explained(console, json_out):

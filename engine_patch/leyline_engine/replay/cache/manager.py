@@ -157,8 +157,7 @@ class CacheManager:
             holders: holders of the slots, see :meth:`await_erase`.
         """
         self._forgets.let_go(holders)
-        error = self._erase(slots)
-        if error is not None:
+        if (error := self._erase(slots)) is not None:
             log.error("slots could not be overwritten: %s; they stay out of use", error)
 
     def ending(self, holder: Hashable, slots: Slots, keys: array[int], start: int) -> None:
@@ -357,9 +356,8 @@ class CacheManager:
         dropped = self.ledger.enter(scope, carried)
         if dropped:
             # Nobody could say any more what this KV has read.
-            tops = self._under_lineages(
-                {lineage_bits(lineage, owner): 0 for owner, lineage in dropped}
-            )
+            bits = {lineage_bits(lineage, owner): 0 for owner, lineage in dropped}
+            tops = self._under_lineages(bits)
             released, _ = self._remove(tops, "lineage_dropped")
             self.erase(slots_of(released))
 
@@ -379,9 +377,8 @@ class CacheManager:
 
     def stats(self, in_flight: int) -> PoolStats:
         doomed = sum(len(node.slots) for node in self.tree.doomed()) + len(self._unerased)
-        return PoolStats(
-            self.capacity, self._allocator.free_count, self.tree.cached_count(), doomed, in_flight
-        )
+        free, cached = self._allocator.free_count, self.tree.cached_count()
+        return PoolStats(self.capacity, free, cached, doomed, in_flight)
 
     def check_integrity(self, in_flight: Iterable[Slots], held: Iterable[Node]) -> None:
         """Check conservation, single ownership, node shape and lock counts.
