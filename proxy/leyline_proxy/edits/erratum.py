@@ -34,7 +34,10 @@ def add_errata(done: Stage, client: Sequence[Message], text: str, memo: Memo) ->
     if not text:
         return done
     tools = _tool_names(done.messages)
-    names = [_name(entry, client, tools) for entry in done.sent]
+    names = [
+        _name(entry, client, tools) if entry.client_index not in done.demands else None
+        for entry in done.sent
+    ]
     sent = memo.map(done.sent, (_KEY, text), partial(_with_erratum, text), told=names)
     return replace(done, sent=tuple(sent))
 
@@ -69,5 +72,5 @@ def _with_erratum(text: str, entry: SentMessage, name: str | None) -> SentMessag
     if name is None:
         return entry
     note = text.replace("{name}", name)
-    content = f"{entry.message['content']} {note}".lstrip()
+    content = " ".join(filter(None, (entry.message["content"], note)))
     return msgspec.structs.replace(entry, message={**entry.message, "content": content})

@@ -83,6 +83,9 @@ def test_long_and_many_quotes_stay_within_the_budget() -> None:
     spans = find_quotes(tokens, [(3, 203)], 3)
     assert len(spans) == MAX_QUOTES
     assert sum(high - low for low, high in spans) == 32
+    longer = [piece for at in range(0, 60, 10) for piece in (*cut[at : at + 9], *range(20))]
+    found = find_quotes(array("q", [1, 2, 3, *cut, *range(500, 540), *longer]), [(3, 203)], 3)
+    assert [high - low for low, high in found] == [9, 9, 9]
     whole = array("q", [1, 2, 3, *cut, *range(500, 540), *cut])
     assert find_quotes(whole, [(3, 203)], 3) == []
 
