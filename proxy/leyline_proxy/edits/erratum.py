@@ -12,7 +12,6 @@ from functools import partial
 
 import msgspec
 
-from leyline_engine.contract import Mode
 from leyline_policies import Memo
 
 from ..model.messages import Message
@@ -60,10 +59,7 @@ def _name(entry: SentMessage, client: Sequence[Message], tools: Mapping[str, str
     content, before = entry.message.get("content"), client[entry.client_index].get("content")
     if not isinstance(content, str) or not isinstance(before, str) or len(content) >= len(before):
         return None
-    if not all(
-        change.mode is Mode.AMORTIZE and change.cause.startswith(f"{POLICY}:")
-        for change in entry.changes
-    ):
+    if not all(change.cause.startswith(f"{POLICY}:") for change in entry.changes):
         return None
     return tools.get(str(entry.message.get("tool_call_id"))) or str(entry.message.get("role"))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from leyline_engine.contract import Mode
 from leyline_policies import Memo, load_pipeline
 from leyline_proxy.edits.prepare import PolicySession, prepare
 from leyline_proxy.model.messages import Message
@@ -66,8 +67,24 @@ def test_what_is_forgotten_gets_no_note() -> None:
 
 def test_a_callers_own_edit_gets_no_note() -> None:
     """Its text is the caller's."""
-    declared = [DeclaredEdit(message=2, replacement="short", mode="amortize")]
+    declared = [DeclaredEdit(message=2, replacement="short", mode=Mode.AMORTIZE)]
     assert ends(sent("keep_all", declared=declared)) == [""] * len(TALK)
+
+
+def test_a_message_that_grew_gets_no_note() -> None:
+    """A policy's own remark cuts nothing."""
+
+    class Remark:
+        name, mode = "remark", "amortize"
+
+        def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
+            return [
+                {**m, "content": f"{m['content']} (!)"} if m["content"] else m for m in messages
+            ]
+
+    prepared = prepare(TALK, [Remark()], [], 0, erratum=NOTE)
+    assert "(!)" in str(prepared.messages[2]["content"])
+    assert not any(ends(prepared))
 
 
 @pytest.mark.parametrize("policies", ["keep_all", "sliding_window:max_messages=2"])

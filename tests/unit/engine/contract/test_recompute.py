@@ -75,6 +75,13 @@ def test_quotes_are_runs_of_the_cut_that_nothing_before_it_has(
         assert truth <= found or len(truth) > 32
 
 
+def test_what_the_prompt_had_in_front_of_the_cut_is_no_quote() -> None:
+    """Later text may have it from there."""
+    tokens = array("q", [1, 2, 3, 9, 9, 1, 2, 3, 4, 8, 1, 2, 3, 8, 2, 3, 4])
+    assert find_quotes(tokens, [(5, 9)], 3) == [(14, 17)]
+    assert find_quotes(tokens[3:], [(2, 6)], 3) == [(7, 14)]
+
+
 def test_long_and_many_quotes_stay_within_the_budget() -> None:
     """A hundredth of the prompt is computed again for quotes at most, and eight pieces of it."""
     cut = list(range(1000, 1200))
