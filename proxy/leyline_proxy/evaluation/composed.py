@@ -5,6 +5,7 @@ The other experiments splice once. Here a session's splices add up, as they do i
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -209,6 +210,7 @@ def _stack(options: StackOptions, arm: ComposedArm, profile: FidelityProfile) ->
             options = replace(options, fidelity_profile=path)
         with running_stack(options, splice=arm is not ComposedArm.REPREFILL) as stack:
             yield stack
+    gc.collect()  # engines hold themselves in cycles, and with them their KV pools
 
 
 def _questions(sessions: Mapping[str, Sequence[RecallStep]], policy: str) -> dict[str, Cell]:

@@ -27,6 +27,10 @@ _RECOMMENDS = "boundary_recompute"
 """Name of the experiment that recommends profiles."""
 
 
+_POOL_TOKENS = 16_384
+"""KV slots of the ablation's engines; its sessions need a few thousand."""
+
+
 class UnknownTableError(Exception):
     """A table that doesn't exist; the message lists those that do."""
 
@@ -103,7 +107,7 @@ def _with_composed(evaluation: Evaluation, journal: Journal, scale: Scale) -> Se
         experiments.append(each)
         if each.name == _RECOMMENDS and evaluation.served:
             models = [
-                ComposedModel(name, StackOptions(model=model))
+                ComposedModel(name, StackOptions(model=model, pool_tokens=_POOL_TOKENS))
                 for name, model in evaluation.served.items()
             ]
             recommended = partial(_recommended, each, journal, scale)
