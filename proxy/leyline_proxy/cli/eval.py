@@ -110,7 +110,7 @@ def evaluate(
 
     from ..telemetry.logging import configure_logging
 
-    configure_logging("warning", "json")
+    configure_logging("error", "json")
     console = Console(stderr=True)
     scale = Scale.QUICK if quick else Scale.FULL
     with _explained(console, json_out):
