@@ -33,6 +33,8 @@ class ProofPlace(msgspec.Struct, frozen=True, kw_only=True):
     kept: int = 0
     """Those that others hold because they sent the same tokens from the beginning themselves.
     Other tenants' aren't counted: a count would tell what they send."""
+    chance: int = 0
+    """Rows that others computed of the same tokens, of which less than half is equal."""
     sent_again: int = 0
     """Those that the session sent again after the forget."""
     unscanned: str = ""
