@@ -14,7 +14,15 @@ import pytest
 from support.fake_engine import CAPABILITY, FakeEngine, forgotten
 from support.replicas import replica_over
 
-from leyline_engine.contract import PROVE_ACTION, Proof, ProofPlace, Receipt, SkippedAction
+from leyline_engine.contract import (
+    PLACES,
+    PROVE_ACTION,
+    RECORDS,
+    Proof,
+    ProofPlace,
+    Receipt,
+    SkippedAction,
+)
 from leyline_proxy.errors import NotFoundError
 from leyline_proxy.model.places import owed
 from leyline_proxy.model.session import Place, Session
@@ -31,7 +39,9 @@ from leyline_proxy.turns.proving import ForgetProofs
 from leyline_proxy.upstream.pool import ReplicaPool
 from leyline_proxy.wiring.audit import build_auditor
 
-CLEAN = Proof(pending=False, doomed=3, digested=3, places=(ProofPlace(place="pool.free"),))
+LOOKED = tuple(ProofPlace(place=name) for name in sorted({*PLACES, RECORDS}))
+CLEAN = Proof(pending=False, doomed=3, digested=3, places=LOOKED)
+PART = ProofPlace(place="pool.tree", chance=1)
 NOW = ProofBody(wait_s=0.05)
 
 
@@ -114,6 +124,19 @@ UNPROVEN: dict[str, Callable[[str], Receipt]] = {
     "only 2 of 3 rows": with_proof(msgspec.structs.replace(CLEAN, digested=2)),
     "no layer": with_proof(msgspec.structs.replace(CLEAN, unscanned="no layer")),
     "looked nowhere": with_proof(msgspec.structs.replace(CLEAN, places=())),
+    "didn't look at index": with_proof(
+        msgspec.structs.replace(
+            CLEAN, places=tuple(each for each in LOOKED if each.place != "index")
+        )
+    ),
+    "didn't look at records": with_proof(
+        msgspec.structs.replace(
+            CLEAN, places=tuple(each for each in LOOKED if each.place != "records")
+        )
+    ),
+    "too many rows of others are equal in part: 1": with_proof(
+        msgspec.structs.replace(CLEAN, places=(*LOOKED, PART))
+    ),
     "origin: lost": with_proof(
         msgspec.structs.replace(CLEAN, places=(ProofPlace(place="origin", unscanned="lost"),))
     ),
