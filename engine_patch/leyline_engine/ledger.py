@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from leyline_engine.contract import CopySegment, LineageRun, SpanLabel
 from leyline_engine.lineage import run_extents, runs_before
+from leyline_engine.provenance import Provenance
 from leyline_engine.sources import SessionKey, SourceTurn
 
 NOWHERE = sys.maxsize
@@ -96,6 +97,8 @@ class SpanLedger:
     def __init__(
         self, *, max_sessions: int = 1024, max_names: int = 65_536, max_lineages: int = 4096
     ) -> None:
+        self.provenance = Provenance()
+        """Origins of copied KV, for proofs."""
         self._max_sessions = max_sessions
         self._max_names = max_names
         self._max_lineages = max_lineages

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from itertools import takewhile
 
 import msgspec
 
-from leyline_engine.contract import ForgetCounts, Proof, ProofPlace, Receipt, TurnRecord
-
-_PLACE = "records"
+from leyline_engine.contract import RECORDS, ForgetCounts, Proof, ProofPlace, Receipt, TurnRecord
 
 
 class RecordBook:
-    """The records of the last ``limit`` requests; safe to use from several threads."""
+    """The records of the last ``limit`` requests; safe to use from several threads.
+
+    Sessions of several tenants may have one name, so a record comes with its tenant scope.
+    """
 
     def __init__(self, limit: int = 4096) -> None:
         self._limit = limit
         self._lock = threading.Lock()
         self._records: OrderedDict[str, TurnRecord] = OrderedDict()
+        self._scopes: dict[str, str] = {}
 
-    def put(self, record: TurnRecord) -> None:
+    def put(self, record: TurnRecord, scope: str = "") -> None:
         """Add a record, or replace the earlier one of the same message.
 
         News of a forget and its proof since the request began stays.
+
+        Args:
+            scope: tenant scope of the record's session.
         """
         with self._lock:
             key = record.receipt.message_id
+            self._scopes[key] = scope
             earlier = self._records.get(key)
             if earlier is not None and earlier.receipt.forgot is not None:
                 record = _with_forgot(record, earlier.receipt.forgot)
@@ -37,7 +44,8 @@ class RecordBook:
             self._records[key] = record
             self._records.move_to_end(key)
             while len(self._records) > self._limit:
-                self._records.popitem(last=False)
+                gone, _ = self._records.popitem(last=False)
+                self._scopes.pop(gone, None)
 
     def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
         """Note a forget's progress; closes the receipt when nothing is pending."""
@@ -54,6 +62,7 @@ class RecordBook:
         with self._lock:
             record = self._records.get(message_id)
             if record is None:
+                # Its session is known as soon as the record itself comes.
                 record = TurnRecord(receipt=Receipt(message_id=message_id))
             self._records[message_id] = self._proven(record, proof)
 
@@ -65,32 +74,43 @@ class RecordBook:
         session, before = record.receipt.session, record.receipt.proof
         if not session:
             return _with_proof(record, proof)
-        known = [each for each in before.places if each.place == _PLACE] if before else []
-        self._strip(session, withheld=bool(known))
-        places = [each for each in proof.places if each.place != _PLACE]
-        places += known or [self._place(session)]
-        return _with_proof(record, msgspec.structs.replace(proof, places=tuple(places)))
+        known = [each for each in before.places if each.place == RECORDS] if before else []
+        scope = self._scopes[record.receipt.message_id]
+        # Before they are stripped: a proof reports what the forget left.
+        place = known or [self._place(scope, record.receipt)]
+        self._strip(scope, session, withheld=bool(known))
+        places = [each for each in proof.places if each.place != RECORDS]
+        return _with_proof(record, msgspec.structs.replace(proof, places=(*places, *place)))
 
-    def strip(self, session: str) -> None:
+    def strip(self, scope: str, session: str) -> None:
         """Remove the answers' token ids from a session's finished records, as they are text.
 
-        Sessions of several tenants may have one name. A proxy needs the ids only when an answer
-        ends, so another tenant loses one turn as a source, at worst.
+        Args:
+            scope: the session's tenant.
         """
         with self._lock:
-            self._strip(session)
+            self._strip(scope, session)
 
-    def _strip(self, session: str, *, withheld: bool = False) -> None:
+    def _strip(self, scope: str, session: str, *, withheld: bool = False) -> None:
         """Strip records; if ``withheld``, only those of turns that can be no source."""
         for key, record in self._records.items():
             spared = withheld and record.receipt.turn
-            if record.receipt.session == session and record.output_ids and not spared:
+            if self._is_of(key, scope, session) and record.output_ids and not spared:
                 self._records[key] = msgspec.structs.replace(record, output_ids=())
 
-    def _place(self, session: str) -> ProofPlace:
-        own = [each for each in self._records.values() if each.receipt.session == session]
-        held = sum(bool(each.output_ids) for each in own)
-        return ProofPlace(place=_PLACE, scanned=len(self._records), survivors=held)
+    def _is_of(self, key: str, scope: str, session: str) -> bool:
+        owner = (self._scopes.get(key, ""), self._records[key].receipt.session)
+        return owner == (scope, session)
+
+    def _place(self, scope: str, receipt: Receipt) -> ProofPlace:
+        """Count the session's answers that are older than the request that forgets."""
+        older = takewhile(lambda key: key != receipt.message_id, self._records)
+        held = sum(
+            bool(self._records[key].output_ids)
+            for key in older
+            if self._is_of(key, scope, receipt.session)
+        )
+        return ProofPlace(place=RECORDS, scanned=len(self._records), survivors=held)
 
     def get(self, message_id: str) -> TurnRecord | None:
         with self._lock:

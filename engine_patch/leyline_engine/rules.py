@@ -35,7 +35,7 @@ from leyline_engine.edits import (
     resolve_edit,
 )
 from leyline_engine.ledger import Carried, SpanKey, SpanLedger
-from leyline_engine.lineage import derive_lineage, first_spliced, share_lineage
+from leyline_engine.lineage import derive_lineage, first_spliced, lineage_bits, share_lineage
 from leyline_engine.plan import Plan
 from leyline_engine.reuse.matching import Hits
 from leyline_engine.sources import SourceRegistry
@@ -208,6 +208,7 @@ class Rules:
         continues = bool(runs) and runs[-1].lineage == name
         start = runs[-1].start if continues else plan.copies[0].dest
         groups = self._groups(request, runs, plan)
+        self._note(edit, name, plan)
         return Carried(name, start, readers, share, foreign, groups)
 
     def carry_alone(
@@ -231,7 +232,13 @@ class Rules:
         readers = self._new_readers(edit, prompt, runs, plan, start)
         name = self.fresh_lineage(message_id, edit.payload.scope)
         foreign = self._is_foreign(edit, runs, plan)
+        self._note(edit, name, plan)
         return Carried(name, start, readers, "", foreign, self._groups(request, runs, plan))
+
+    def _note(self, edit: ResolvedEdit, lineage: str, plan: Plan) -> None:
+        session = (edit.payload.scope, edit.payload.session)
+        bits = lineage_bits(lineage, edit.payload.scope)
+        self._ledger.provenance.note(session, bits, edit.sources, plan.copies)
 
     def _is_foreign(self, edit: ResolvedEdit, runs: tuple[LineageRun, ...], plan: Plan) -> bool:
         """Return True if a prefix or a plan's copies may have read what reuse brought along."""

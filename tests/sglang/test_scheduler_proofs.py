@@ -128,6 +128,17 @@ def test_what_others_sent_themselves_is_kept() -> None:
     assert kept == len(TOLD) + 1
 
 
+def test_what_nobody_claims_is_a_survivor() -> None:
+    """A forget spares nothing of requests without a session, so they excuse no row that stays."""
+    scheduler = filled()
+    scheduler.serve(TOLD, None)
+    not_unlinked(scheduler)
+    assert "pool.tree" in survivors(proven(scheduler))
+    scheduler = filled()
+    scheduler.serve(TOLD, None)
+    assert not proven(scheduler).survivors
+
+
 def test_a_proof_waits_for_running_turns() -> None:
     """While another turn of the session runs, the proof is pending; then it covers that, too."""
     scheduler = filled()

@@ -89,7 +89,7 @@ from .profile import (
     profile_of,
     read_profiles,
 )
-from .proof import NONCE_BYTES, Proof, ProofPlace, ProvePayload
+from .proof import NONCE_BYTES, PLACES, RECORDS, Proof, ProofPlace, ProvePayload
 from .receipt import DirectiveResult, ForgetCounts, Receipt, TokenCounts, TurnRecord
 from .recompute import Recompute, find_quotes, recomputed, uncovered
 from .reuse import (
@@ -139,11 +139,13 @@ __all__ = [
     "MAX_SPANS",
     "MAX_TTL_S",
     "NONCE_BYTES",
+    "PLACES",
     "PROTOCOL_VERSION",
     "PROVE_ACTION",
     "RECEIPT_ACTION",
     "RECEIPT_IN_ANSWER",
     "RECEIPT_PATH",
+    "RECORDS",
     "RECORD_MEMBER",
     "RENDERER_PATH",
     "REUSE_ACTION",

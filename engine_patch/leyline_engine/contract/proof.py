@@ -33,10 +33,24 @@ class ProofPlace(msgspec.Struct, frozen=True, kw_only=True):
     kept: int = 0
     """Those that others hold because they sent the same tokens from the beginning themselves.
     Other tenants' aren't counted: a count would tell what they send."""
+    chance: int = 0
+    """Rows that others computed of the same tokens, of which less than half is equal."""
     sent_again: int = 0
     """Those that the session sent again after the forget."""
     unscanned: str = ""
     """Reason why the place could not be looked at, or not all of it."""
+
+
+PLACES = frozenset(
+    {"pool.free", "pool.tree", "pool.running", "origin", "index", "sources", "ledger"}
+)
+"""Places that every engine has to look at; its records are looked at where they are kept."""
+
+RECORDS = "records"
+"""The place of an engine's records."""
+
+MAX_CHANCE = 0.01
+"""Share of the digested rows of which others may hold a part by chance."""
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +74,23 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         return sum(place.survivors for place in self.places)
 
     @property
+    def chance(self) -> int:
+        """Number of rows in all places that are equal by chance."""
+        return sum(place.chance for place in self.places)
+
+    @property
+    def doubtful(self) -> bool:
+        """True if more rows are equal by chance than can be."""
+        return self.chance > MAX_CHANCE * self.digested
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Places that were not looked at, of :data:`PLACES`."""
+        return PLACES - {place.place for place in self.places}
+
+    @property
     def complete(self) -> bool:
         """True if the forget is closed and every place was looked at for every doomed row."""
         scanned = not self.unscanned and not any(place.unscanned for place in self.places)
-        return scanned and not self.pending and bool(self.places) and self.digested == self.doomed
+        all_looked_at = scanned and not self.missing and self.digested == self.doomed
+        return all_looked_at and not self.pending and not self.doubtful

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,13 @@ MAX_BYTES = 32 << 20
 _DIGEST_BYTES = 24
 _ROW_BYTES = 80
 
-Path = bytes | None
-"""The path of a row; None if something was spliced into it, so that no other row has the same."""
+
+class DoomedRow(NamedTuple):
+    """What is known of a row that has to go."""
+
+    path: bytes | None
+    """Its path; None if it is a copy, and so the KV of another place."""
+    token: int
 
 
 @dataclass(slots=True)
@@ -56,21 +62,21 @@ class DoomedRows:
         self._digester = digester
         self._left = max_bytes
         self._groups: dict[str, _Group] = {}
-        self._paths: list[Path] = []
+        self._rows: list[DoomedRow] = []
         self.count = 0
         """Number of rows that had to go and held anything."""
 
     @property
     def digested(self) -> int:
         """Number of rows that were digested."""
-        return len(self._paths)
+        return len(self._rows)
 
-    def add(self, slots: Slots, paths: Sequence[Path], parts: Sequence[Part]) -> None:
+    def add(self, slots: Slots, rows: Sequence[DoomedRow], parts: Sequence[Part]) -> None:
         """Digest rows that are about to go.
 
         Args:
             slots: their slots, distinct.
-            paths: the path of each.
+            rows: what is known of each.
             parts: the pool's tensors; rows without content in all of them are left out.
         """
         chosen = self._chosen(len(slots), len(parts))
@@ -83,11 +89,11 @@ class DoomedRows:
             held = digests.any(axis=1)
             found.append((part.group, at[held], digests[held]))
         held_rows = np.unique(np.concatenate([at for _, at, _ in found]))
-        number = {int(at): len(self._paths) + k for k, at in enumerate(held_rows)}
-        self._paths += [paths[int(chosen[at])] for at in held_rows]
+        number = {int(at): len(self._rows) + k for k, at in enumerate(held_rows)}
+        self._rows += [rows[int(chosen[at])] for at in held_rows]
         for group, at, digests in found:
-            rows = np.array([number[place] for place in at.tolist()], dtype=np.int64)
-            self._groups.setdefault(group, _Group()).add(digests, rows)
+            numbers = np.array([number[place] for place in at.tolist()], dtype=np.int64)
+            self._groups.setdefault(group, _Group()).add(digests, numbers)
         self.count += len(held_rows)
         self._left -= len(held_rows) * (_ROW_BYTES + _DIGEST_BYTES * len(parts))
 
@@ -99,8 +105,8 @@ class DoomedRows:
         self.count += count - room
         return np.linspace(0, count - 1, room).astype(np.int64)
 
-    def find(self, part: Part, entries: Slots | None = None) -> dict[int, set[Path]]:
-        """Return the entries of a part that equal doomed rows, with those rows' paths.
+    def find(self, part: Part, entries: Slots | None = None) -> dict[int, set[DoomedRow]]:
+        """Return the entries of a part that equal doomed rows, with those rows.
 
         Args:
             entries: entries to look at; None for all.
@@ -110,12 +116,12 @@ class DoomedRows:
             return {}
         table, rows = group.sorted()
         digests = self._digester.digest(part.rows if entries is None else part.at(entries))
-        found: dict[int, set[Path]] = {}
+        found: dict[int, set[DoomedRow]] = {}
         for at in np.flatnonzero(np.isin(digests[:, 0], table[:, 0])).tolist():
             first, second = digests[at]
             start, end = (np.searchsorted(table[:, 0], first, side) for side in ("left", "right"))
             same = rows[start:end][table[start:end, 1] == second].tolist()
             if same:
                 entry = at if entries is None else int(entries[at])
-                found[entry] = {self._paths[row] for row in same}
+                found[entry] = {self._rows[row] for row in same}
         return found

@@ -10,8 +10,10 @@ import numpy as np
 
 from leyline_engine.ledger import Carried, SpanKey, SpanLedger, Struck
 from leyline_engine.lineage import MAX_TOKEN, TOKEN_BITS, lineage_bits
+from leyline_engine.proof.doomed import DoomedRow
 from leyline_engine.proof.session_proof import SessionProof
 from leyline_engine.proof.witness import Slots
+from leyline_engine.provenance import Provenance
 from leyline_engine.sources import SourceTurn
 
 
@@ -22,11 +24,13 @@ class Doomed:
     Args:
         kept: paths that may stay.
         lineages: lineages that have read doomed spans, and the position from which on.
+        provenance: tells copies from rows that were computed.
     """
 
     kept: set[bytes]
     lineages: Mapping[int, int]
-    found: dict[int, bytes | None] = field(default_factory=dict)
+    provenance: Provenance
+    found: dict[int, DoomedRow] = field(default_factory=dict)
 
     @property
     def slots(self) -> Slots:
@@ -34,8 +38,8 @@ class Doomed:
         return np.fromiter(self.found, dtype=np.int64, count=len(self.found))
 
     @property
-    def paths(self) -> list[bytes | None]:
-        """The path of each, in the same order."""
+    def rows(self) -> list[DoomedRow]:
+        """What is known of each, in the same order."""
         return list(self.found.values())
 
     def add(
@@ -45,21 +49,26 @@ class Doomed:
         paths: Sequence[bytes],
         *,
         start: int,
-        exact: int,
         own: bool,
     ) -> None:
         """Add those slots of a run of cached keys that have to go.
 
         Args:
             start: position of the first.
-            exact: number of leading slots under plain keys.
             own: True if the session published them.
         """
         for at, (slot, key) in enumerate(zip(slots, keys, strict=True)):
             first = self.lineages.get(key >> TOKEN_BITS) if key > MAX_TOKEN else None
             read = first is not None and first <= start + at
             if read or (own and paths[at] not in self.kept):
-                self.found[slot] = paths[at] if at < exact else None
+                self.found[slot] = doomed_row(key, paths[at], start + at, self.provenance)
+
+
+def doomed_row(key: int, path: bytes, position: int, provenance: Provenance) -> DoomedRow:
+    """Return what is known of a row, given its radix key and its path."""
+    lineage = key >> TOKEN_BITS
+    copied = bool(lineage) and provenance.is_copy(lineage, position)
+    return DoomedRow(None if copied else path, key & MAX_TOKEN)
 
 
 def doomed_text(
@@ -102,7 +111,7 @@ def doomed_text(
         for owner, carried in splices
         if any(map(struck.names, carried.readers))
     }
-    return Doomed(kept, lineages)
+    return Doomed(kept, lineages, ledger.provenance)
 
 
 def _first(turn: SourceTurn, ledger: SpanLedger, spans: frozenset[SpanKey] | None) -> int:

@@ -6,10 +6,12 @@ same tokens from the beginning of its prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from leyline_engine.lineage import MAX_TOKEN, TOKEN_BITS
+from leyline_engine.proof.doomed import DoomedRow
 from leyline_engine.sources import SessionKey
 
 Owner = SessionKey | None
@@ -25,7 +27,7 @@ class Judgement(Enum):
     SENT_AGAIN = "sent_again"
     """The session sent them again after the forget."""
     CHANCE = "chance"
-    """A small part of a row that another session computed is equal."""
+    """The smaller part of a row that another session computed of the same token is equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,18 @@ class Holder:
     path: bytes | None
     """Its exact path; None if something was spliced into it."""
     owners: frozenset[Owner]
-    lineage: int = 0
-    """Its lineage, as radix keys carry it; 0 for none."""
+    key: int
+    """Its radix key."""
+
+    @property
+    def lineage(self) -> int:
+        """Its lineage, as radix keys carry it; 0 for none."""
+        return self.key >> TOKEN_BITS
+
+    @property
+    def token(self) -> int:
+        """Its token."""
+        return self.key & MAX_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +58,31 @@ class Equal:
     """A row that equals doomed ones.
 
     Attributes:
-        paths: paths of the doomed rows; None for one with splices.
+        rows: the doomed rows.
         parts: number of its parts that are equal.
         of: number of parts that were compared.
     """
 
-    paths: Collection[bytes | None]
+    rows: Collection[DoomedRow]
     parts: int
     of: int
 
     @property
     def copied(self) -> bool:
         """True if the session had it only as a copy, perhaps of what another one computed."""
-        return all(path is None for path in self.paths)
+        return all(row.path is None for row in self.rows)
+
+    def by_chance(self, token: int) -> bool:
+        """Return True if a computed row of a token may be equal by chance: its smaller part is."""
+        same = any(row.token == token for row in self.rows)
+        return same and 2 * self.parts < self.of
 
 
 def judge(
     row: Equal,
     holders: Iterable[Holder],
     session: SessionKey,
-    sent: Callable[[Collection[Owner]], Collection[bytes]],
+    sent: Callable[[Collection[Owner]], Container[object]],
     *,
     readers: Collection[int],
     again: bool,
@@ -75,7 +92,7 @@ def judge(
     Args:
         holders: those that reach its slot; none for a free slot.
         session: the session that forgot.
-        sent: returns the exact paths that sessions sent, as far as their turns are retained.
+        sent: returns the exact paths that sessions sent, as far as that is known.
         readers: lineages that had read the session's spans when it forgot.
         again: True if the session may have sent the tokens again since the forget.
     """
@@ -87,7 +104,7 @@ def judge(
             return Judgement.KEPT
         if again and _sent_by(row, holder, holder.owners & {session}, sent):
             found = Judgement.SENT_AGAIN
-        elif others and holder.path is not None and 2 * row.parts < row.of:
+        elif others and holder.path is not None and row.by_chance(holder.token):
             found = Judgement.CHANCE
     return found
 
@@ -96,13 +113,13 @@ def _sent_by(
     row: Equal,
     holder: Holder,
     owners: Collection[Owner],
-    sent: Callable[[Collection[Owner]], Collection[bytes]],
+    sent: Callable[[Collection[Owner]], Container[object]],
 ) -> bool:
     """Return True if one of ``owners`` sent the tokens that a doomed row has read."""
     if not owners:
         return False
     if holder.path is not None:
-        return holder.path in row.paths
+        return any(doomed.path == holder.path for doomed in row.rows)
     # Spliced: a copy of what its owner sent at another place.
     known = sent(owners)
-    return any(path is not None and path in known for path in row.paths)
+    return any(doomed.path in known for doomed in row.rows)

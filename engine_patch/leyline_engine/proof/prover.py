@@ -10,9 +10,8 @@ from typing import Protocol
 
 from leyline_engine.contract import ForgetCounts, Proof, ProvePayload
 from leyline_engine.ledger import SpanKey
-from leyline_engine.lineage import exact_length
 from leyline_engine.proof.doomed import MAX_BYTES
-from leyline_engine.proof.dooming import Doomed
+from leyline_engine.proof.dooming import Doomed, doomed_row
 from leyline_engine.proof.session_proof import ProofSite, SessionProof
 from leyline_engine.proof.witness import ForgetWitness, Slots
 from leyline_engine.sources import SessionKey
@@ -70,7 +69,8 @@ class Prover(ForgetWitness):
         """Expect a forget that is to be proven, before anything is done for it."""
         if ticket in self._open:
             return
-        proof = SessionProof(bytes.fromhex(asked.nonce), session, self.max_bytes)
+        nonce, paths = bytes.fromhex(asked.nonce), self._site.provenance().paths
+        proof = SessionProof(nonce, session, paths, self.max_bytes)
         proof.turns |= {*self._site.running(session)}
         self._open[ticket] = proof
         while len(self._open) > self.max_open:
@@ -102,7 +102,7 @@ class Prover(ForgetWitness):
             return
         try:
             doomed = self._site.doom(proof, spans, spared)
-            proof.doom(self._site, doomed.slots, doomed.paths)
+            proof.doom(self._site, doomed.slots, doomed.rows)
         except Exception as error:
             _fail(proof, error)
 
@@ -131,11 +131,13 @@ class Prover(ForgetWitness):
                 _fail(proof, error)
 
     def _doom_late(self, proof: SessionProof, slots: Slots, keys: array[int], start: int) -> None:
-        exact, digests = exact_length(keys), proof.paths.of(keys)
+        digests, provenance = proof.paths.of(keys), self._site.provenance()
         # A slot that its request never wrote still holds what others left there.
         written = self._site.written(slots)
-        paths = [digests[start + at] if start + at < exact else None for at in written.tolist()]
-        proof.doom(self._site, slots[written], paths)
+        rows = [
+            doomed_row(keys[at], digests[at], at, provenance) for at in (start + written).tolist()
+        ]
+        proof.doom(self._site, slots[written], rows)
         proof.waiting.update(slots.tolist())
 
     def overwritten(self, slots: Slots) -> None:

@@ -13,10 +13,11 @@ import numpy as np
 from leyline_engine.contract import Proof, ProofPlace
 from leyline_engine.ledger import SpanKey
 from leyline_engine.proof.digests import Part, RowDigester
-from leyline_engine.proof.doomed import MAX_BYTES, DoomedRows, Path
+from leyline_engine.proof.doomed import MAX_BYTES, DoomedRow, DoomedRows
 from leyline_engine.proof.judging import Equal, Holder, Judgement, Owner, judge
 from leyline_engine.proof.paths import Paths
 from leyline_engine.proof.witness import Slots
+from leyline_engine.provenance import Provenance, Sent
 from leyline_engine.reuse.winnowing import GRAM
 from leyline_engine.sources import SessionKey, SourceTurn
 
@@ -55,6 +56,9 @@ class ProofSite(Protocol):
     def sent(self, owners: Collection[Owner], paths: Paths) -> set[bytes]:
         """Return the exact paths that sessions sent, as far as they are known."""
 
+    def provenance(self) -> Provenance:
+        """Return the origins of copied KV."""
+
     def turns(self, session: SessionKey) -> Sequence[SourceTurn]:
         """Return the turns of a session that are retained as sources."""
 
@@ -78,13 +82,14 @@ class SessionProof:
     Args:
         nonce: key of the digests.
         session: the session that forgets.
+        paths: the engine's paths.
         max_bytes: see :data:`~leyline_engine.proof.doomed.MAX_BYTES`.
     """
 
     nonce: bytes
     session: SessionKey
+    paths: Paths
     max_bytes: int = MAX_BYTES
-    paths: Paths = field(init=False)
     rows: DoomedRows = field(init=False)
     text: set[bytes] = field(default_factory=set)
     """Paths of doomed text, cached or not."""
@@ -110,15 +115,14 @@ class SessionProof:
     """Reason why the proof can't be completed."""
 
     def __post_init__(self) -> None:
-        digester = RowDigester(self.nonce)
-        self.paths, self.rows = Paths(self.nonce), DoomedRows(digester, max_bytes=self.max_bytes)
+        self.rows = DoomedRows(RowDigester(self.nonce), max_bytes=self.max_bytes)
 
-    def doom(self, site: ProofSite, slots: Slots, paths: Sequence[Path]) -> None:
+    def doom(self, site: ProofSite, slots: Slots, rows: Sequence[DoomedRow]) -> None:
         """Digest rows that have to go."""
         parts = site.parts()
         self.doomed.update(slots.tolist())
         if parts and len(slots):
-            self.rows.add(slots, paths, parts)
+            self.rows.add(slots, rows, parts)
 
     def checked(self, site: ProofSite, slots: Slots) -> None:
         """Check rows that have just been overwritten late."""
@@ -173,7 +177,7 @@ class SessionProof:
 
 def _equals(proof: SessionProof, parts: Sequence[Part], slots: Slots | None) -> dict[int, Equal]:
     """Return the slots whose rows equal doomed ones, of those given."""
-    found: dict[int, set[Path]] = {}
+    found: dict[int, set[DoomedRow]] = {}
     counts: Counter[int] = Counter()
     for part in parts:
         entries = None if slots is None else part.entries(slots)
@@ -193,13 +197,15 @@ class _Sent:
     """The paths that sessions sent, computed once per set of sessions: rows have few of them."""
 
     site: ProofSite
-    paths: Paths
-    known: dict[frozenset[Owner], set[bytes]] = field(default_factory=dict)
+    proof: SessionProof
+    known: dict[frozenset[Owner], Sent] = field(default_factory=dict)
 
-    def __call__(self, owners: Collection[Owner]) -> set[bytes]:
+    def __call__(self, owners: Collection[Owner]) -> Sent:
         some = frozenset(owners)
         if some not in self.known:
-            self.known[some] = self.site.sent(some, self.paths)
+            paths = self.site.sent(some, self.proof.paths)
+            copied = self.site.provenance().sent(some, self.proof.session)
+            self.known[some] = Sent(paths, copied)
         return self.known[some]
 
 
@@ -211,7 +217,7 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
         for place in dict.fromkeys(part.place for part in parts)
     }
     rows = site.rows_by_place()
-    sent = _Sent(site, proof.paths)
+    sent = _Sent(site, proof)
     filled = site.filled_free()
     tallies: dict[str, Counter[Judgement]] = {place: Counter() for place in (*rows, "origin")}
     for place, some in by_place.items():
@@ -254,6 +260,7 @@ def _place(name: str, scanned: int, tally: Mapping[Judgement, int]) -> ProofPlac
         scanned=scanned,
         survivors=tally.get(Judgement.SURVIVOR, 0),
         kept=tally.get(Judgement.KEPT, 0),
+        chance=tally.get(Judgement.CHANCE, 0),
         sent_again=tally.get(Judgement.SENT_AGAIN, 0),
     )
 

@@ -34,15 +34,15 @@ class Filing:
 
     def began(self, spec: JobSpec, record: TurnRecord) -> None:
         """Record that a request was admitted."""
-        self._forgot_first(record)
-        self.records.put(_with_fault(spec, record))
+        self._forgot_first(spec, record)
+        self.records.put(_with_fault(spec, record), spec.scope)
 
     def ended(self, spec: JobSpec, record: TurnRecord) -> TurnRecord:
         """Record that a request ended; returns its record as filed."""
         record = _with_fault(spec, record)
         if spec.enveloped:
             self._metrics.request(record.receipt)
-        self.records.put(record)
+        self.records.put(record, spec.scope)
         return record
 
     def refused(self, spec: JobSpec, record: TurnRecord, *, began: bool = False) -> None:
@@ -52,7 +52,7 @@ class Filing:
             began: True if it was admitted.
         """
         if not began:
-            self._forgot_first(record)
+            self._forgot_first(spec, record)
         self._metrics.refused()
         self.ended(spec, record)
 
@@ -70,9 +70,9 @@ class Filing:
         for message_id, proof in (proofs or {}).items():
             self.records.prove(message_id, proof)
 
-    def _forgot_first(self, record: TurnRecord) -> None:
+    def _forgot_first(self, spec: JobSpec, record: TurnRecord) -> None:
         if record.receipt.forgot is not None:
-            self.records.strip(record.receipt.session)
+            self.records.strip(spec.scope, record.receipt.session)
             self._forgot(record.receipt.message_id, record.receipt.forgot)
 
     def _forgot(self, message_id: str, counts: ForgetCounts) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from leyline_engine.contract import ProofPlace
 from leyline_engine.ledger import SpanKey
-from leyline_engine.lineage import TOKEN_BITS, exact_length, fold_keys
+from leyline_engine.lineage import MAX_TOKEN, exact_length, fold_keys
 from leyline_engine.proof.digests import Part, filled
-from leyline_engine.proof.dooming import Doomed, doomed_text
+from leyline_engine.proof.dooming import Doomed, doomed_row, doomed_text
 from leyline_engine.proof.judging import Holder, Owner
-from leyline_engine.proof.paths import Paths
+from leyline_engine.proof.paths import Paths, PathState
 from leyline_engine.proof.session_proof import IndexEntry, SessionProof
+from leyline_engine.provenance import Provenance
 from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import Node
 from leyline_engine.replay.cache.slots import Slots
@@ -54,7 +55,7 @@ class ReplaySite:
 
     def walk(self, paths: Paths) -> Iterator[_Stretch]:
         """Yield each node of the tree."""
-        stack: list[tuple[Node, Any, int, bool]] = [
+        stack: list[tuple[Node, PathState, int, bool]] = [
             (child, paths.root(), 0, True) for child in self._cache.tree.root.children.values()
         ]
         while stack:
@@ -85,12 +86,13 @@ class ReplaySite:
                 for at, slot in enumerate(each.node.slots.tolist()):
                     if slot in slots:
                         path = each.paths[at] if at < each.exact else None
-                        lineage = each.node.keys[at] >> TOKEN_BITS
-                        found.setdefault(slot, []).append(Holder(place, path, owners, lineage))
+                        key = each.node.keys[at]
+                        found.setdefault(slot, []).append(Holder(place, path, owners, key))
         for request in self._running:
-            for slot, path, lineage in own_rows(request, paths):
+            for slot, _, path, key in own_rows(request, paths):
                 if slot in slots:
-                    holder = Holder(RUNNING, path, frozenset({request.session}), lineage)
+                    exact = path if key <= MAX_TOKEN else None
+                    holder = Holder(RUNNING, exact, frozenset({request.session}), key)
                     found.setdefault(slot, []).append(holder)
         return found
 
@@ -114,6 +116,10 @@ class ReplaySite:
             if request.session in owners:
                 found.update(paths.of(fold_keys(request.prompt)))
         return found
+
+    def provenance(self) -> Provenance:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        return self._cache.ledger.provenance
 
     def turns(self, session: SessionKey) -> Sequence[SourceTurn]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
@@ -168,14 +174,13 @@ class ReplaySite:
                     each.node.keys,
                     each.paths,
                     start=each.start,
-                    exact=each.exact,
                     own=proof.session in each.node.owners,
                 )
         for request in self._running:
             if request.session == proof.session:
-                own = {slot: path for slot, path, _ in own_rows(request, proof.paths)}
-                doomed.found.update(own)
-                proof.text.update(path for path in own.values() if path is not None)
+                for slot, at, path, key in own_rows(request, proof.paths):
+                    doomed.found[slot] = doomed_row(key, path, at, self.provenance())
+                    proof.text.add(path)
         return doomed
 
     def waiting(self) -> set[int]:
@@ -195,16 +200,15 @@ class ReplaySite:
         self._cache.pool.erase(self._cache.pool.left())
 
 
-def own_rows(request: Running, paths: Paths) -> Iterator[tuple[int, bytes | None, int]]:
+def own_rows(request: Running, paths: Paths) -> Iterator[tuple[int, int, bytes, int]]:
     """Yield the slots that a request has computed and not published.
 
     Yields:
-        (slot, exact path or None, lineage as the radix key carries it).
+        (slot, position, path, radix key).
     """
     keys = request.keys()
-    digests, exact = paths.of(keys), exact_length(keys)
+    digests = paths.of(keys)
     waiting = {at for step in request.pending for at in range(step.start, step.end)}
     for at in range(request.owned_from, min(len(keys), len(request.held))):
         if at not in waiting:
-            path = digests[at] if at < exact else None
-            yield int(request.held[at]), path, keys[at] >> TOKEN_BITS
+            yield int(request.held[at]), at, digests[at], keys[at]

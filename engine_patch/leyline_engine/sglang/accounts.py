@@ -62,7 +62,7 @@ class Accounts:
         assert checked is not None and plan is not None  # noqa: S101 - set before READY
         executed, counts = as_admitted(plan, turn.req.prefix_len)
         turn.receipt = _receipt(turn, checked, executed, counts)
-        self._sender.send(TurnRecord(receipt=turn.receipt))
+        self._sender.send(TurnRecord(receipt=turn.receipt), turn.scope)
 
     def refused(self, turn: Turn, refusal: ClaimRefusal, *, began: bool) -> None:
         """Report that a turn's request can't run, or can't continue, because of claims.
@@ -107,7 +107,8 @@ class Accounts:
                 receipt = msgspec.structs.replace(receipt, turn="")
         with contained("filing a receipt"):
             self._metrics.request(receipt)
-            self._sender.send(TurnRecord(receipt=receipt, finished=True, output_ids=tuple(output)))
+            record = TurnRecord(receipt=receipt, finished=True, output_ids=tuple(output))
+            self._sender.send(record, turn.scope)
         return source
 
     def _retain(self, turn: Turn, session: SessionKey, name: str, output: array[int]) -> SourceTurn:

@@ -38,6 +38,7 @@ _QUEUED_MESSAGES = 4096
 
 class _Record(msgspec.Struct, frozen=True, tag="record"):
     record: TurnRecord
+    scope: str = ""
 
 
 class _Forgot(msgspec.Struct, frozen=True, tag="forgot"):
@@ -64,8 +65,12 @@ class Sender(Protocol):
     def announce(self, capability: Capability) -> None:
         """Send this rank's capability; once, when the scheduler starts."""
 
-    def send(self, record: TurnRecord) -> None:
-        """File a record, or replace the earlier one of the same message."""
+    def send(self, record: TurnRecord, scope: str = "") -> None:
+        """File a record, or replace the earlier one of the same message.
+
+        Args:
+            scope: tenant scope of its session.
+        """
 
     def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
         """Send the progress of an earlier request's forget."""
@@ -83,7 +88,7 @@ class SilentSender:
     def announce(self, capability: Capability) -> None:
         """Send nothing."""
 
-    def send(self, record: TurnRecord) -> None:
+    def send(self, record: TurnRecord, scope: str = "") -> None:
         """Send nothing."""
 
     def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
@@ -132,9 +137,9 @@ class ReceiptSender:
         """See :class:`Sender`."""
         self._push(_Announcement(self._dp_rank, capability))
 
-    def send(self, record: TurnRecord) -> None:
+    def send(self, record: TurnRecord, scope: str = "") -> None:
         """See :class:`Sender`."""
-        self._push(_Record(record))
+        self._push(_Record(record, scope))
 
     def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
         """See :class:`Sender`."""
@@ -240,10 +245,10 @@ class ReceiptChannel:
 
     def _file(self, message: _Message) -> None:
         match message:
-            case _Record(record):
+            case _Record(record, scope):
                 if record.receipt.forgot is not None and not record.finished:
-                    self.records.strip(record.receipt.session)
-                self.records.put(record)
+                    self.records.strip(scope, record.receipt.session)
+                self.records.put(record, scope)
             case _Proof(message_id, proof):
                 self.records.prove(message_id, proof)
             case _Forgot(message_id, counts):

@@ -117,6 +117,8 @@ class Forgetter:
             if turn not in clean:
                 self._registry.drop(session, turn.turn)
         self._ledger.strike(scope, spans)
+        if whole:
+            self._ledger.provenance.forget(session)
         self._cache.scrub()
         struck = Struck(session, spans, tainted, whole)
         return Forgotten(self._open(ticket, erased, shared), struck)

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from leyline_engine.contract import Proof, ProofPlace
 from leyline_engine.ledger import SpanKey, SpanLedger
-from leyline_engine.lineage import TOKEN_BITS, exact_length, fold_keys
+from leyline_engine.lineage import exact_length, fold_keys
 from leyline_engine.proof.digests import Part, filled
 from leyline_engine.proof.dooming import Doomed, doomed_text
 from leyline_engine.proof.judging import Holder, Owner
@@ -21,6 +21,7 @@ from leyline_engine.proof.paths import Paths
 from leyline_engine.proof.prover import Prover
 from leyline_engine.proof.session_proof import IndexEntry, SessionProof
 from leyline_engine.proof.witness import Slots
+from leyline_engine.provenance import Provenance
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.sglang.publications import NOBODY, Publication, Publications
 from leyline_engine.sglang.radix import LeylineRadixCache
@@ -116,7 +117,9 @@ class SchedulerSite:
         digests, exact = paths.of(keys), exact_length(keys)
         for at, slot in held:
             path = digests[at] if at < exact else None
-            holder = Holder(place, path, frozenset({owner}), keys[at] >> TOKEN_BITS)
+            # A forget spares nothing of requests without a session.
+            owners = frozenset({owner} if owner is not None else ())
+            holder = Holder(place, path, owners, keys[at])
             found.setdefault(slot, []).append(holder)
 
     def filled_free(self) -> Mapping[str, Slots]:
@@ -147,6 +150,10 @@ class SchedulerSite:
             if running.session in owners:
                 found.update(paths.of(fold_keys(running.req.origin_input_ids)))
         return found
+
+    def provenance(self) -> Provenance:
+        """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
+        return self._ledger.provenance
 
     def turns(self, session: SessionKey) -> Sequence[SourceTurn]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
@@ -202,9 +209,9 @@ class SchedulerSite:
             # An earlier forget waits for it, perhaps of this session: nothing tells whose it is.
             keys, start = each.path.keys, each.start
             slots = self.cached(each.path)[start:]
-            end, exact = start + len(slots), max(0, exact_length(keys) - start)
+            end = start + len(slots)
             paths = proof.paths.of(keys)[start:end]
-            doomed.add(slots.tolist(), keys[start:end], paths, start=start, exact=exact, own=True)
+            doomed.add(slots.tolist(), keys[start:end], paths, start=start, own=True)
         for turn in running:
             # Its own KV is withheld, or its forget is this one's.
             if turn.session == proof.session and turn.withheld:
@@ -223,14 +230,13 @@ class SchedulerSite:
         own: bool,
     ) -> None:
         """Add a run of slots, and note their text if the session published them."""
-        paths, exact = proof.paths.of(keys), exact_length(keys)
+        paths = proof.paths.of(keys)
         end = start + len(slots)
         doomed.add(
             slots.tolist(),
             keys[start:end],
             paths[start:end],
             start=start,
-            exact=max(0, exact - start),
             own=own,
         )
         if own:

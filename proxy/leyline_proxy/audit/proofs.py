@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from leyline_engine.contract import Proof, ProofPlace
+from leyline_engine.contract import PLACES, RECORDS, Proof, ProofPlace
 
 from .chain import AuditKey
 
@@ -37,7 +37,8 @@ def engine_document(
     found: dict[str, Any] = {"upstream": upstream, "engine": run}
     if proof is None:
         return {**found, "verdict": "not_proven", "reason": reason or NO_SUPPORT}
-    verdict = _verdict(proof.survivors, complete=proof.complete)
+    complete = proof.complete and not _missing(proof)
+    verdict = _verdict(proof.survivors, complete=complete)
     return {
         **found,
         "verdict": verdict,
@@ -68,8 +69,19 @@ def _reason(proof: Proof) -> str:
         return "running requests still hold some of it"
     if proof.digested < proof.doomed:
         return f"only {proof.digested} of {proof.doomed} rows could be digested"
+    if proof.doubtful:
+        return f"too many rows of others are equal in part: {proof.chance}"
     reasons = [f"{place.place}: {place.unscanned}" for place in proof.places if place.unscanned]
-    return "; ".join(reasons) or "the engine looked nowhere"
+    if not proof.places:
+        reasons.append("the engine looked nowhere")
+    elif missing := _missing(proof):
+        reasons.append(f"the engine didn't look at {', '.join(sorted(missing))}")
+    return "; ".join(reasons)
+
+
+def _missing(proof: Proof) -> set[str]:
+    """Return the places of an engine that a proof lacks."""
+    return {*PLACES, RECORDS} - {place.place for place in proof.places}
 
 
 def signed(proof: Mapping[str, Any], key: AuditKey | None) -> dict[str, Any]:

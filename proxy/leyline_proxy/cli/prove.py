@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from urllib.parse import quote
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+if TYPE_CHECKING:
+    from ..audit.chain import AuditKey
 
 NOT_PROVEN = 1
 USAGE_ERROR = 2
@@ -24,6 +28,8 @@ _SKEW = timedelta(minutes=5)
 """Difference between the clocks of the proxy and of this machine, at most."""
 
 _MEMBERS = ("engines", "places", "responses", "unreachable", "key", "signature")
+
+_COUNTS = ("scanned", "survivors", "kept", "chance", "sent_again")
 
 _COLOURS = {"clean": "green", "survivors": "red"}
 _WORDS = {"clean": "clean", "survivors": "SURVIVORS", "not_proven": "not proven"}
@@ -63,17 +69,20 @@ def prove(
     """
     body = {"spans": span or [], "wait_s": wait, "responses": responses}
     begun = datetime.now(UTC)
-    proof = _ask(proxy, session, tenant, body, wait)
+    keys = _keys(key_file)
+    # Before anything is forgotten: a proof can't be made twice.
+    out = _opened(json_out) if json_out is not None else None
+    try:
+        proof = _ask(proxy, session, tenant, body, wait)
+    except typer.Exit:
+        _discard(out)
+        raise
     asked = {"session": session, "spans": span or []} | ({"tenant": tenant} if tenant else {})
-    problem = _signature_problem(proof, key_file) or _other_problem(proof, asked, begun)
-    if json_out is not None:
-        text = msgspec.json.format(msgspec.json.encode(proof), indent=2).decode()
-        if str(json_out) == "-":
-            typer.echo(text)
-        else:
-            _write(json_out, text)
-    if json_out is None or str(json_out) != "-":
-        _print(proof, problem)
+    problem = _signature_problem(proof, keys) or _other_problem(proof, asked, begun)
+    if out is not None:
+        _write(out, msgspec.json.format(msgspec.json.encode(proof), indent=2).decode())
+    if out is not sys.stdout:
+        _print(proof, problem, checked=bool(keys))
     elif problem:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]{escape(problem)}[/red]")
     if proof.get("verdict") != "clean" or problem:
@@ -118,15 +127,19 @@ def _message(answer: object) -> str:
             return ""
 
 
-def _signature_problem(proof: Mapping[str, Any], key_file: Path | None) -> str:
-    """Return what is wrong with a proof's signature; empty if no key was given to check it."""
+def _keys(key_file: Path | None) -> Sequence[AuditKey]:
     from ..audit.keys import audit_keys
-    from ..audit.proofs import is_signed
 
     try:
-        keys = audit_keys(key_file)
+        return audit_keys(key_file)
     except ValueError as error:
         raise _usage(str(error)) from error
+
+
+def _signature_problem(proof: Mapping[str, Any], keys: Sequence[AuditKey]) -> str:
+    """Return what is wrong with a proof's signature; empty if there is no key to check it."""
+    from ..audit.proofs import is_signed
+
     if not keys or any(is_signed(proof, key) for key in keys):
         return ""
     return "the signature isn't the key's" if proof.get("signature") else "the proof isn't signed"
@@ -145,19 +158,54 @@ def _other_problem(proof: Mapping[str, Any], asked: Mapping[str, Any], begun: da
     return "the proof was made before it was asked for" if early else ""
 
 
-def _write(path: Path, text: str) -> None:
+def _opened(path: Path) -> TextIO:
+    """Open the file for the proof; what it holds stays until there is one."""
+    if str(path) == "-":
+        return sys.stdout
     try:
-        path.write_text(text + "\n", encoding="utf-8")
+        return path.open("a", encoding="utf-8")
     except OSError as error:
         raise _usage(f"{path} can't be written: {error.strerror}") from error
 
 
-def _print(proof: Mapping[str, Any], problem: str) -> None:
+def _write(out: TextIO, text: str) -> None:
+    if out is sys.stdout:
+        typer.echo(text)
+        return
+    try:
+        with out:
+            if Path(out.name).is_file():
+                out.truncate(0)
+            out.write(text + "\n")
+    except OSError as error:
+        raise _usage(f"{out.name} can't be written: {error.strerror}") from error
+
+
+def _discard(out: TextIO | None) -> None:
+    """Close a file that gets no proof; one that this command made is empty, and goes."""
+    if out is None or out is sys.stdout:
+        return
+    path = Path(out.name)
+    out.close()
+    if path.is_file() and not path.stat().st_size:
+        path.unlink(missing_ok=True)
+
+
+def _print(proof: Mapping[str, Any], problem: str, *, checked: bool) -> None:
     from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
-    for name in ("where", "place", "scanned", "survivors", "kept by others", "sent again", ""):
+    for name in (
+        "where",
+        "place",
+        "scanned",
+        "survivors",
+        "kept by others",
+        "by chance",
+        "sent again",
+        "",
+    ):
         table.add_column(name)
     for engine in proof["engines"]:
         _rows(table, str(engine["upstream"]), engine.get("places", ()))
@@ -178,13 +226,22 @@ def _print(proof: Mapping[str, Any], problem: str) -> None:
         console.print(f"[red]{problem}[/red]")
     verdict = proof["verdict"]
     colour = _COLOURS.get(verdict, "yellow")
-    signed = f", signed with {escape(str(proof['key']))}" if proof["signature"] else ", not signed"
-    console.print(f"[{colour}]{_WORDS.get(verdict, '?')}[/{colour}]{signed}")
+    console.print(
+        f"[{colour}]{_WORDS.get(verdict, '?')}[/{colour}], {_signed(proof, problem, checked)}"
+    )
+
+
+def _signed(proof: Mapping[str, Any], problem: str, checked: bool) -> str:
+    if not proof["signature"]:
+        return "not signed"
+    if not checked:
+        return "signed, not checked: --key-file names the key"
+    return "not accepted" if problem else f"signed with {escape(str(proof['key']))}"
 
 
 def _rows(table: Any, where: str, places: Any) -> None:
     for place in places:
-        counts = (place[name] for name in ("scanned", "survivors", "kept", "sent_again"))
+        counts = (place[name] for name in _COUNTS)
         table.add_row(escape(where), place["place"], *map(str, counts), escape(place["unscanned"]))
 
 

@@ -174,7 +174,8 @@ class ForgetProofs:
 
         after = await self._store.update(tenant, session_id, change)
         self._check_store()
-        return before[0], after
+        # A store names the turns in flight only when it is asked for a session.
+        return replace(before[0], in_flight=before[0].in_flight | found.in_flight), after
 
     def _places(self, session: Session) -> Mapping[str, Place]:
         """Return the runs that may hold the session, and all others that can be asked."""
@@ -274,7 +275,8 @@ class ForgetProofs:
             return ProofPlace(place="session", unscanned="the session store can't be reached")
         turns = now.turns if now is not None else ()
         held = [turn.turn for turn in turns if turn.rendered.tokens or turn.output_ids]
-        then = {turn.turn for turn in before.turns}
+        # A turn in flight was sent before the forget, whenever it ends.
+        then = {turn.turn for turn in before.turns} | before.in_flight
         again = sum(name not in then for name in held)
         written = len(now.completions) if now is not None and now.demands == after.demands else 0
         return ProofPlace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,16 @@ from leyline_proxy.cli.prove import prove
 KEY = "a key of the audit log"
 
 
-def answered(monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], *options: str) -> Result:
-    """The command's result if the proxy answers so, signed."""
+def answered(
+    monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], *options: str, checked: bool = True
+) -> Result:
+    """The command's result if the proxy answers so, signed; without a key if not ``checked``."""
     content = signed(answer, AuditKey.derive(KEY))
     monkeypatch.setattr(httpx, "post", lambda *_, **__: httpx.Response(200, json=content))
     app = typer.Typer()
     app.command()(prove)
-    return CliRunner().invoke(app, ["--session", "s1", *options], env={"LEYLINE_AUDIT_KEY": KEY})
+    env = {"LEYLINE_AUDIT_KEY": KEY if checked else ""}
+    return CliRunner().invoke(app, ["--session", "s1", *options], env=env)
 
 
 def clean(**changes: Any) -> dict[str, Any]:
@@ -85,3 +89,31 @@ def test_an_answer_that_lacks_members_is_no_proof(
     out = tmp_path / "proof.json"
     assert answered(monkeypatch, answer, "--json", str(out)).exit_code == 2
     assert not out.exists()
+
+
+def test_a_signature_that_nobody_checked_vouches_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command names a key as the signer's only if it was given that key, and it is."""
+    assert "clean, signed with " in answered(monkeypatch, clean()).output
+    assert "clean, signed, not checked" in answered(monkeypatch, clean(), checked=False).output
+    forged = {**clean(), "key": AuditKey.derive(KEY).id, "signature": "00"}
+    monkeypatch.setattr(f"{__name__}.signed", lambda answer, _: answer)
+    found = answered(monkeypatch, forged)
+    assert found.exit_code == 1
+    assert "isn't the key's" in found.output and "signed with" not in found.output
+
+
+def test_a_file_that_cant_be_written_stops_the_forget(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The file is opened before the proxy is asked, and keeps its content until then."""
+    found = answered(monkeypatch, {}, "--json", str(tmp_path / "no" / "proof.json"))
+    assert found.exit_code == 2 and "can't be written" in found.output + found.stderr
+    out = tmp_path / "proof.json"
+    out.write_text("an earlier one", encoding="utf-8")
+    assert answered(monkeypatch, {}, "--json", str(out)).exit_code == 2
+    assert out.read_text(encoding="utf-8") == "an earlier one"
+    assert answered(monkeypatch, clean(), "--json", str(out)).exit_code == 0
+    assert json.loads(out.read_text(encoding="utf-8"))["verdict"] == "clean"
+    assert answered(monkeypatch, clean(), "--json", "/dev/null").exit_code == 0

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import pytest
 from support.fake_engine import CAPABILITY, FakeEngine, forgotten
 from support.replicas import replica_over
+from support.sessions import turn_change
 
-from leyline_engine.contract import PROVE_ACTION, Proof, ProofPlace, Receipt, SkippedAction
+from leyline_engine.contract import (
+    PLACES,
+    PROVE_ACTION,
+    RECORDS,
+    Proof,
+    ProofPlace,
+    Receipt,
+    SkippedAction,
+)
 from leyline_proxy.errors import NotFoundError
 from leyline_proxy.model.places import owed
 from leyline_proxy.model.session import Place, Session
@@ -31,7 +41,9 @@ from leyline_proxy.turns.proving import ForgetProofs
 from leyline_proxy.upstream.pool import ReplicaPool
 from leyline_proxy.wiring.audit import build_auditor
 
-CLEAN = Proof(pending=False, doomed=3, digested=3, places=(ProofPlace(place="pool.free"),))
+LOOKED = tuple(ProofPlace(place=name) for name in sorted({*PLACES, RECORDS}))
+CLEAN = Proof(pending=False, doomed=3, digested=3, places=LOOKED)
+PART = ProofPlace(place="pool.tree", chance=1)
 NOW = ProofBody(wait_s=0.05)
 
 
@@ -114,6 +126,19 @@ UNPROVEN: dict[str, Callable[[str], Receipt]] = {
     "only 2 of 3 rows": with_proof(msgspec.structs.replace(CLEAN, digested=2)),
     "no layer": with_proof(msgspec.structs.replace(CLEAN, unscanned="no layer")),
     "looked nowhere": with_proof(msgspec.structs.replace(CLEAN, places=())),
+    "didn't look at index": with_proof(
+        msgspec.structs.replace(
+            CLEAN, places=tuple(each for each in LOOKED if each.place != "index")
+        )
+    ),
+    "didn't look at records": with_proof(
+        msgspec.structs.replace(
+            CLEAN, places=tuple(each for each in LOOKED if each.place != "records")
+        )
+    ),
+    "too many rows of others are equal in part: 1": with_proof(
+        msgspec.structs.replace(CLEAN, places=(*LOOKED, PART))
+    ),
     "origin: lost": with_proof(
         msgspec.structs.replace(CLEAN, places=(ProofPlace(place="origin", unscanned="lost"),))
     ),
@@ -160,3 +185,27 @@ async def test_an_unknown_session_is_refused() -> None:
     async with world(known=False) as w:
         with pytest.raises(NotFoundError):
             await w.prove()
+
+
+@pytest.mark.parametrize(("opened", "survivors"), [(True, 1), (False, 0)])
+async def test_what_a_turn_in_flight_leaves_is_not_sent_again(opened: bool, survivors: int) -> None:
+    """A turn that ends while a forget is proven was sent before it, if it was under way then."""
+    async with world() as w:
+        late = turn_change("s", [{"role": "user", "content": "a"}], tenant="red")(None)
+        if opened:
+            await w.store.open_turn("red", "s", late.turns[-1].turn)
+        ended: list[asyncio.Future[Session]] = []
+
+        def change(now: Session | None) -> Session:
+            assert now is not None
+            return replace(now, turns=late.turns)
+
+        def receipt(message: str) -> Receipt:
+            ended.append(asyncio.ensure_future(w.store.update("red", "s", change)))
+            return with_proof(CLEAN)(message)
+
+        w.engine.receipt = receipt
+        places = {each["place"]: each for each in (await w.prove())["places"]}
+        assert ended
+        found = places["session"]["survivors"], places["session"]["sent_again"]
+        assert found == (survivors, 1 - survivors)

@@ -274,6 +274,8 @@ class CacheManager:
             if turn not in clean:
                 self.registry.drop(session, turn.turn)
         self.ledger.strike(scope, spans)
+        if whole:
+            self.ledger.provenance.forget(session)
         struck(Struck(session, spans, lineages, whole))
         earlier = before or ForgetCounts()
         return self._forgets.open(

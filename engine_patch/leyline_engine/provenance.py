@@ -1,0 +1,133 @@
+"""Origins of copied KV: who had sent what a splice copies, and which positions are copies.
+
+Retained turns show what a session sent, but a session's oldest turns are dropped while copies of
+their KV stay. Proofs of forgets need to know it. Bounded; digests under a secret of this process,
+no tokens.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from secrets import token_bytes
+
+import numpy as np
+
+from leyline_engine.contract import CopySegment
+from leyline_engine.proof.paths import SECRET_BYTES, Paths, Sums, head
+from leyline_engine.sources import SessionKey, SourceTurn
+
+MAX_PATHS = 1 << 21
+"""Copied tokens noted, of eight bytes each; the least recently splicing sessions are dropped."""
+
+MAX_LINEAGES = 1 << 13
+"""Lineages whose copies are noted; more than a ledger knows."""
+
+MAX_RANGES = 256
+"""Ranges noted per lineage; what was copied to others counts as computed."""
+
+
+class Provenance:
+    """Paths that sessions copied from, by session and sender, and copied positions by lineage."""
+
+    def __init__(self, *, max_paths: int = MAX_PATHS) -> None:
+        self.paths = Paths(token_bytes(SECRET_BYTES))
+        """Paths as they are noted here."""
+        self._max_paths = max_paths
+        self._sent: OrderedDict[SessionKey, dict[SessionKey, Sums]] = OrderedDict()
+        self._count = 0
+        self._copied: OrderedDict[int, dict[tuple[int, int], None]] = OrderedDict()
+
+    def note(
+        self,
+        session: SessionKey,
+        lineage: int,
+        sources: Sequence[SourceTurn],
+        copies: Sequence[CopySegment],
+    ) -> None:
+        """Note the copies of a splice.
+
+        Args:
+            session: the session whose prompt they are for.
+            lineage: their lineage, as radix keys carry it.
+            sources: sources by the index that copies name.
+        """
+        ranges = self._copied.setdefault(lineage, {})
+        self._copied.move_to_end(lineage)
+        for copy in copies[: max(0, MAX_RANGES - len(ranges))]:
+            ranges[copy.dest, copy.dest_end] = None
+        while len(self._copied) > MAX_LINEAGES:
+            self._copied.popitem(last=False)
+        for index in {copy.source for copy in copies}:
+            taken = [copy for copy in copies if copy.source == index]
+            self._take(session, sources[index], taken)
+        while self._count > self._max_paths:
+            self._drop(next(iter(self._sent)))
+
+    def _take(self, session: SessionKey, source: SourceTurn, taken: Sequence[CopySegment]) -> None:
+        sender, exact = (source.scope, source.session), source.exact_length
+        last = max(copy.end for copy in taken)
+        heads = self.paths.heads(source.tokens[: min(last, exact)])
+        for copy in taken:
+            self._add(session, sender, heads[copy.start : copy.end])
+        if last > exact and sender != session:
+            # Copies of copies: their senders are the source's.
+            for other, known in tuple(self._sent.get(sender, {}).items()):
+                self._add(session, other, known)
+
+    def _add(self, session: SessionKey, sender: SessionKey, heads: Sums) -> None:
+        if not len(heads):
+            return
+        by_sender = self._sent.setdefault(session, {})
+        self._sent.move_to_end(session)
+        known = by_sender.get(sender, np.empty(0, dtype=np.uint64))
+        by_sender[sender] = np.union1d(known, heads)
+        self._count += len(by_sender[sender]) - len(known)
+
+    def _drop(self, session: SessionKey) -> None:
+        gone = self._sent.pop(session, {})
+        self._count -= sum(map(len, gone.values()))
+
+    def forget(self, session: SessionKey) -> None:
+        """Forget what a session copied, and what others copied of what it had sent."""
+        self._drop(session)
+        for by_sender in self._sent.values():
+            self._count -= len(by_sender.pop(session, ()))
+
+    def sent(self, owners: Collection[SessionKey | None], without: SessionKey) -> tuple[Sums, ...]:
+        """Return the paths that sessions copied from, of all senders but one; each sorted."""
+        found = [
+            known
+            for owner in owners
+            if owner is not None
+            for sender, known in self._sent.get(owner, {}).items()
+            if sender != without
+        ]
+        return tuple(found)
+
+    def is_copy(self, lineage: int, position: int) -> bool:
+        """Return True if a splice copied to a position under a lineage."""
+        return any(start <= position < end for start, end in self._copied.get(lineage, ()))
+
+
+class Sent:
+    """Paths that sessions sent: those of retained turns, and those that were copied since.
+
+    Args:
+        paths: exact paths.
+        copied: see :meth:`Provenance.sent`.
+    """
+
+    def __init__(self, paths: Collection[bytes], copied: Sequence[Sums]) -> None:
+        self._paths, self._copied = paths, copied
+
+    def __contains__(self, path: object) -> bool:
+        if not isinstance(path, bytes):
+            return False
+        wanted = np.uint64(head(path))
+        return path in self._paths or any(_has(known, wanted) for known in self._copied)
+
+
+def _has(known: Sums, wanted: np.uint64) -> bool:
+    at = int(np.searchsorted(known, wanted))
+    return at < len(known) and bool(known[at] == wanted)

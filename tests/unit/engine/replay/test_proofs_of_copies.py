@@ -1,0 +1,126 @@
+"""Proofs of text that others copied, and of rows that are equal in part."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from proof_kit import OTHER, TEXT, place_of, plant, proven, survivors
+from support.replay_engine import (
+    BASE,
+    LIVE,
+    SCOPE,
+    LlamaConfig,
+    LoadedModel,
+    MatcherKind,
+    cached,
+    edit,
+    make_engine,
+    make_model,
+    register,
+    run,
+)
+
+from leyline_engine.contract import Directive, EditPayload, SpanLabel
+from leyline_engine.lineage import MAX_TOKEN
+from leyline_engine.replay.engine import ReplayEngine
+
+CUT = Directive(40, 45)
+LAYERS = 4
+
+
+def amortized(engine: ReplayEngine, session: str) -> int:
+    """A turn, and one that cuts tokens out of it; the tokens that it copies."""
+    spans = (SpanLabel("m0", 0, 60), SpanLabel("m1", 60, len(TEXT)))
+    run(engine, TEXT, EditPayload(session=session, scope=SCOPE, turn="a1", spans=spans))
+    prompt, payload = edit(TEXT, [CUT], tail=[9], session=session, source_turn="a1", turn="a2")
+    spans = (SpanLabel("m2", 0, 55), SpanLabel("m1", 55, 95), SpanLabel("m3", 95, 96))
+    _, record = run(engine, prompt, replace(payload, spans=spans))
+    return record.receipt.tokens.spliced
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_copy_outlives_the_turn_that_it_came_from(noted: bool) -> None:
+    """What its owner copied of its own text stays, though the turn isn't retained any more."""
+    engine = make_engine()
+    run(engine, TEXT, register("t1"))
+    copied = amortized(engine, "y")
+    # Only the turn with the cut is left to tell what the session sent.
+    engine.cache.registry.drop((SCOPE, "y"), "a1")
+    if not noted:
+        engine.cache.ledger.provenance.forget((SCOPE, "y"))
+    proof = proven(engine)
+    assert survivors(proof).get("pool.tree", 0) == (0 if noted else copied)
+    assert proof.complete
+
+
+def test_what_a_third_session_lent_is_no_survivor() -> None:
+    """Reuse from one that sent the same tokens is that one's, until it forgets, too."""
+    engine = make_engine()
+    labelled = replace(register("t1", session="x"), spans=(SpanLabel("m0", 0, len(TEXT)),))
+    run(engine, TEXT, labelled, reuse=LIVE)
+    prompt = [*OTHER[:30], *TEXT, 5]
+    _, record = run(engine, prompt, register("t1", session="z"), reuse=LIVE)
+    run(engine, TEXT, register("t1"))
+    proof = proven(engine)
+    lent = record.receipt.tokens.reused
+    assert lent and proof.complete and not proof.survivors
+    assert place_of(proof, "pool.tree").kept == len(TEXT) + lent
+    engine.cache.ledger.lineages_reading = lambda *_: {}  # type: ignore[method-assign]
+    assert survivors(proven(engine, "x"))["pool.tree"] == lent
+
+
+def test_a_row_computed_after_a_splice_is_found_with_others() -> None:
+    """Only copies may be lent: a row that the session computed is a survivor wherever it stays."""
+    engine = make_engine()
+    run(engine, OTHER, register("t1", session="z"))
+    assert amortized(engine, "s")
+    spliced = [node for node in engine.cache.tree.nodes() if node.keys[-1] > MAX_TOKEN]
+    computed = max(spliced, key=lambda node: len(node.keys)).slots[-1]
+    plant(engine, int(computed), int(cached(engine, OTHER)[20]))
+    assert survivors(proven(engine))["pool.tree"] == 1
+
+
+def deep() -> ReplayEngine:
+    """An engine of several layers, and two sessions with other text."""
+    config = LlamaConfig(**{**BASE, "num_hidden_layers": LAYERS}, num_key_value_heads=1)
+    loaded = LoadedModel("tiny", make_model(config), None, "f" * 32, "")
+    engine = ReplayEngine(
+        loaded, pool_tokens=600, chunk_tokens=32, splicing=True, matcher=MatcherKind.WINNOW
+    )
+    run(engine, TEXT, register("t1"))
+    run(engine, OTHER, register("t1", session="z"))
+    return engine
+
+
+@pytest.mark.damages
+@pytest.mark.parametrize("layer", range(1, LAYERS))
+def test_one_layer_of_a_row_is_found_with_others(layer: int) -> None:
+    """A part of a row isn't there by chance if its token is another."""
+    engine = deep()
+    plant(engine, int(cached(engine, TEXT)[50]), int(cached(engine, OTHER)[20]), layer=layer)
+    assert survivors(proven(engine))["pool.tree"] == 1
+
+
+@pytest.mark.damages
+@pytest.mark.parametrize(("rows", "complete"), [(1, True), (2, False)])
+def test_few_parts_may_be_equal_by_chance(rows: int, complete: bool) -> None:
+    """A part of one row of the same token may be; of more rows, the proof isn't complete."""
+    engine = deep()
+    source, target = cached(engine, TEXT), cached(engine, OTHER)
+    # The first row depends on its token alone.
+    same = {token: at for at, token in enumerate(TEXT) if at and token in OTHER[1:]}
+    for token, at in [*same.items()][:rows]:
+        plant(engine, int(source[at]), int(target[OTHER.index(token, 1)]), layer=2)
+    proof = proven(engine)
+    assert not proof.survivors and place_of(proof, "pool.tree").chance == rows
+    assert proof.complete is complete
+
+
+def test_what_no_session_sent_stays() -> None:
+    """Requests without a session keep what they sent, and aren't counted: nothing names them."""
+    engine = make_engine()
+    run(engine, TEXT, register("t1"))
+    run(engine, TEXT[:80])
+    proof = proven(engine)
+    assert proof.complete and not proof.survivors and not place_of(proof, "pool.tree").kept
+    assert len(cached(engine, TEXT)) == 80

@@ -1,0 +1,100 @@
+"""Digests of paths, and origins of copied KV: bounded, and forgotten with their session."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leyline_engine.contract import CopySegment, LineageRun
+from leyline_engine.proof.paths import Paths, head
+from leyline_engine.provenance import MAX_RANGES, Provenance, Sent
+from leyline_engine.sources import SessionKey, SourceTurn
+
+PATHS = Paths(bytes(range(16)))
+ME, X, Y = ("t", "me"), ("t", "x"), ("t", "y")
+KEYS = st.lists(st.integers(0, 2**63 - 1), max_size=40).map(lambda keys: array("q", keys))
+
+
+def source(session: SessionKey, tokens: list[int], *, exact: int | None = None) -> SourceTurn:
+    runs = () if exact is None else (LineageRun(exact, "l"),)
+    return SourceTurn("t", array("q", tokens), "d", runs, *session)
+
+
+def knows(provenance: Provenance, tokens: list[int], owner: SessionKey, *, but: SessionKey) -> bool:
+    """True if an owner copied from somebody, except one, who sent just these tokens."""
+    path = provenance.paths.of(array("q", tokens))[-1]
+    return path in Sent(set(), provenance.sent([owner], but))
+
+
+@given(KEYS, KEYS)
+def test_paths_continue_each_other(first: array[int], more: array[int]) -> None:
+    """The digests of a path are those of its pieces, one after the other, and all are distinct."""
+    state = PATHS.root()
+    pieces = PATHS.along(state, first) + PATHS.along(state, more)
+    assert pieces == PATHS.of(first + more)
+    assert len(set(pieces)) == len(pieces)
+    assert PATHS.heads(first + more).tolist() == [head(path) for path in pieces]
+
+
+@given(KEYS, st.data())
+def test_each_key_changes_all_later_digests(keys: array[int], data: st.DataObject) -> None:
+    """Other keys in front of a place, in any bits, have other digests there."""
+    if not keys:
+        return
+    at = data.draw(st.integers(0, len(keys) - 1))
+    other = array("q", keys)
+    other[at] ^= 1 << data.draw(st.integers(0, 62))
+    one, two = PATHS.of(keys), PATHS.of(other)
+    assert one[:at] == two[:at] and not set(one[at:]) & set(two[at:])
+
+
+def test_long_paths_are_hashed_in_portions() -> None:
+    """A path of several portions has the digests that its two halves have."""
+    keys = array("q", range(40_000))
+    state = PATHS.root()
+    assert PATHS.along(state, keys[:7]) + PATHS.along(state, keys[7:]) == PATHS.of(keys)
+    assert PATHS.of(keys)[:100] != Paths(bytes(16)).of(keys)[:100]
+
+
+def test_copied_paths_are_those_of_exact_tokens() -> None:
+    """Only what was copied, and what nothing was spliced into, is noted with its sender."""
+    provenance = Provenance()
+    provenance.note(ME, 7, [source(X, [1, 2, 3, 4, 5], exact=4)], [CopySegment(0, 2, 5, 9)])
+    assert knows(provenance, [1, 2, 3], ME, but=Y) and knows(provenance, [1, 2, 3, 4], ME, but=Y)
+    assert not knows(provenance, [1, 2], ME, but=Y)
+    assert not knows(provenance, [1, 2, 3, 4, 5], ME, but=Y)
+    assert not knows(provenance, [1, 2, 3], ME, but=X) and not knows(
+        provenance, [1, 2, 3], X, but=Y
+    )
+    assert [at for at in range(20) if provenance.is_copy(7, at)] == [9, 10, 11]
+    assert not provenance.is_copy(8, 9)
+
+
+def test_copies_of_copies_keep_their_sender() -> None:
+    """A session that copies from a copy has KV of the one that sent it."""
+    provenance = Provenance()
+    provenance.note(Y, 7, [source(X, [1, 2, 3])], [CopySegment(0, 0, 3, 5)])
+    provenance.note(ME, 8, [source(Y, [9, 9, 1, 2, 3], exact=2)], [CopySegment(0, 2, 5, 1)])
+    assert knows(provenance, [1, 2, 3], ME, but=Y)
+    provenance.forget(X)
+    assert not knows(provenance, [1, 2, 3], ME, but=Y)
+
+
+def test_notes_are_bounded() -> None:
+    """The sessions that spliced least recently go first; of a lineage, few ranges are noted."""
+    provenance = Provenance(max_paths=10)
+    for name in "abc":
+        long = source(("t", name), list(range(4)))
+        provenance.note(("t", name), 7, [long], [CopySegment(0, 0, 4, 0)])
+    assert not knows(provenance, [0, 1], ("t", "a"), but=ME)
+    assert knows(provenance, [0, 1], ("t", "b"), but=ME)
+    provenance.forget(("t", "b"))
+    provenance.note(ME, 7, [source(ME, list(range(6)))], [CopySegment(0, 0, 6, 0)])
+    assert knows(provenance, [0, 1], ("t", "c"), but=ME)
+    many = [CopySegment(0, 0, 1, 2 * at) for at in range(2 * MAX_RANGES)]
+    provenance.note(ME, 9, [source(ME, [1])], many)
+    assert sum(provenance.is_copy(9, at) for at in range(4 * MAX_RANGES)) == MAX_RANGES
+    assert provenance.sent([ME], X)[0].dtype == np.uint64
