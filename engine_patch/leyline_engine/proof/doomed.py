@@ -20,7 +20,7 @@ _ROW_BYTES = 80
 
 
 class DoomedRow(NamedTuple):
-    """What is known of a row that has to go."""
+    """The facts of a row that has to go."""
 
     path: bytes | None
     """Its path; None if it is a copy, and so the KV of another place."""

@@ -39,7 +39,7 @@ class Doomed:
 
     @property
     def rows(self) -> list[DoomedRow]:
-        """What is known of each, in the same order."""
+        """The facts of each, in the same order."""
         return list(self.found.values())
 
     def add(

@@ -94,7 +94,7 @@ def test_kept_and_dropped_messages_get_no_note(policies: str) -> None:
 
 
 def test_a_noted_message_is_the_same_object_on_the_next_turn() -> None:
-    """What is known of it (its fingerprint, its tokens) isn't worked out again."""
+    """Nothing about it (its fingerprint, its tokens) is worked out again."""
     session, policies = PolicySession(memo=Memo()), load_pipeline(POLICY)
     first = prepare(TALK, policies, [], 0, session=session, erratum=NOTE)
     grown = [*TALK, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "more"}]
