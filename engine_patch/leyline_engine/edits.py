@@ -24,7 +24,8 @@ from leyline_engine.contract import (
     recomputed,
     uncovered,
 )
-from leyline_engine.ledger import SpanKey, SpanLedger, first_unlabelled
+from leyline_engine.ledger import SpanKey, SpanLedger
+from leyline_engine.lineage import first_unlabelled
 from leyline_engine.plan import clip_copies, forget_limit
 from leyline_engine.sources import SourceRegistry, SourceTurn
 

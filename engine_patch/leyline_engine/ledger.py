@@ -21,8 +21,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from leyline_engine.contract import CopySegment, LineageRun, SpanLabel
-from leyline_engine.lineage import run_extents, runs_before
+from leyline_engine.contract import CopySegment, LineageRun
+from leyline_engine.lineage import first_unlabelled, run_extents, runs_before
 from leyline_engine.provenance import Provenance
 from leyline_engine.sources import SessionKey, SourceTurn
 
@@ -98,7 +98,6 @@ class SpanLedger:
         self, *, max_sessions: int = 1024, max_names: int = 65_536, max_lineages: int = 4096
     ) -> None:
         self.provenance = Provenance()
-        """Origins of copied KV, for proofs."""
         self._max_sessions = max_sessions
         self._max_names = max_names
         self._max_lineages = max_lineages
@@ -324,8 +323,16 @@ class SpanLedger:
             if (span.scope, span.session) == session
         )
 
-    def strike(self, scope: str, spans: Collection[SpanKey]) -> None:
-        """Remove a tenant's spans from the readers: no KV that read them can be found any more."""
+    def strike(
+        self, scope: str, spans: Collection[SpanKey], whole: SessionKey | None = None
+    ) -> None:
+        """Remove a tenant's spans from the readers: no KV that read them can be found any more.
+
+        Args:
+            whole: the session that forgot everything, if one did.
+        """
+        if whole is not None:
+            self.provenance.forget(whole)
         gone = set(spans)
         for _, readers in self.readers_of(scope):
             for span in readers.keys() & gone:
@@ -386,16 +393,6 @@ def _by_tenant(readers: Readers) -> dict[SpanKey, int]:
         scope = anything_of(span.scope)
         first[scope] = min(position, first.get(scope, position))
     return first
-
-
-def first_unlabelled(labels: Sequence[SpanLabel], length: int) -> int:
-    """Return the first position that no label covers, or ``length``. Labels are sorted by start."""
-    covered = 0
-    for label in labels:
-        if label.start > covered:
-            break
-        covered = max(covered, label.end)
-    return min(covered, length)
 
 
 def _landing(copy: CopySegment, position: int) -> int:

@@ -17,7 +17,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from leyline_engine.contract import CopySegment, LineageRun, token_array
+from leyline_engine.contract import CopySegment, LineageRun, SpanLabel, token_array
 
 TOKEN_BITS = 24
 MAX_TOKEN = (1 << TOKEN_BITS) - 1
@@ -148,3 +148,13 @@ def runs_before(runs: Sequence[LineageRun], position: int) -> tuple[LineageRun, 
 def first_spliced(runs: Sequence[LineageRun], length: int) -> int:
     """Return the length of the exact prefix: the first spliced position, or ``length``."""
     return min((length, *(run.start for run in runs)))
+
+
+def first_unlabelled(labels: Sequence[SpanLabel], length: int) -> int:
+    """Return the first position that no label covers, or ``length``. Labels are sorted by start."""
+    covered = 0
+    for label in labels:
+        if label.start > covered:
+            break
+        covered = max(covered, label.end)
+    return min(covered, length)

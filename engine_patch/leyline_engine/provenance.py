@@ -14,7 +14,7 @@ from secrets import token_bytes
 import numpy as np
 
 from leyline_engine.contract import CopySegment
-from leyline_engine.proof.paths import SECRET_BYTES, Paths, Sums, head
+from leyline_engine.paths import SECRET_BYTES, Paths, Sums, head
 from leyline_engine.sources import SessionKey, SourceTurn
 
 MAX_PATHS = 1 << 21

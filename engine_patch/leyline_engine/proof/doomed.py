@@ -20,7 +20,7 @@ _ROW_BYTES = 80
 
 
 class DoomedRow(NamedTuple):
-    """The facts of a row that has to go."""
+    """A row that has to go: what it has read, and its token."""
 
     path: bytes | None
     """Its path; None if it is a copy, and so the KV of another place."""
@@ -76,7 +76,7 @@ class DoomedRows:
 
         Args:
             slots: their slots, distinct.
-            rows: what is known of each.
+            rows: the same rows as paths and tokens.
             parts: the pool's tensors; rows without content in all of them are left out.
         """
         chosen = self._chosen(len(slots), len(parts))

@@ -24,7 +24,7 @@ class Doomed:
     Args:
         kept: paths that may stay.
         lineages: lineages that have read doomed spans, and the position from which on.
-        provenance: tells copies from rows that were computed.
+        provenance: distinguishes copies from rows that were computed.
     """
 
     kept: set[bytes]
@@ -39,7 +39,7 @@ class Doomed:
 
     @property
     def rows(self) -> list[DoomedRow]:
-        """The facts of each, in the same order."""
+        """The rows as paths and tokens, in the same order."""
         return list(self.found.values())
 
     def add(
@@ -65,7 +65,7 @@ class Doomed:
 
 
 def doomed_row(key: int, path: bytes, position: int, provenance: Provenance) -> DoomedRow:
-    """Return what is known of a row, given its radix key and its path."""
+    """Return a row as its path and token, given its radix key."""
     lineage = key >> TOKEN_BITS
     copied = bool(lineage) and provenance.is_copy(lineage, position)
     return DoomedRow(None if copied else path, key & MAX_TOKEN)

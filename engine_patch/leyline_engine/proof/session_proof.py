@@ -12,10 +12,10 @@ import numpy as np
 
 from leyline_engine.contract import Proof, ProofPlace
 from leyline_engine.ledger import SpanKey
+from leyline_engine.paths import Paths
 from leyline_engine.proof.digests import Part, RowDigester
 from leyline_engine.proof.doomed import MAX_BYTES, DoomedRow, DoomedRows
 from leyline_engine.proof.judging import Equal, Holder, Judgement, Owner, judge
-from leyline_engine.proof.paths import Paths
 from leyline_engine.proof.witness import Slots
 from leyline_engine.provenance import Provenance, Sent
 from leyline_engine.reuse.winnowing import GRAM

@@ -11,10 +11,10 @@ import numpy as np
 from leyline_engine.contract import ProofPlace
 from leyline_engine.ledger import SpanKey
 from leyline_engine.lineage import MAX_TOKEN, exact_length, fold_keys
+from leyline_engine.paths import Paths, PathState
 from leyline_engine.proof.digests import Part, filled
 from leyline_engine.proof.dooming import Doomed, doomed_row, doomed_text
 from leyline_engine.proof.judging import Holder, Owner
-from leyline_engine.proof.paths import Paths, PathState
 from leyline_engine.proof.session_proof import IndexEntry, SessionProof
 from leyline_engine.provenance import Provenance
 from leyline_engine.replay.cache.manager import CacheManager

@@ -116,9 +116,7 @@ class Forgetter:
         for turn in turns:
             if turn not in clean:
                 self._registry.drop(session, turn.turn)
-        self._ledger.strike(scope, spans)
-        if whole:
-            self._ledger.provenance.forget(session)
+        self._ledger.strike(scope, spans, session if whole else None)
         self._cache.scrub()
         struck = Struck(session, spans, tainted, whole)
         return Forgotten(self._open(ticket, erased, shared), struck)

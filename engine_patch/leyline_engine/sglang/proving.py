@@ -14,10 +14,10 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from leyline_engine.contract import Proof, ProofPlace
 from leyline_engine.ledger import SpanKey, SpanLedger
 from leyline_engine.lineage import exact_length, fold_keys
+from leyline_engine.paths import Paths
 from leyline_engine.proof.digests import Part, filled
 from leyline_engine.proof.dooming import Doomed, doomed_text
 from leyline_engine.proof.judging import Holder, Owner
-from leyline_engine.proof.paths import Paths
 from leyline_engine.proof.prover import Prover
 from leyline_engine.proof.session_proof import IndexEntry, SessionProof
 from leyline_engine.proof.witness import Slots

@@ -22,8 +22,8 @@ from leyline_engine.ledger import (
     SpanKey,
     SpanLedger,
     anything_of,
-    first_unlabelled,
 )
+from leyline_engine.lineage import first_unlabelled
 from leyline_engine.sources import SourceTurn
 
 

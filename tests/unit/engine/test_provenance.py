@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import CopySegment, LineageRun
-from leyline_engine.proof.paths import Paths, head
+from leyline_engine.paths import Paths, head
 from leyline_engine.provenance import MAX_RANGES, Provenance, Sent
 from leyline_engine.sources import SessionKey, SourceTurn
 

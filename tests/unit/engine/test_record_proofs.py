@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from leyline_engine.contract import RECORDS, Proof, Receipt, TurnRecord
+from leyline_engine.contract import PLACES, RECORDS, Proof, ProofPlace, Receipt, TurnRecord
 from leyline_engine.records import RecordBook
 
 OPEN = Proof(pending=True)
@@ -65,3 +66,11 @@ def test_an_answer_since_the_forget_is_no_survivor(book: RecordBook) -> None:
     book.put(answer("withheld", turn=""), "red")
     book.prove("asks", Proof(pending=False))
     assert found(book) == 0 and held(book) == {"theirs", "later"}
+
+
+@pytest.mark.parametrize("place", sorted(PLACES))
+def test_a_proof_that_lacks_a_place_is_never_complete(place: str) -> None:
+    """An engine that leaves one out has not looked everywhere."""
+    whole = Proof(pending=False, places=tuple(ProofPlace(place=each) for each in PLACES))
+    rest = tuple(each for each in whole.places if each.place != place)
+    assert whole.complete and not msgspec.structs.replace(whole, places=rest).complete

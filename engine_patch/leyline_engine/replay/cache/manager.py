@@ -273,9 +273,7 @@ class CacheManager:
         for turn in turns:
             if turn not in clean:
                 self.registry.drop(session, turn.turn)
-        self.ledger.strike(scope, spans)
-        if whole:
-            self.ledger.provenance.forget(session)
+        self.ledger.strike(scope, spans, session if whole else None)
         struck(Struck(session, spans, lineages, whole))
         earlier = before or ForgetCounts()
         return self._forgets.open(

@@ -11,9 +11,9 @@ from proof_kit import TEXT, place_of, proven
 from support.replay_engine import SCOPE, edit, make_engine, register, run
 
 from leyline_engine.contract import Directive, EditPayload, ProvePayload, SpanLabel
+from leyline_engine.paths import Paths
 from leyline_engine.proof.digests import Part
 from leyline_engine.proof.judging import Owner
-from leyline_engine.proof.paths import Paths
 from leyline_engine.replay.engine import ReplayEngine
 from leyline_engine.replay.proving import ReplaySite
 

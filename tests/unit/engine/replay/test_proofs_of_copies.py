@@ -40,7 +40,7 @@ def amortized(engine: ReplayEngine, session: str) -> int:
 
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_copy_outlives_the_turn_that_it_came_from(noted: bool) -> None:
-    """Copies of the owner's own text stay, though the turn isn't retained any more."""
+    """Copies that an owner made of its own text stay, though the turn isn't retained any more."""
     engine = make_engine()
     run(engine, TEXT, register("t1"))
     copied = amortized(engine, "y")

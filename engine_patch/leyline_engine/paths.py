@@ -73,7 +73,7 @@ class Paths:
 
     def _sums(self, state: PathState, keys: array[int]) -> Iterator[Sums]:
         """Yield ``[n, hashes]`` sums in portions; ``state`` moves along."""
-        every = np.frombuffer(keys or bytes(), dtype=np.int64).astype(np.uint64)
+        every = np.frombuffer(keys or b"", dtype=np.int64).astype(np.uint64)
         for start in range(0, len(keys), _AT_ONCE):
             some = every[start : start + _AT_ONCE]
             # Two outputs of the generator, of four words each, per position.
