@@ -88,7 +88,7 @@ class Ledger:
     def announce(self, capability: Capability) -> None:
         """Nothing to keep."""
 
-    def send(self, record: TurnRecord) -> None:
+    def send(self, record: TurnRecord, scope: str = "") -> None:
         self.records[record.receipt.message_id] = record
 
     def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
