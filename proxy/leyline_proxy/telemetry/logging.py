@@ -65,6 +65,7 @@ def configure_logging(level: str, style: str) -> None:
         cache_logger_on_first_use=False,
     )
     handler = StderrHandler()
+    handler.setLevel(threshold)  # loggers of libraries have levels of their own
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=processors,
