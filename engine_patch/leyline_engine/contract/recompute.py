@@ -46,7 +46,7 @@ def recomputed(tokens: array[int], cuts: Sequence[Extent], how: Recompute) -> li
     spans = [(end, min(end + how.boundary, len(tokens))) for _, end in cuts if how.boundary]
     if how.quotes:
         spans += find_quotes(tokens, cuts, how.quotes)
-    return list(_outside(_joined(spans, 0), cuts))
+    return [part for span in _joined(spans, 0) for part in uncovered(span, cuts)]
 
 
 def find_quotes(tokens: array[int], cuts: Sequence[Extent], shortest: int) -> list[Extent]:
@@ -109,27 +109,16 @@ def _within_budget(spans: Sequence[Extent], budget: int) -> list[Extent]:
     return chosen
 
 
-def _outside(spans: Iterable[Extent], cuts: Sequence[Extent]) -> Iterator[Extent]:
-    """Yield the parts of spans that no cut removes."""
-    edges = [0, *(edge for cut in cuts for edge in cut)]
-    kept = [*zip(edges[::2], edges[1::2], strict=False), (edges[-1], None)]
-    for start, end in spans:
-        for low, high in kept:
-            part = max(start, low), min(end, high) if high is not None else end
-            if part[0] < part[1]:
-                yield part
-
-
 def uncovered(extent: Extent, spans: Iterable[Extent]) -> list[Extent]:
     """Return the parts of an extent that none of the spans covers.
 
     Args:
-        spans: sorted and disjoint.
+        spans: sorted and disjoint; empty ones cover nothing.
     """
     start, end = extent
     edges = [start]
     for low, high in spans:
-        if low < end and high > start:
+        if max(low, start) < min(high, end):
             edges += [max(low, start), min(high, end)]
     edges.append(end)
     return [(low, high) for low, high in list(pairwise(edges))[::2] if low < high]

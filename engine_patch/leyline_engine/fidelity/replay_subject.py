@@ -135,17 +135,7 @@ class ReplaySubject:
         *,
         rotated: bool = True,
     ) -> Answer:
-        """Answer an edited prompt over the KV of the whole one.
-
-        Args:
-            source: the whole prompt, which is prefilled first.
-            edits: directives on it.
-            then: tokens that come after it, and are prefilled after the splice.
-            rotated: False for the control, whose moved keys keep their old rotation.
-
-        Raises:
-            SubjectError: the engine didn't splice, or a prompt doesn't fit the model's context.
-        """
+        """See :meth:`~.subject.Subject.spliced`."""
         whole = array("q", source)
         prompt = array("q", [*apply_directives(whole, edits), *then])
         engine = self._holding(whole, len(prompt), rotated=rotated)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -117,8 +118,7 @@ class Composed:
             SubjectError: a stack doesn't start, or a request fails.
         """
         name, policy, batch = case.rsplit("/", maxsplit=2)
-        recommended = {each.model: each for each in self._profiles()}
-        profile = _for_model(recommended.get(name, DEFAULT_PROFILE), name)
+        profile = _for_model(self._recommended.get(name, DEFAULT_PROFILE), name)
         sessions = {
             f"{batch}-{number}": recall_steps(f"{batch}-{number}", self._turns)
             for number in range(self._sessions)
@@ -136,6 +136,11 @@ class Composed:
             except (StackError, httpx.HTTPError) as error:
                 raise SubjectError(f"{name}, {policy}, {arm}: {error}") from error
         return record
+
+    @cached_property
+    def _recommended(self) -> Mapping[str, FidelityProfile]:
+        """The recommended profiles, by model."""
+        return {each.model: each for each in self._profiles()}
 
     def table(self, records: Mapping[str, Record]) -> ResultTable:
         """Return a row for each model, policy and arm."""

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-_Z = 1.959963984540054
-"""Two-sided 95 % point of the normal distribution."""
+from leyline_engine.fidelity.statistics import share
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +37,8 @@ def wilson(solved: int, count: int) -> Interval:
     Raises:
         ValueError: there is no case, or more solved than there are.
     """
-    if count <= 0 or not 0 <= solved <= count:
-        raise ValueError(f"{solved} of {count} is no share")
-    share, square = solved / count, _Z * _Z
-    centre = (share + square / (2 * count)) / (1 + square / count)
-    half = _Z * sqrt(share * (1 - share) / count + square / (4 * count * count))
-    half /= 1 + square / count
-    # Rounding must not put an end beyond the share.
-    return Interval(share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)))
+    found = share(solved, count)
+    return Interval(found.value, found.low, found.high)
 
 
 def paired(arm: Sequence[bool], baseline: Sequence[bool]) -> Paired:
