@@ -1,0 +1,57 @@
+"""Texts that policies evicted from a conversation, by the address in their stubs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+class PartFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """An evicted text's provenance, without the text."""
+
+    address: str
+    """``sha256:`` and the first 32 digits of the text's SHA-256; see
+    :func:`leyline_policies.recall.address_of`."""
+    role: str
+    """Role of the message that had it; empty for a run of several messages."""
+    tool: str = ""
+    """Name of the tool whose result it is; empty if it is none's."""
+    tokens: int
+    """Approximate number of its tokens."""
+    tags: tuple[str, ...] = ()
+    """Tags of the message."""
+    policy: str
+    """Name of the policy that evicted it."""
+    turn: str
+    """Name of the turn that evicted it last."""
+    index: int
+    """Number of that turn in its session."""
+    demands: int = 0
+    """Number of the session's demands to forget when that turn was planned; see
+    ``Session.demands``."""
+    created: float = 0.0
+    """Seconds since the epoch."""
+
+
+class StoredPart(PartFacts, frozen=True, kw_only=True):
+    """An evicted text."""
+
+    text: str
+
+    @property
+    def facts(self) -> PartFacts:
+        """The provenance alone."""
+        values = {name: getattr(self, name) for name in PartFacts.__struct_fields__}
+        return PartFacts(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundParts:
+    """The state of addresses in one session; those in neither member are unknown."""
+
+    parts: Mapping[str, StoredPart] = field(default_factory=dict)
+    """Parts that can be recalled, by address."""
+    forgotten: frozenset[str] = frozenset()
+    """Addresses of parts that the session had, and that a forget removed."""
