@@ -1,7 +1,7 @@
 """The interface of stores of evicted texts.
 
-A text belongs to a session of a tenant. Another session, or another tenant, doesn't find it, even by
-the right address.
+A text belongs to a session of a tenant. Another session, or another tenant, doesn't find it, even
+by the right address.
 """
 
 from __future__ import annotations
