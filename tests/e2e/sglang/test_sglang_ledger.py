@@ -39,8 +39,8 @@ def test_sglang_answers_for_its_own_ledger(engine: SglangServer, start_proxy: St
     after a forget of everything, the engine has nothing to answer."""
     proxy = start_proxy(engine.base_url)
     turn(proxy, agent_history(2, "a", secret="key=7391"), {})
-    shorter = {"policy": "truncate_older_than:n=1,max_chars=20"}
-    account = turn(proxy, agent_history(4, "a", secret="key=7391"), shorter)
+    shorter = {"policy": "truncate_older_than:n=2,max_chars=20"}
+    account = turn(proxy, agent_history(3, "a", secret="key=7391"), shorter)
     assert account["tokens"]["spliced"] > 0, account
     found = ledger(proxy)
     (asked,) = found["engines"]
