@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sessions import after_turn, blank, history, pipeline, render
 
-from leyline_engine.contract import output_span
+from leyline_engine.contract import Outcome, output_span
 from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.derived import MAX_LISTED, Derived, derived_from
 from leyline_proxy.model.readings import MAX_READ, MAX_RUNS, MAX_TEXTS, Readings, Text
@@ -60,15 +60,19 @@ class Talk:
         """The name of the next turn."""
         return f"t{self.session.next_index}-next"
 
-    def forget(self, texts: Sequence[str]) -> Derived:
-        """The texts that are derived from messages, as the next turn's account names them."""
+    def forget(self, texts: Sequence[str], **plan: Any) -> Derived:
+        """The texts that are derived from messages, as the next turn's account names them.
+
+        Args:
+            plan: of the next turn, beside the forget.
+        """
         spec = "redact:pattern='" + "|".join(texts) + "'"
         prepared = prepare(self.messages, pipeline(spec), (), self.session.next_index)
         rendered = render(prepared.messages)
         turns, departed = self.session.turns, self.session.departed
         names = name_spans(self.next, prepared, turns, departed, rendered)
         found = derived_texts(
-            TurnPlan(forget=("any",)),
+            TurnPlan(forget=("any",), **plan),
             prepared,
             names,
             self.session,
@@ -275,10 +279,30 @@ def test_a_turn_under_way_may_write_from_it() -> None:
     talk.turn()
     talk.say("user")
     assert talk.forget([secret]).complete
+    assert not talk.forget([secret], unreachable=True).complete
     talk.session = replace(talk.session, in_flight=frozenset({"t1-other"}))
     found = talk.forget([secret])
     assert [each.span for each in found.texts] == [output_span(talk.session.turns[0].turn)]
     assert not found.complete
+
+
+def test_a_splice_may_have_read_derived_texts_that_are_gone() -> None:
+    """The answer of a spliced turn is named, as KV in its prompt may have read a derived text that
+    its list lacks; a prefill's isn't."""
+    talk = Talk()
+    secret = talk.say("user")
+    talk.turn()
+    talk.messages.append({"role": "assistant", "content": talk.answers[0]})
+    talk.say("user")
+    talk.turn()
+    del talk.messages[1]
+    own = output_span(talk.next)
+    spliced = {
+        each.span: each.read for each in talk.forget([secret], planned=Outcome.SPLICED).texts
+    }
+    assert spliced[own] == "transitive"
+    prefilled = talk.forget([secret], planned=Outcome.REPREFILLED).texts
+    assert own not in {each.span for each in prefilled}
 
 
 def test_a_stub_of_a_quarantine_is_not_read() -> None:
