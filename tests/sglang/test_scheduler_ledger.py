@@ -91,10 +91,12 @@ def test_what_waits_for_a_running_turn_is_counted() -> None:
     scheduler.step()
     payload = forgetting(spans=(), forget=("*",))
     scheduler.submit([7], payload, message_id="f")
-    while not (found := ask(scheduler, "secret")) or not found.pending:
+    while "f" not in scheduler.sender.records:
         scheduler.step()
+    found = ask(scheduler, "secret")
     counts = scheduler.engine.forgets._forgetter.pending.counts("f")
-    assert counts is not None and found.pending == counts.pending > len(TOLD)
+    assert found is not None and counts is not None
+    assert found.pending == counts.pending > len(TOLD)
     others = [ask(scheduler, scope="u"), ask(scheduler, session="z")]
     assert [each.pending for each in others if each] == [0, 0]
     scheduler.drain()

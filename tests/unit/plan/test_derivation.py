@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,8 +13,9 @@ from support.sessions import after_turn, blank, history, pipeline, render
 from leyline_engine.contract import Outcome, output_span
 from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.derived import MAX_LISTED, Derived, derived_from
-from leyline_proxy.model.readings import MAX_READ, MAX_RUNS, MAX_TEXTS, Readings, Text
+from leyline_proxy.model.readings import MAX_READ, MAX_RUNS, MAX_TEXTS, Readings, Runs, Text
 from leyline_proxy.model.session import Session
+from leyline_proxy.model.verdicts import Verdict
 from leyline_proxy.plan.derivation import derived_texts, readings_after
 from leyline_proxy.plan.naming import name_spans
 from leyline_proxy.plan.synthesis import TurnPlan
@@ -303,6 +304,75 @@ def test_a_splice_may_have_read_derived_texts_that_are_gone() -> None:
     assert spliced[own] == "transitive"
     prefilled = talk.forget([secret], planned=Outcome.REPREFILLED).texts
     assert own not in {each.span for each in prefilled}
+
+
+SECRET, FIRST, SECOND = "t0-a.1", "t0-a.out", "t1-b.out"
+
+
+def relations(texts: Sequence[Text], read: Mapping[str, Runs], **demand: Any) -> dict[str, str]:
+    """The named texts of a session that forgets the secret of its first turn."""
+    found = derived_from(Readings(tuple(texts), read), {SECRET}, None, **demand)
+    return {each.span: each.read for each in found.texts}
+
+
+def test_the_nearest_relation_counts() -> None:
+    """A message that was one of two texts is as near as the nearer one; what reads a text of an
+    unknown author has no known author either."""
+    answers = (Text(FIRST, 0), Text(SECOND, 1))
+    read: dict[str, Runs] = {SECRET: ((0, 1),), FIRST: ((1, 2),)}
+    retold = Text("t2-c.3", 2, "message", former=(FIRST, SECOND))
+    found = relations((*answers, retold), read)
+    assert found == {FIRST: "direct", SECOND: "transitive", "t2-c.3": "direct"}
+    strange = Text("t1-b.3", 1, "message")
+    after = Text("t2-c.out", 2)
+    found = relations((strange, after), {SECRET: ((0, 1),), "t1-b.3": ((2, 3),)})
+    assert found == {"t1-b.3": "unknown", "t2-c.out": "unknown"}
+
+
+def test_a_message_in_front_of_the_secret_was_written_without_it() -> None:
+    """Of two messages of one turn, only the later one may have been written from the other."""
+    strange = Readings((Text("t0-a.3", 0, "message"),))
+    assert derived_from(strange, {"t0-a.2"}, None).texts
+    assert not derived_from(strange, {"t0-a.4"}, None).texts
+    assert not derived_from(strange, {"t0-a.out"}, None).texts
+
+
+def test_a_text_for_a_policy_has_read_what_its_turn_s_answer_had() -> None:
+    """Also by KV that remembers more than the prompt shows, as after a splice."""
+    for hidden in (True, False):
+        texts = (Text(FIRST, 0), Text(SECOND, 1, hidden=hidden))
+        readings = Readings(texts, {SECRET: ((0, 1),)}).written("w-1", "t1-b", "0.key")
+        found = derived_from(readings, {SECRET}, None, kept={"0.key"}).texts
+        assert ("w-1" in {each.span for each in found}) == hidden
+
+
+def test_the_turn_that_forgets_reads_nothing_of_it() -> None:
+    """Its answer isn't derived from texts that it forgets itself, but from those that it keeps."""
+    texts = (Text(FIRST, 0), Text(SECOND, 1))
+    read: dict[str, Runs] = {SECRET: ((0, 2),), FIRST: ((1, 2),)}
+    assert relations(texts, read, also={SECRET, FIRST}, now=1) == {}
+    assert relations(texts, read, also={SECRET}, now=1) == {FIRST: "direct", SECOND: "transitive"}
+
+
+def test_texts_that_turns_forgot_or_that_are_in_quarantine_are_not_named() -> None:
+    """A turn's demand is noted with its readings, and the session's verdicts count as well."""
+    talk = Talk()
+    secret = talk.say("user")
+    for _ in range(2):
+        talk.turn()
+        talk.messages.append({"role": "assistant", "content": talk.answers[-1]})
+        talk.say("user")
+    first, second = (output_span(turn.turn) for turn in talk.session.turns)
+    before = talk.session
+    verdict = Verdict((first,), (), "quarantine", "verdict", "api")
+    talk.session = replace(before, verdicts=(verdict,))
+    assert {each.span for each in talk.forget([secret]).texts} >= {second}
+    assert first not in {each.span for each in talk.forget([secret]).texts}
+    talk.session = before
+    talk.turn(f"redact:pattern='{talk.answers[0]}'")
+    known = talk.session.readings.knows(first)
+    assert known is not None and known.forgotten
+    assert first not in {each.span for each in talk.forget([secret]).texts}
 
 
 def test_a_stub_of_a_quarantine_is_not_read() -> None:
