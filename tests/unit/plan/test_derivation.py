@@ -14,7 +14,9 @@ from leyline_engine.contract import Outcome, output_span
 from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.derived import MAX_LISTED, Derived, derived_from
 from leyline_proxy.model.readings import MAX_READ, MAX_RUNS, MAX_TEXTS, Readings, Runs, Text
+from leyline_proxy.model.readings import _extended as extended
 from leyline_proxy.model.session import Session
+from leyline_proxy.model.spans import SpanName, SpanNames
 from leyline_proxy.model.verdicts import Verdict
 from leyline_proxy.plan.derivation import derived_texts, readings_after
 from leyline_proxy.plan.naming import name_spans
@@ -272,6 +274,16 @@ def test_readings_are_bounded() -> None:
     assert opening
 
 
+def test_more_runs_than_are_kept_are_one() -> None:
+    """Every turn that read a message is in a run, also where turns between them are taken in."""
+    runs: Runs = ()
+    turns = range(0, 4 * MAX_RUNS, 2)
+    for turn in turns:
+        runs = extended(runs, turn)
+        assert len(runs) <= MAX_RUNS
+    assert all(any(first <= turn < end for first, end in runs) for turn in turns)
+
+
 def test_a_turn_under_way_may_write_from_it() -> None:
     """While another turn of the session is under way, or the text is out of reach, nobody knows all
     texts."""
@@ -327,6 +339,16 @@ def test_the_nearest_relation_counts() -> None:
     after = Text("t2-c.out", 2)
     found = relations((strange, after), {SECRET: ((0, 1),), "t1-b.3": ((2, 3),)})
     assert found == {"t1-b.3": "unknown", "t2-c.out": "unknown"}
+
+
+def test_a_client_s_message_may_be_an_earlier_answer() -> None:
+    """Whatever its role: a message that may have been a derived text is one."""
+    prepared = prepare([{"role": "user", "content": "retold"}], pipeline("keep_all"), (), 1)
+    names = SpanNames((SpanName("t1-b.0", (FIRST,)),), (("t1-b.0",),))
+    before = Readings((Text(FIRST, 0),), {SECRET: ((0, 1),)})
+    after = before.after("t1-b", 1, prepared, names, hidden=False)
+    found = {each.span: each.read for each in derived_from(after, {SECRET}, names).texts}
+    assert found == {FIRST: "direct", "t1-b.0": "direct", SECOND: "transitive"}
 
 
 def test_a_message_in_front_of_the_secret_was_written_without_it() -> None:
