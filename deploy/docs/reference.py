@@ -24,6 +24,18 @@ _MIB = 1024 * 1024
 # ── settings ─────────────────────────────────────────────────────────────────
 
 
+def _listed_plainly() -> str:
+    """Return the variables of lists and maps that aren't read as JSON."""
+    from pydantic_settings import NoDecode
+
+    from leyline_proxy.settings import Settings
+
+    fields = Settings.model_fields
+    names = [name for name, field in fields.items() if NoDecode in field.metadata]
+    *some, last = [f"`LEYLINE_{name.upper()}`" for name in sorted(names)]
+    return f"{', '.join(some)} and {last}"
+
+
 def settings_page() -> str:
     """Return every setting of the proxy with its default, its bounds and its purpose."""
     from pydantic import BaseModel
@@ -36,8 +48,9 @@ def settings_page() -> str:
         "Flags of [`leyline serve`](cli.md#leyline-serve) override the environment, the "
         "environment overrides the YAML file of `--config`, and the file overrides the defaults. "
         "The variable of a setting is `LEYLINE_` and its name in capitals: `max_sessions` is "
-        "`LEYLINE_MAX_SESSIONS`. In variables, maps and lists are JSON, and an empty variable "
-        "counts as unset. An unknown setting in the file is an error, and so is a wrong value "
+        "`LEYLINE_MAX_SESSIONS`. In variables, maps and lists are JSON, except that the items of "
+        f"{_listed_plainly()} are separated by commas. An empty variable counts as unset. "
+        "An unknown setting in the file is an error, and so is a wrong value "
         "anywhere; `leyline serve` names it and exits with 2.",
     ]
     own = [one for one in Settings.__mro__ if one is not BaseModel and _defines_fields(one)]

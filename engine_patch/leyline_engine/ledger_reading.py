@@ -19,13 +19,19 @@ def read_ledger(
     wanted = {SpanKey(*session, name) for name in question.spans}
     counts = dict.fromkeys(wanted, 0)
     first: dict[SpanKey, int] = {}
+    anything: list[int] = []
+    """First positions of lineages that may have read anything, and so each span."""
     for _, readers in ledger.readers_of(scope):
-        # An entry for anything stands for each span.
         vague = [readers[each] for each in (anything_of(scope), ANYTHING) if each in readers]
-        for span in wanted if vague else readers.keys() & wanted:
-            counts[span] += 1
-            places = [*vague, *([readers[span]] if span in readers else [])]
-            first[span] = min(*places, first.get(span, places[0]))
+        if vague:
+            anything.append(min(vague))
+        for span in readers.keys() & wanted:
+            counts[span] += not vague
+            first[span] = min(readers[span], first.get(span, readers[span]))
+    if anything:
+        for span in wanted:
+            counts[span] += len(anything)
+            first[span] = min(*anything, first.get(span, anything[0]))
     turns = dict.fromkeys(wanted, 0)
     for turn in registry.turns(session):
         for span, start in {

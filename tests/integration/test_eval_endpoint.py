@@ -268,7 +268,6 @@ def test_an_engine_that_dies_half_way_is_measured_to_the_end(serve: Serve, tmp_p
     found = documents[1]
     assert set(found["tables"]) == {"single_prompt"}
     assert set(found["left_out"]) == {
-        "composed",
         "removal",
         "rotary_sweep",
         "chained_rotations",

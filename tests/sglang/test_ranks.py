@@ -48,8 +48,7 @@ def test_a_session_goes_to_the_replica_that_takes_it(
     """The scheduler of that replica serves the session, whichever one the client asks for."""
     request = sent(hints_of(session, scope), native=native, rank=asked)
     pin_session(request, 8)
-    payload = EditPayload(session=session, scope=scope, turn="t2")
-    assert [r for r in range(8) if Replica(r, 8).serves(payload)] == [request.routed_dp_rank]
+    assert [r for r in range(8) if Replica(r, 8).owns((scope, session))] == [request.routed_dp_rank]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from conftest import ModelFolder
 from equality_kit import fetch_record
+from ledger_client import post_question
 from sglang_models import SglangModel
 from sglang_server import SglangServer
 
@@ -28,6 +29,7 @@ from leyline_engine.contract import (
     edit_envelope,
     token_digest,
 )
+from leyline_engine.sglang.ranks import session_rank
 
 RANKS = 2
 HEAD, SECRET, TAIL = 120, 40, 140
@@ -107,6 +109,16 @@ def test_a_session_stays_on_one_replica(replicas: SglangServer) -> None:
     prompt = converse(replicas, "stays")
     has = [cached(replicas, prompt, rank) for rank in range(RANKS)]
     assert sorted(has) == [0, len(prompt) - 1]
+
+
+def test_a_session_s_replica_answers_about_its_ledger(replicas: SglangServer) -> None:
+    """For sessions of both replicas, the server knows the turns that hold a span."""
+    names = [f"ledger{number}" for number in range(4)]
+    for name in names:
+        converse(replicas, name)
+        found = post_question(replicas.base_url, "secret", session=name)
+        assert (found.spans["secret"].turns, found.spans["secret"].first) == (5, HEAD)
+    assert {session_rank(("t", name), RANKS) for name in names} == set(range(RANKS))
 
 
 @pytest.mark.parametrize("asked", [0, 1])

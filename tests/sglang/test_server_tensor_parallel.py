@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks decide alike and splice the same slots."""
+"""Two tensor-parallel ranks decide alike, splice the same slots and answer as one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from random import Random
 import msgspec
 import pytest
 from conftest import ModelFolder, StartServer
+from ledger_client import post_question
 from rank_probe import probe_environment, splices
 from sglang_models import SglangModel
 from sglang_server import SglangServer
@@ -16,6 +17,7 @@ from leyline_engine.contract import (
     Directive,
     EditPayload,
     SourceRef,
+    SpanLabel,
     apply_directives,
     edit_envelope,
     token_digest,
@@ -46,7 +48,8 @@ def play(server: SglangServer) -> list[tuple[list[int], list[float], int]]:
         return [rng.randrange(10, 400) for _ in range(length)]
 
     prompt, answers, previous = text(300), [], ""
-    payload = EditPayload(session="s", scope="t", turn="t0")
+    spans = (SpanLabel("a", 0, 50), SpanLabel("b", 50, 100), SpanLabel("c", 100, 300))
+    payload = EditPayload(session="s", scope="t", turn="t0", spans=spans)
     for number in range(TURNS):
         answer = ask(server, prompt, payload, f"tp-{number}")
         meta = answer["meta_info"]
@@ -73,12 +76,14 @@ def play(server: SglangServer) -> list[tuple[list[int], list[float], int]]:
 def test_two_ranks_splice_the_same_slots(
     model_folder: ModelFolder, start_server: StartServer, mla_server: SglangServer, tmp_path: Path
 ) -> None:
-    """Both ranks copy the same slots to the same slots, and answer as one rank does."""
+    """Both ranks copy the same slots to the same slots, and answer as one rank does, also about
+    their ledger."""
     folder = tmp_path / "ranks"
     folder.mkdir()
     environment = probe_environment(folder) | {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
     server = start_server(model_folder(SglangModel.MLA), "--tp=2", environment=environment)
     answers = play(server)
+    ledger = post_question(server.base_url, "a", "b", "c")
     first, second = splices(folder)
     assert first == second
     assert len(first) == 2 * (TURNS - 1)
@@ -87,3 +92,6 @@ def test_two_ranks_splice_the_same_slots(
     ):
         assert (tokens, cached) == (wanted, reused)
         assert logprobs == pytest.approx(expected, abs=BOUND * max(map(abs, expected)))
+    assert ledger == post_question(mla_server.base_url, "a", "b", "c")
+    assert (ledger.spans["b"].turns, ledger.spans["b"].first) == (1, 50)
+    assert ledger.spans["b"].lineages >= 1

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from leyline_engine.sglang.cpu.activation import activate
 from leyline_engine.sglang.cpu.launch import server_command
-from leyline_engine.sglang.plugin import MIN_COPY_VARIABLE
+from leyline_engine.sglang.plugin import MIN_COPY_VARIABLE, PROFILE_VARIABLE
 
 _ON_CPU = (
     # Room for the longest history that is measured, and for its edited copy.
@@ -46,6 +46,8 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     # Short copies cost a forward each; here they are what is measured.
     os.environ.setdefault(MIN_COPY_VARIABLE, "1")
+    # With a profile of its own, the engine would compute more again in every arm.
+    os.environ.pop(PROFILE_VARIABLE, None)
     command = evaluation_command(sys.argv[1:], on_cpu=activate() is not None)
     os.execv(command[0], command)  # noqa: S606 - the user's own flags
 

@@ -1,4 +1,5 @@
-"""Commands about claims, in order, and the time, from the HTTP process to the schedulers.
+"""Commands, in order, and the time, from the HTTP process to the schedulers: about claims, and
+questions about the ledger.
 
 Every message carries its number and the time, and comes to every rank between the same requests; so
 all ranks see the same claims expire at the same point. Between commands a message is sent whenever
@@ -14,7 +15,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from leyline_engine.contract import ClaimReply
+from leyline_engine.contract import ClaimReply, LedgerAnswer
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ class ClaimMessage(msgspec.Struct, frozen=True):
     now_ms: int
     command: str = ""
     """JSON of a :data:`~.contract.ClaimCommand`; empty for the time alone."""
+    question: str = ""
+    """JSON of a :class:`~.contract.LedgerQuestion`."""
 
 
 class ClaimAnswer(msgspec.Struct, frozen=True):
@@ -40,6 +43,8 @@ class ClaimAnswer(msgspec.Struct, frozen=True):
     reply: ClaimReply
     deadline_ms: int | None = None
     """Time at which the next claim expires, by the clock of the messages."""
+    ledger: LedgerAnswer | None = None
+    """Answer to the question; None if there was none, or if the session is another replica's."""
 
 
 Send = Callable[[ClaimMessage], Awaitable[ClaimAnswer]]
@@ -73,16 +78,29 @@ class ClaimClock:
         Raises:
             SchedulerSilentError: no answer came.
         """
+        return (await self._shielded(command=text)).reply
+
+    async def question(self, text: str) -> LedgerAnswer:
+        """Send a question about the ledger, and return its answer.
+
+        Raises:
+            SchedulerSilentError: no answer came.
+        """
+        answer = (await self._shielded(question=text)).ledger
+        if answer is None:
+            raise SchedulerSilentError("no scheduler answers for this session")
+        return answer
+
+    async def _shielded(self, *, command: str = "", question: str = "") -> ClaimAnswer:
         # A client that hangs up must not leave a number unused, or an answer to the next command.
-        task = asyncio.create_task(self._exchange(text))
+        task = asyncio.create_task(self._exchange(command, question))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
-        answer = await asyncio.shield(task)
-        return answer.reply
+        return await asyncio.shield(task)
 
-    async def _exchange(self, command: str = "") -> ClaimAnswer:
+    async def _exchange(self, command: str = "", question: str = "") -> ClaimAnswer:
         async with self._turn:
-            message = ClaimMessage(self._order + 1, self._now_ms(), command)
+            message = ClaimMessage(self._order + 1, self._now_ms(), command, question)
             self._order += 1
             try:
                 answer = await asyncio.wait_for(self._send(message), _PATIENCE_S)

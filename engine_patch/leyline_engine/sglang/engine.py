@@ -36,6 +36,7 @@ from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.forgetting import Forgetter
 from leyline_engine.sglang.hints import take_hints
 from leyline_engine.sglang.indexing import TurnIndexer
+from leyline_engine.sglang.ledger_desk import LedgerDesk
 from leyline_engine.sglang.margin_gate import MarginGate
 from leyline_engine.sglang.matching import Matcher
 from leyline_engine.sglang.metrics import Readings
@@ -118,6 +119,7 @@ class SchedulerEngine:
         self._matcher = Matcher(cache, rules)
         self.prover = self._open_prover(pool, agree)
         forgetter = self._open_forgetter(erases=writes)
+        self.ledger_desk = LedgerDesk(self.registry, self.ledger, forgetter.pending, replica)
         self.publisher = Publisher(
             cache, self.ledger, self.publications, forgetter, kept_out=self._kept_out
         )

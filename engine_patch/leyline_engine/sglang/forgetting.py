@@ -119,12 +119,12 @@ class Forgetter:
         self._ledger.strike(scope, spans, session if whole else None)
         self._cache.scrub()
         struck = Struck(session, spans, tainted, whole)
-        return Forgotten(self._open(ticket, erased, shared), struck)
+        return Forgotten(self._open(ticket, session, erased, shared), struck)
 
-    def _open(self, ticket: str, erased: int, shared: int) -> ForgetCounts:
+    def _open(self, ticket: str, session: SessionKey, erased: int, shared: int) -> ForgetCounts:
         before = self._reached.get(ticket, ForgetCounts())
         erased, shared = erased + before.overwritten, shared + before.shared_retained
-        return self._note(ticket, self.pending.open(ticket, erased, shared))
+        return self._note(ticket, self.pending.open(ticket, erased, shared, session))
 
     def _note(self, ticket: str, counts: ForgetCounts) -> ForgetCounts:
         before = self._reached.get(ticket, ForgetCounts())
@@ -165,7 +165,7 @@ class Forgetter:
             self.pending.wait(ticket, each, len(each.path.keys) - each.start)
             with contained("ending claims"):
                 self._cache.announce(each.path, each.start, "forgotten")
-        return self._open(ticket, 0, 0)
+        return self._open(ticket, session, 0, 0)
 
     def remove(self, path: Publication, start: int) -> None:
         """Remove the cached part of a path from ``start`` on, and report no counts."""

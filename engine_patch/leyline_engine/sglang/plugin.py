@@ -187,7 +187,7 @@ def _next_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: A
 
 
 def _control(original: Callable[..., Any], self: Any, message: Any) -> Any:
-    """Carry out a message about claims.
+    """Carry out a message about claims, or answer a question about the ledger.
 
     It uses SGLang's one message that takes any JSON, and comes to all ranks between the same
     requests.

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from leyline_engine.contract import EDIT_ACTION, EditPayload, Reason
+from leyline_engine.contract import EDIT_ACTION, Reason
 from leyline_engine.hints import Hints
 from leyline_engine.sources import SessionKey
 
@@ -26,9 +26,9 @@ class Replica:
     rank: int = 0
     count: int = 1
 
-    def serves(self, payload: EditPayload) -> bool:
+    def owns(self, session: SessionKey) -> bool:
         """Return True if a session's KV is here."""
-        return session_rank((payload.scope, payload.session), self.count) == self.rank
+        return session_rank(session, self.count) == self.rank
 
     def checked(self, hints: Hints) -> Hints:
         """Return the hints if they came to the right replica, and refuse others.
@@ -36,7 +36,7 @@ class Replica:
         Nothing could be found here of another replica's session, and a forget would report no
         slots.
         """
-        if hints.payload is None or self.serves(hints.payload):
+        if hints.payload is None or self.owns((hints.payload.scope, hints.payload.session)):
             return hints
         return replace(
             hints,

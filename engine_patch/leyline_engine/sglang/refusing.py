@@ -86,10 +86,14 @@ def name_outgrown(engine: SchedulerEngine, aborted: Iterable[Any]) -> None:
 
 
 def answer_control(scheduler: Any, engine: SchedulerEngine, message: Any) -> None:
-    """Carry out a message about claims, and answer it."""
+    """Carry out a message of the HTTP process, and answer it."""
     output = DumperControlReqOutput(success=False, response=[], error="failed")
-    with contained("carrying out a command about claims"):
-        answer = engine.claims.carry_out(msgspec.convert(message.body, ClaimMessage))
+    with contained("carrying out a command"):
+        told = msgspec.convert(message.body, ClaimMessage)
+        answer = engine.claims.carry_out(told)
+        if told.question:
+            found = engine.ledger_desk.answer(told.question)
+            answer = msgspec.structs.replace(answer, ledger=found)
         body = {"answer": msgspec.json.encode(answer).decode()}
         output = DumperControlReqOutput(success=True, response=[body])
     scheduler.ipc_channels.send_to_tokenizer.send_output(output, message)

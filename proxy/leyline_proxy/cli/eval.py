@@ -98,8 +98,9 @@ def evaluate(
     cache after a forget, to the last bit. rotary_sweep, chained_rotations, storage_floor: the
     rotation of keys, without a model.
 
-    An endpoint gives log probabilities of at most 4,096 tokens, and only tables of answers. The
-    control needs --engine sglang. If the engine wants signed hints, set LEYLINE_HINTS_SECRET.
+    An endpoint gives log probabilities of at most 4,096 tokens, and only tables of answers and
+    composed. The control needs --engine sglang. If the engine wants signed hints, set
+    LEYLINE_HINTS_SECRET.
 
     Measured cases are in OUT.journal until the report is there. After an interruption, run the same
     command again: it continues.
@@ -208,7 +209,7 @@ def _run(
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
     with (
-        opened(target, evaluation_sessions(), scale) as evaluation,
+        opened(target, evaluation_sessions(), scale) as found,
         Progress(*columns, console=console, transient=True) as bars,
     ):
 
@@ -216,7 +217,9 @@ def _run(
             task = bars.add_task("cases", total=left)
             return lambda title: bars.update(task, advance=1, description=title)
 
-        return run_evaluation(evaluation, scale, json_out, html, begin, tables=tables)
+        return run_evaluation(
+            found.evaluation, scale, json_out, html, begin, tables=tables, stack=found.stack
+        )
 
 
 def _print_findings(document: dict[str, Any]) -> None:

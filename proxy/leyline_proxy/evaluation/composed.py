@@ -27,6 +27,7 @@ from leyline_engine.fidelity.recall_prompts import RecallStep, recall_steps
 from leyline_engine.fidelity.recall_task import TOOLS
 from leyline_engine.fidelity.says import says
 from leyline_engine.fidelity.statistics import difference, share
+from leyline_engine.fidelity.tool_names import called_tool
 from leyline_policies import load_pipeline
 
 from ..edits.prepare import prepare
@@ -43,6 +44,16 @@ POLICIES = (
 DEFAULT_PROFILE = FidelityProfile(model="", boundary=1, quotes=3)
 """Settings of the third arm where nothing is recommended, as in a quick run."""
 
+_NOT_SPLICED = frozenset(
+    {
+        "incompatible_identity",
+        "invalid_directive",
+        "invalid_edit",
+        "transform_failed",
+        "unsupported_runtime",
+    }
+)
+"""Reasons of a receipt by which the arms that splice would measure a re-prefill."""
 _CONTROL = POLICIES[0]
 """Cuts nothing: the arms must be equal."""
 _QUICK = POLICIES[1:2]
@@ -238,7 +249,7 @@ def _played(
     """Send all requests in order; return the replies to questions, and the tokens."""
     record: dict[str, Cell] = {}
     prompt = prefilled = 0
-    with httpx.Client(base_url=stack.origin, timeout=_TIMEOUT_S) as client:
+    with httpx.Client(base_url=stack.origin, headers=stack.headers, timeout=_TIMEOUT_S) as client:
         for session, steps in sessions.items():
             for index, step in enumerate(steps):
                 body = {
@@ -252,7 +263,11 @@ def _played(
                 if answer.status_code != httpx.codes.OK:
                     raise StackError(f"HTTP {answer.status_code}: {answer.text[:200]}")
                 document = answer.json()
-                tokens = document["leyline"]["tokens"]
+                account = document["leyline"]
+                if arm is not ComposedArm.REPREFILL and account["reason"] in _NOT_SPLICED:
+                    said = ": ".join(filter(None, (account["reason"], account.get("detail"))))
+                    raise StackError(f"the engine doesn't splice its edits ({said})")
+                tokens = account["tokens"]
                 prompt += tokens["prompt"]
                 prefilled += tokens["prefilled"]
                 if step.answer is not None:
@@ -262,9 +277,11 @@ def _played(
 
 
 def _judged(message: Mapping[str, Any], value: str) -> Reply:
-    if says(str(message.get("content") or ""), value):
+    text = str(message.get("content") or "")
+    if says(text, value):
         return Reply.RIGHT
-    return Reply.LOOKS_UP if message.get("tool_calls") else Reply.WRONG
+    # A server without a parser of tool calls leaves them in the text.
+    return Reply.LOOKS_UP if message.get("tool_calls") or called_tool(text) else Reply.WRONG
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,8 @@ class Evaluation(Protocol):
 
     @property
     def served(self) -> Mapping[str, str]:
-        """Models that a replay engine of its own can serve, by name, as it is given them."""
+        """Models that a proxy can be put in front of, by name, as a replay engine of its own is
+        given them."""
 
     def experiments(self) -> Sequence[Experiment]:
         """Return the experiments, in the order of the report."""

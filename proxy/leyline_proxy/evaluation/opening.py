@@ -12,8 +12,10 @@ from leyline_engine.fidelity.experiment import Scale
 from leyline_engine.fidelity.steps import EvaluationSessions
 
 from ..replay.sglang_process import shipped_folder
+from ..replay.stack import ServedEngine, StackOptions
 from .engines import Evaluation, open_evaluation
 from .remote import Access, endpoint_evaluation
+from .running import POOL_TOKENS
 from .serving import sglang_with_control
 
 REPLAY, SGLANG = "replay", "sglang"
@@ -33,8 +35,17 @@ class Target:
     """Output of a server that is started."""
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An engine that is ready."""
+
+    evaluation: Evaluation
+    stack: StackOptions
+    """Puts a proxy in front of it, or of an engine of its kind."""
+
+
 @contextmanager
-def opened(target: Target, sessions: EvaluationSessions, scale: Scale) -> Iterator[Evaluation]:
+def opened(target: Target, sessions: EvaluationSessions, scale: Scale) -> Iterator[Opened]:
     """Yield the experiments on a target; a server that they need runs until the end.
 
     Raises:
@@ -45,14 +56,26 @@ def opened(target: Target, sessions: EvaluationSessions, scale: Scale) -> Iterat
     model = target.model
     secret = os.environ.get(_SECRET) or None
     if target.engine == REPLAY:
-        yield open_evaluation(model, sessions, scale)
+        evaluation = open_evaluation(model, sessions, scale)
+        yield Opened(evaluation, StackOptions(pool_tokens=POOL_TOKENS))
     elif target.engine == SGLANG:
         with sglang_with_control(model, target.log) as url:
             access = Access(url, None, secret, has_control=True)
-            with endpoint_evaluation(access, None, sessions, scale) as evaluation:
-                yield evaluation
+            with _at_address(access, None, sessions, scale) as found:
+                yield found
     else:
         folder = None if model is None else shipped_folder(model) or Path(model).expanduser()
         access = Access(target.engine, target.api_key, secret)
-        with endpoint_evaluation(access, folder, sessions, scale) as evaluation:
-            yield evaluation
+        with _at_address(access, folder, sessions, scale) as found:
+            yield found
+
+
+@contextmanager
+def _at_address(
+    access: Access, folder: Path | None, sessions: EvaluationSessions, scale: Scale
+) -> Iterator[Opened]:
+    with endpoint_evaluation(access, folder, sessions, scale) as evaluation:
+        served = ServedEngine(
+            access.url.rstrip("/"), access.api_key, access.hints_secret, evaluation.isolates
+        )
+        yield Opened(evaluation, StackOptions(served=served))

@@ -22,7 +22,6 @@ _IN_PROCESS = "it measures the replay engine's own code, in this process: leave 
 LEFT_OUT = {
     "removal": "it compares logits to the last bit, and an endpoint gives rounded log "
     "probabilities: leave --engine out",
-    "composed": "it starts proxies with engines of their own: leave --engine out",
     "rotary_sweep": _IN_PROCESS,
     "chained_rotations": _IN_PROCESS,
     "storage_floor": _IN_PROCESS,
@@ -45,7 +44,6 @@ class EndpointEvaluation:
     """Experiments on the model of a running engine; see :class:`~.engines.Evaluation`."""
 
     left_out = LEFT_OUT
-    served: Mapping[str, str] = {}
 
     def __init__(
         self,
@@ -60,6 +58,7 @@ class EndpointEvaluation:
         self._renderer = renderer
         self._tables = tuple(map(LeavingOut, _answer_tables(subject, sessions)))
         self._length = LENGTHS[scale]
+        self.served = {subject.name: subject.name}
 
     @property
     def engine(self) -> str:
@@ -70,6 +69,11 @@ class EndpointEvaluation:
     def model(self) -> str:
         """Name of the model."""
         return self._subject.name
+
+    @property
+    def isolates(self) -> bool:
+        """True if the engine keeps the KV of tenants apart."""
+        return self._capability.isolates
 
     @property
     def fingerprint(self) -> str:

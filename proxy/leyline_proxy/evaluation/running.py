@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -27,7 +28,7 @@ _RECOMMENDS = "boundary_recompute"
 """Name of the experiment that recommends profiles."""
 
 
-_POOL_TOKENS = 16_384
+POOL_TOKENS = 16_384
 """KV slots of the ablation's engines; its sessions need a few thousand."""
 
 
@@ -48,6 +49,7 @@ def evaluate(
     begin: Callable[[int], Callable[[str], None]],
     *,
     tables: Collection[str] = (),
+    stack: StackOptions = StackOptions(pool_tokens=POOL_TOKENS),  # noqa: B008 - immutable
 ) -> dict[str, Any]:
     """Measure what the journal lacks, and write the report.
 
@@ -57,6 +59,7 @@ def evaluate(
         begin: called with the number of cases that are left; what it returns is called with an
             experiment's title after each.
         tables: names of the tables to measure; empty for all.
+        stack: proxy and engine of the composed ablation, but for the model.
 
     Raises:
         UnknownTableError: there is no such table for this engine.
@@ -67,7 +70,7 @@ def evaluate(
     """
     identity = {"version": version("leyline-kv"), **evaluation.identity}
     with Journal(journal_of(out), identity) as journal:
-        experiments = _chosen(_with_composed(evaluation, journal, scale), tables)
+        experiments = _chosen(_with_composed(evaluation, journal, scale, stack), tables)
         advance = begin(count_left(experiments, journal, scale))
         measured = measure_all(experiments, journal, scale, advance)
         document = {
@@ -100,14 +103,16 @@ def _chosen(experiments: Sequence[Experiment], tables: Collection[str]) -> Seque
     return [each for each in experiments if not tables or each.name in tables]
 
 
-def _with_composed(evaluation: Evaluation, journal: Journal, scale: Scale) -> Sequence[Experiment]:
+def _with_composed(
+    evaluation: Evaluation, journal: Journal, scale: Scale, stack: StackOptions
+) -> Sequence[Experiment]:
     """Return the experiments, and after that which recommends profiles the one that tries them."""
     experiments: list[Experiment] = []
     for each in evaluation.experiments():
         experiments.append(each)
         if each.name == _RECOMMENDS and evaluation.served:
             models = [
-                ComposedModel(name, StackOptions(model=model, pool_tokens=_POOL_TOKENS))
+                ComposedModel(name, replace(stack, model=model))
                 for name, model in evaluation.served.items()
             ]
             recommended = partial(_recommended, each, journal, scale)

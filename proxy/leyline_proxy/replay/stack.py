@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import httpx
@@ -35,6 +36,36 @@ STOP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
+class ServedEngine:
+    """A running engine that may serve others, too: a stack is a tenant of its own there."""
+
+    url: str
+    api_key: str | None = field(default=None, repr=False)
+    hints_secret: str | None = field(default=None, repr=False)
+    isolates: bool = False
+    """True if it keeps the KV of tenants apart; otherwise its cache is emptied for each stack."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that it asks for."""
+        return _bearer(self.api_key) if self.api_key is not None else {}
+
+    def settings(self, key: str) -> dict[str, Any]:
+        """Return the proxy's settings for a tenant that no other stack has.
+
+        Args:
+            key: the tenant's API key.
+        """
+        return {
+            "upstream": self.url,
+            "upstream_api_key": self.api_key,
+            "hints_secret": self.hints_secret,
+            "cache_scope": "tenant" if self.isolates else "shared",
+            "tenants": {f"stack-{token_hex(8)}": {"api_keys": [key]}},
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class StackOptions:
     """The common settings of the arms of one replay."""
 
@@ -45,9 +76,15 @@ class StackOptions:
     fidelity_profile: Path | None = None
     engine_url: str | None = None
     """An SGLang server whose cache is flushed for each stack; None embeds an engine."""
+    served: ServedEngine | None = None
+    """A running engine to put the proxy in front of, without a tap; wins over the others."""
 
-    def settings(self, *, splice: bool) -> Settings:
-        """Return the proxy's settings, without any from the environment."""
+    def settings(self, *, splice: bool, key: str = "") -> Settings:
+        """Return the proxy's settings, without any from the environment.
+
+        Args:
+            key: API key of the stack's tenant at a served engine.
+        """
         defaults = {
             name: member.get_default(call_default_factory=True, validated_data={})
             for name, member in Settings.model_fields.items()
@@ -64,6 +101,8 @@ class StackOptions:
             "edit_timing": "now",
             "log_level": "warning",
         }
+        if self.served is not None:
+            chosen |= self.served.settings(key)
         return Settings(**(defaults | chosen))
 
     def engine_options(self) -> dict[str, Any]:
@@ -123,10 +162,18 @@ class PromptTap:
 class Stack:
     """A running stack."""
 
-    def __init__(self, server: uvicorn.Server, thread: threading.Thread, port: int) -> None:
-        self._server = server
+    def __init__(
+        self,
+        server: uvicorn.Server,
+        thread: threading.Thread,
+        port: int,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._server: uvicorn.Server | None = server
         self._thread = thread
         self.origin = f"http://127.0.0.1:{port}"
+        self.headers = headers
+        """Headers that requests need."""
         self.tap: PromptTap | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -142,15 +189,18 @@ class Stack:
     def last_prompt(self) -> array[int]:
         """Return the token ids of the last served prompt. Raises as :meth:`PromptTap.tokens`."""
         if self.tap is None or self._loop is None:
-            raise StackError("the stack is not running")
+            raise StackError("the stack has no tap, or is not running")
         return asyncio.run_coroutine_threadsafe(self.tap.tokens(), self._loop).result(60)
 
     def stop(self) -> None:
-        """Stop the server and wait for its thread."""
-        self._server.should_exit = True
+        """Stop the server, wait for its thread, and let go of the engine, which holds KV."""
+        server, self._server, self.tap = self._server, None, None
+        if server is None:
+            return
+        server.should_exit = True
         self._thread.join(STOP_S)
         if self._thread.is_alive():
-            self._server.force_exit = True
+            server.force_exit = True
             self._thread.join(STOP_S)
 
 
@@ -161,15 +211,19 @@ def running_stack(options: StackOptions, *, splice: bool) -> Iterator[Stack]:
     Raises:
         StackError: the engine cannot be created, or the stack is not ready in time.
     """
-    settings = options.settings(splice=splice)
+    key = token_hex(16)
+    settings = options.settings(splice=splice, key=key)
     _check_policies(settings)  # before the engine, which may take long to load
-    tap = PromptTap(_engine(options))
+    tap = PromptTap(_engine(options)) if options.served is None else None
+    if options.served is not None and not options.served.isolates:
+        _flush(options.served.url, options.served.headers)
     server = uvicorn.Server(
         uvicorn.Config(create_app(settings, engine_app=tap), lifespan="on", log_config=None)
     )
+    headers = _bearer(key) if options.served is not None else {}
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.bind(("127.0.0.1", 0))
-        thread, stack = _start(server, listener, tap)
+        thread, stack = _start(server, listener, tap, headers)
         try:
             _wait_ready(stack, server, thread)
             yield stack
@@ -186,7 +240,7 @@ def _check_policies(settings: Settings) -> None:
 
 def _engine(options: StackOptions) -> ASGIApp:
     if options.engine_url is not None:
-        _flush(options.engine_url)
+        _flush(options.engine_url, {})
         return Forwarder(options.engine_url)
     try:
         return create_embedded_engine("replay", options.engine_options())
@@ -196,16 +250,25 @@ def _engine(options: StackOptions) -> ASGIApp:
         raise StackError(f"the engine cannot be made: {error}") from error
 
 
-def _flush(url: str) -> None:
+def _bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def _flush(url: str, headers: Mapping[str, str]) -> None:
     """Empty a server's cache, so each arm begins without one."""
+    flush = f"{url}/flush_cache"
     try:
-        httpx.post(f"{url}/flush_cache", params={"timeout": 30}, timeout=60).raise_for_status()
+        answer = httpx.post(flush, params={"timeout": 30}, headers=headers, timeout=60)
+        answer.raise_for_status()
     except httpx.HTTPError as error:
         raise StackError(f"the cache of the server at {url} was not flushed: {error}") from error
 
 
 def _start(
-    server: uvicorn.Server, listener: socket.socket, tap: PromptTap
+    server: uvicorn.Server,
+    listener: socket.socket,
+    tap: PromptTap | None,
+    headers: Mapping[str, str],
 ) -> tuple[threading.Thread, Stack]:
     loops: list[asyncio.AbstractEventLoop] = []
     entered = threading.Event()
@@ -218,8 +281,9 @@ def _start(
     thread = threading.Thread(target=lambda: asyncio.run(serve()), name="leyline-replay-stack")
     thread.start()
     entered.wait(STOP_S)
-    stack = Stack(server, thread, listener.getsockname()[1])
-    stack.attach(tap, loops[0])
+    stack = Stack(server, thread, listener.getsockname()[1], headers)
+    if tap is not None:
+        stack.attach(tap, loops[0])
     return thread, stack
 
 

@@ -19,7 +19,8 @@ PREFIX = "lk-"
 _ID_LENGTH = 12
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _EXPIRES = "expires="
-_TENANT = re.compile(r"[^\s:#]{1,64}")
+_TENANT = re.compile(r"[^\s:#\[\]{}\"']{1,64}")
+_JSON = ("[", "{", '"')
 
 
 class KeyLineError(ValueError):
@@ -69,11 +70,13 @@ def check_tenant(name: str) -> str:
     """Return ``name`` if it is a valid tenant name.
 
     Raises:
-        KeyLineError: it is empty, too long, or contains a colon, a # or a blank.
+        KeyLineError: it is empty, too long, or contains a colon, a #, a blank, a bracket, a brace
+            or a quotation mark.
     """
     if not _TENANT.fullmatch(name):
         raise KeyLineError(
-            "a tenant's name has 1 to 64 characters, none of them a colon, # or blank"
+            "a tenant's name has 1 to 64 characters, none of them a colon, #, blank, bracket, "
+            "brace or quotation mark"
         )
     return name
 
@@ -84,6 +87,11 @@ def parse_key(line: str) -> ApiKey:
     Raises:
         KeyLineError: any other form; doesn't quote it.
     """
+    if line.lstrip().startswith(_JSON):
+        raise KeyLineError(
+            "API keys must be written as tenant:key, without quotation marks and not as JSON; "
+            "several in a variable are separated by commas"
+        )
     pair, *options = line.split() or [""]
     tenant, _, written = pair.partition(":")
     if not tenant or not written:

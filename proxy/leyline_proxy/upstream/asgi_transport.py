@@ -25,7 +25,7 @@ class ASGIStreamTransport(httpx.AsyncBaseTransport):
     """
 
     def __init__(self, app: ASGIApp, *, client: tuple[str, int] = ("127.0.0.1", 0)) -> None:
-        self._app = app
+        self._app: ASGIApp | None = app
         self._client = client
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -34,9 +34,12 @@ class ASGIStreamTransport(httpx.AsyncBaseTransport):
         Raises:
             httpx.RemoteProtocolError: the application ends or fails before that.
             httpx.ReadTimeout: it takes longer than the request's read timeout.
+            httpx.ConnectError: the transport was closed.
         """
         body = b"".join([chunk async for chunk in _stream(request)])
         timeout = request.extensions.get("timeout", {}).get("read")
+        if self._app is None:
+            raise httpx.ConnectError("the application is closed", request=request)
         exchange = _Exchange(self._app, self._scope(request), body, timeout)
         try:
             start = await exchange.next_message()
@@ -49,6 +52,10 @@ class ASGIStreamTransport(httpx.AsyncBaseTransport):
         return httpx.Response(
             start["status"], headers=start.get("headers", []), stream=_Body(exchange, request)
         )
+
+    async def aclose(self) -> None:
+        """Let go of the application: FastAPI remembers the proxy's handlers, and they this."""
+        self._app = None
 
     def _scope(self, request: httpx.Request) -> dict[str, Any]:
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sessions import after_turn, blank, history, pipeline, render
 
-from leyline_engine.contract import output_span
+from leyline_engine.contract import Outcome, output_span
 from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.derived import MAX_LISTED, Derived, derived_from
-from leyline_proxy.model.readings import MAX_READ, MAX_RUNS, MAX_TEXTS, Readings, Text
+from leyline_proxy.model.readings import MAX_READ, MAX_RUNS, MAX_TEXTS, Readings, Runs, Text
+from leyline_proxy.model.readings import _extended as extended
 from leyline_proxy.model.session import Session
+from leyline_proxy.model.spans import SpanName, SpanNames
+from leyline_proxy.model.verdicts import Verdict
 from leyline_proxy.plan.derivation import derived_texts, readings_after
 from leyline_proxy.plan.naming import name_spans
 from leyline_proxy.plan.synthesis import TurnPlan
@@ -60,15 +63,19 @@ class Talk:
         """The name of the next turn."""
         return f"t{self.session.next_index}-next"
 
-    def forget(self, texts: Sequence[str]) -> Derived:
-        """The texts that are derived from messages, as the next turn's account names them."""
+    def forget(self, texts: Sequence[str], **plan: Any) -> Derived:
+        """The texts that are derived from messages, as the next turn's account names them.
+
+        Args:
+            plan: of the next turn, beside the forget.
+        """
         spec = "redact:pattern='" + "|".join(texts) + "'"
         prepared = prepare(self.messages, pipeline(spec), (), self.session.next_index)
         rendered = render(prepared.messages)
         turns, departed = self.session.turns, self.session.departed
         names = name_spans(self.next, prepared, turns, departed, rendered)
         found = derived_texts(
-            TurnPlan(forget=("any",)),
+            TurnPlan(forget=("any",), **plan),
             prepared,
             names,
             self.session,
@@ -267,6 +274,16 @@ def test_readings_are_bounded() -> None:
     assert opening
 
 
+def test_more_runs_than_are_kept_are_one() -> None:
+    """Every turn that read a message is in a run, also where turns between them are taken in."""
+    runs: Runs = ()
+    turns = range(0, 4 * MAX_RUNS, 2)
+    for turn in turns:
+        runs = extended(runs, turn)
+        assert len(runs) <= MAX_RUNS
+    assert all(any(first <= turn < end for first, end in runs) for turn in turns)
+
+
 def test_a_turn_under_way_may_write_from_it() -> None:
     """While another turn of the session is under way, or the text is out of reach, nobody knows all
     texts."""
@@ -275,10 +292,109 @@ def test_a_turn_under_way_may_write_from_it() -> None:
     talk.turn()
     talk.say("user")
     assert talk.forget([secret]).complete
+    assert not talk.forget([secret], unreachable=True).complete
     talk.session = replace(talk.session, in_flight=frozenset({"t1-other"}))
     found = talk.forget([secret])
     assert [each.span for each in found.texts] == [output_span(talk.session.turns[0].turn)]
     assert not found.complete
+
+
+def test_a_splice_may_have_read_derived_texts_that_are_gone() -> None:
+    """The answer of a spliced turn is named, as KV in its prompt may have read a derived text that
+    its list lacks; a prefill's isn't."""
+    talk = Talk()
+    secret = talk.say("user")
+    talk.turn()
+    talk.messages.append({"role": "assistant", "content": talk.answers[0]})
+    talk.say("user")
+    talk.turn()
+    del talk.messages[1]
+    own = output_span(talk.next)
+    spliced = {
+        each.span: each.read for each in talk.forget([secret], planned=Outcome.SPLICED).texts
+    }
+    assert spliced[own] == "transitive"
+    prefilled = talk.forget([secret], planned=Outcome.REPREFILLED).texts
+    assert own not in {each.span for each in prefilled}
+
+
+SECRET, FIRST, SECOND = "t0-a.1", "t0-a.out", "t1-b.out"
+
+
+def relations(texts: Sequence[Text], read: Mapping[str, Runs], **demand: Any) -> dict[str, str]:
+    """The named texts of a session that forgets the secret of its first turn."""
+    found = derived_from(Readings(tuple(texts), read), {SECRET}, None, **demand)
+    return {each.span: each.read for each in found.texts}
+
+
+def test_the_nearest_relation_counts() -> None:
+    """A message that was one of two texts is as near as the nearer one; what reads a text of an
+    unknown author has no known author either."""
+    answers = (Text(FIRST, 0), Text(SECOND, 1))
+    read: dict[str, Runs] = {SECRET: ((0, 1),), FIRST: ((1, 2),)}
+    retold = Text("t2-c.3", 2, "message", former=(FIRST, SECOND))
+    found = relations((*answers, retold), read)
+    assert found == {FIRST: "direct", SECOND: "transitive", "t2-c.3": "direct"}
+    strange = Text("t1-b.3", 1, "message")
+    after = Text("t2-c.out", 2)
+    found = relations((strange, after), {SECRET: ((0, 1),), "t1-b.3": ((2, 3),)})
+    assert found == {"t1-b.3": "unknown", "t2-c.out": "unknown"}
+
+
+def test_a_client_s_message_may_be_an_earlier_answer() -> None:
+    """Whatever its role: a message that may have been a derived text is one."""
+    prepared = prepare([{"role": "user", "content": "retold"}], pipeline("keep_all"), (), 1)
+    names = SpanNames((SpanName("t1-b.0", (FIRST,)),), (("t1-b.0",),))
+    before = Readings((Text(FIRST, 0),), {SECRET: ((0, 1),)})
+    after = before.after("t1-b", 1, prepared, names, hidden=False)
+    found = {each.span: each.read for each in derived_from(after, {SECRET}, names).texts}
+    assert found == {FIRST: "direct", "t1-b.0": "direct", SECOND: "transitive"}
+
+
+def test_a_message_in_front_of_the_secret_was_written_without_it() -> None:
+    """Of two messages of one turn, only the later one may have been written from the other."""
+    strange = Readings((Text("t0-a.3", 0, "message"),))
+    assert derived_from(strange, {"t0-a.2"}, None).texts
+    assert not derived_from(strange, {"t0-a.4"}, None).texts
+    assert not derived_from(strange, {"t0-a.out"}, None).texts
+
+
+def test_a_text_for_a_policy_has_read_what_its_turn_s_answer_had() -> None:
+    """Also by KV that remembers more than the prompt shows, as after a splice."""
+    for hidden in (True, False):
+        texts = (Text(FIRST, 0), Text(SECOND, 1, hidden=hidden))
+        readings = Readings(texts, {SECRET: ((0, 1),)}).written("w-1", "t1-b", "0.key")
+        found = derived_from(readings, {SECRET}, None, kept={"0.key"}).texts
+        assert ("w-1" in {each.span for each in found}) == hidden
+
+
+def test_the_turn_that_forgets_reads_nothing_of_it() -> None:
+    """Its answer isn't derived from texts that it forgets itself, but from those that it keeps."""
+    texts = (Text(FIRST, 0), Text(SECOND, 1))
+    read: dict[str, Runs] = {SECRET: ((0, 2),), FIRST: ((1, 2),)}
+    assert relations(texts, read, also={SECRET, FIRST}, now=1) == {}
+    assert relations(texts, read, also={SECRET}, now=1) == {FIRST: "direct", SECOND: "transitive"}
+
+
+def test_texts_that_turns_forgot_or_that_are_in_quarantine_are_not_named() -> None:
+    """A turn's demand is noted with its readings, and the session's verdicts count as well."""
+    talk = Talk()
+    secret = talk.say("user")
+    for _ in range(2):
+        talk.turn()
+        talk.messages.append({"role": "assistant", "content": talk.answers[-1]})
+        talk.say("user")
+    first, second = (output_span(turn.turn) for turn in talk.session.turns)
+    before = talk.session
+    verdict = Verdict((first,), (), "quarantine", "verdict", "api")
+    talk.session = replace(before, verdicts=(verdict,))
+    assert {each.span for each in talk.forget([secret]).texts} >= {second}
+    assert first not in {each.span for each in talk.forget([secret]).texts}
+    talk.session = before
+    talk.turn(f"redact:pattern='{talk.answers[0]}'")
+    known = talk.session.readings.knows(first)
+    assert known is not None and known.forgotten
+    assert first not in {each.span for each in talk.forget([secret]).texts}
 
 
 def test_a_stub_of_a_quarantine_is_not_read() -> None:

@@ -63,6 +63,19 @@ def test_keys_come_from_all_three_places(tmp_path: Path) -> None:
     assert found == {"k1": "red", "k2": "red", "k3": "blue"}
 
 
+@pytest.mark.parametrize("value", ['["red:hunter2","blue:hunter2"]', '{"red": "hunter2"}'])
+def test_keys_as_json_are_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the setting and the form, and quotes no key: no tenant has a bracket."""
+    monkeypatch.setenv("LEYLINE_API_KEYS", value)
+    with pytest.raises(
+        ValidationError, match=r"api_keys: .*tenant:key.*separated by comma"
+    ) as found:
+        load_settings()
+    assert "hunter2" not in str(found.value)
+    monkeypatch.setenv("LEYLINE_API_KEYS", "red:hunter2, blue:hunter3")
+    assert len(load_settings().api_keys) == 2
+
+
 def test_wrong_settings_are_named_without_their_secrets(tmp_path: Path) -> None:
     """A typo in the file, a bad rule and a bad key are reported by name, the key's text not."""
     config = tmp_path / "leyline.yaml"

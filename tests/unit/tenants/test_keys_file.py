@@ -51,7 +51,7 @@ def test_a_written_line_is_read_as_the_same_key(
     tenant: str, digest: bytes, expires: float | None
 ) -> None:
     """Tenant, digest and expiry survive the way into a file and back."""
-    key = ApiKey(re.sub("[:#]", "-", tenant), digest, expires)
+    key = ApiKey(re.sub(r"[:#\[\]{}\"']", "-", tenant), digest, expires)
     assert parse_key(key_line(key)) == key
     assert parse_keys(f"# keys\n\n  {key_line(key)}  \n") == (key,)
 
@@ -78,6 +78,11 @@ def test_plain_and_hashed_lines_are_the_same_key() -> None:
         f"red:{SECRET} expires={SECRET}",
         f"red:{SECRET} expires=2027-01-01 expires=2027-01-01",
         f"{'r' * 65}:{SECRET}",
+        f'["red:{SECRET}"]',
+        f'{{"red": "{SECRET}"}}',
+        f'"red:{SECRET}"',
+        f"'red:{SECRET}",
+        f"re[d:{SECRET}",
     ],
 )
 def test_wrong_lines_are_named_by_number_and_not_quoted(line: str) -> None:

@@ -24,15 +24,19 @@ from starlette.routing import Route
 from leyline_engine.contract import (
     CAPABILITY_PATH,
     CLAIMS_PATH,
+    LEDGER_PATH,
     MAX_COMMAND_BYTES,
+    MAX_QUESTION_BYTES,
     RECEIPT_PATH,
     RENDERER_PATH,
     SIGNATURE_HEADER,
     ChatDialect,
     ClaimProblem,
     ClaimReply,
+    LedgerAnswer,
     ProblemCode,
     decode_command,
+    decode_question,
     is_signature_of,
     with_receipts_in_answers,
 )
@@ -54,7 +58,7 @@ log = logging.getLogger(__name__)
 _SERVER = "sglang.srt.entrypoints.http_server"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 CLAIMS_METHOD = "leyline.claims"
-"""Method that marks messages about claims among SGLang's own of the same kind."""
+"""Method that marks Leyline's messages among SGLang's own of the same kind."""
 
 
 def register_http() -> None:
@@ -165,28 +169,53 @@ class Endpoints:
             Route(RECEIPT_PATH, self.receipt),
             Route(RENDERER_PATH, self.renderer),
             Route(CLAIMS_PATH, self.claims, methods=["POST"]),
+            Route(LEDGER_PATH, self.ledger, methods=["POST"]),
         ]
 
     async def claims(self, request: Request) -> Response:
         """Carry out one command about claims."""
-        body = await _bounded_body(request, MAX_COMMAND_BYTES)
-        if body is None:
-            return _error(413, f"a command has at most {MAX_COMMAND_BYTES} bytes", "too_large")
-        given = request.headers.get(SIGNATURE_HEADER, "")
-        if self._secret is not None and not is_signature_of(given, body, self._secret):
-            return _error(403, "the signature is not the proxy's", "invalid_signature")
-        try:
-            decode_command(body)
-        except (msgspec.DecodeError, RecursionError) as error:
-            return _error(400, str(error), "invalid_command")
+        body = await self._signed(request, MAX_COMMAND_BYTES, decode_command)
+        if isinstance(body, Response):
+            return body
         if self._replicas > 1:
             message = "claims need one replica: with --dp-size 1, a claim knows where it is"
             reply = ClaimReply(problem=ClaimProblem(ProblemCode.UNSUPPORTED, message))
             return _json(reply)
         try:
-            return _json(await self._clock.command(body.decode()))
+            return _json(await self._clock.command(body))
         except SchedulerSilentError as error:
             return _error(503, str(error), "not_ready")
+
+    async def ledger(self, request: Request) -> Response:
+        """Answer one question about the ledger, from the replica that serves the session."""
+        body = await self._signed(request, MAX_QUESTION_BYTES, decode_question)
+        if isinstance(body, Response):
+            return body
+        try:
+            return _json(await self._clock.question(body))
+        except SchedulerSilentError as error:
+            return _error(503, str(error), "not_ready")
+
+    async def _signed(
+        self, request: Request, most: int, decode: Callable[[bytes], object]
+    ) -> str | Response:
+        """Return a command of the proxy's as text, or the error that answers it.
+
+        Args:
+            most: maximum length, in bytes.
+            decode: checks it.
+        """
+        body = await _bounded_body(request, most)
+        if body is None:
+            return _error(413, f"a command has at most {most} bytes", "too_large")
+        given = request.headers.get(SIGNATURE_HEADER, "")
+        if self._secret is not None and not is_signature_of(given, body, self._secret):
+            return _error(403, "the signature is not the proxy's", "invalid_signature")
+        try:
+            decode(body)
+            return body.decode()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return _error(400, str(error), "invalid_command")
 
     async def _send(self, message: ClaimMessage) -> ClaimAnswer:
         """Send a message to the scheduler; :class:`ClaimClock` numbers them."""
@@ -195,13 +224,17 @@ class Endpoints:
         body = msgspec.to_builtins(message)
         request: Any = DumperControlReqInput(method=CLAIMS_METHOD, body=body)
         while True:
-            (output,) = await self._tokenizer_manager.dumper_control(request)
-            if not output.success:
+            outputs = await self._tokenizer_manager.dumper_control(request)
+            if not all(output.success for output in outputs):
                 raise SchedulerSilentError("the scheduler failed to carry the command out")
-            answer = msgspec.json.decode(output.response[0]["answer"], type=ClaimAnswer)
-            if answer.order == message.order:
-                return answer
-            # It is the late answer to an abandoned message, maybe another tenant's.
+            answers = [
+                msgspec.json.decode(output.response[0]["answer"], type=ClaimAnswer)
+                for output in outputs
+            ]
+            for answer in answers:
+                if answer.order == message.order and (answer.ledger or not message.question):
+                    return answer
+            # They are late answers to an abandoned message, maybe another tenant's.
             request = None
 
     async def capability(self, request: Request) -> Response:
@@ -256,7 +289,7 @@ async def _bounded_body(request: Request, most: int) -> bytes | None:
     return bytes(body)
 
 
-def _json(reply: ClaimReply) -> Response:
+def _json(reply: ClaimReply | LedgerAnswer) -> Response:
     return Response(msgspec.json.encode(reply), media_type="application/json")
 
 

@@ -1,0 +1,38 @@
+"""Memory of stacks in one process: a stopped one leaves no engine."""
+
+from __future__ import annotations
+
+import gc
+from weakref import ref
+
+import httpx
+import pytest
+
+from leyline_engine.replay.service import EngineService
+from leyline_proxy.replay.stack import CHAT_PATH, StackOptions, running_stack
+
+BODY = {
+    "model": "leyline-recall",
+    "messages": [{"role": "user", "content": "Hello"}],
+    "max_tokens": 2,
+}
+
+
+def test_a_stopped_stack_leaves_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine and its pool of KV are gone with the stack, after it has served and was read."""
+    found: list[ref[EngineService]] = []
+    begin = EngineService.__init__
+
+    def noted(self: EngineService, *given: object, **named: object) -> None:
+        found.append(ref(self))
+        begin(self, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(EngineService, "__init__", noted)
+    with running_stack(StackOptions(pool_tokens=1024), splice=True) as stack:
+        answer = httpx.post(f"{stack.origin}{CHAT_PATH}", json=BODY, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert len(stack.last_prompt())
+        (service,) = found
+        assert service() is not None
+    gc.collect()
+    assert service() is None
