@@ -48,6 +48,10 @@ def create_app(
             await stack.enter_async_context(services.audit.running())
             stack.push_async_callback(services.store.aclose)
             await services.store.connect()
+            if services.recall is not None:
+                stack.push_async_callback(services.recall.aclose)
+                await services.recall.connect()
+                await stack.enter_async_context(_running(services.recall.run()))
             stack.push_async_callback(services.pool.aclose)
             stack.push_async_callback(services.ends.aclose)
             await stack.enter_async_context(_handshaking(services))
