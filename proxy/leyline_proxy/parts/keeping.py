@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +32,9 @@ _LOOKS = 3
 _GRACE_S = 60.0
 """Age at which a mark may go that another one replaces: a listing of files that is under way may
 see neither of the two."""
+
+_OPENED_AT_ONCE = 64
+"""Facts that are decrypted before other work may go on."""
 
 Place = tuple[Shelf, str]
 """Shelf and name of an entry."""
@@ -154,7 +158,7 @@ class SpacePartStore:
             if (each := facts.get(place)) is not None
             and not contents.reaches(each, time_of(place[1]))
         }
-        found = sorted(latest.values(), key=lambda each: (each.created, each.index))
+        found = sorted(latest.values(), key=lambda each: (each.created, each.index, each.address))
         return found[-MAX_LISTED:]
 
     async def forget(self, owner: Owner, *, turn: str, demands: int) -> int:
@@ -270,9 +274,12 @@ class SpacePartStore:
         heads = dict(await self._read(places, HEAD_BYTES))
         long = [place for place, head in heads.items() if head_end(head) > len(head)]
         heads |= await self._read(long)
-        return {
-            place: self._seal.open_facts(owner, place[1], head) for place, head in heads.items()
-        }
+        found = {}
+        for number, (place, head) in enumerate(heads.items()):
+            found[place] = self._seal.open_facts(owner, place[1], head)
+            if not number % _OPENED_AT_ONCE:
+                await asyncio.sleep(0)
+        return found
 
     async def _read(
         self, places: Iterable[Place], most: int | None = None
