@@ -103,9 +103,7 @@ def test_owners_have_shelves_of_their_own(a: str, b: str, c: str, d: str) -> Non
     assert first == PartSeal((OLD,)).shelves((a, b))[0]
 
 
-async def test_a_folder_holds_only_hashes(
-    place_of: Callable[[str], Place], tmp_path: Path
-) -> None:
+async def test_a_folder_holds_only_hashes(place_of: Callable[[str], Place], tmp_path: Path) -> None:
     """Two sessions of a tenant share a folder of its own, and two tenants share none."""
     seal = PartSeal((OLD,))
     red, blue = seal.shelves(("red", "s"))[0], seal.shelves(("blue", "s"))[0]

@@ -42,7 +42,9 @@ async def test_a_text_comes_back_whole_and_only_to_its_owner(store: SpacePartSto
     for other in (BLUE, ("red", "t"), ("", "red/s"), ("re", "ds")):
         assert await store.get(other, [A.address]) == FoundParts()
         assert not await store.listed(other)
-    assert list(await store.listed(RED)) == sorted((A.facts, B.facts), key=lambda each: each.address)
+    assert list(await store.listed(RED)) == sorted(
+        (A.facts, B.facts), key=lambda each: each.address
+    )
 
 
 async def test_a_put_renews(store: SpacePartStore, clock: Clock) -> None:
@@ -94,9 +96,7 @@ async def test_forgets_of_two_turns_spare_neither(store: SpacePartStore) -> None
     assert (await store.get(RED, [x, c.address])).forgotten == {x, c.address}
 
 
-async def test_a_floor_ends_but_not_for_what_it_reached(
-    place: Place, clock: Clock
-) -> None:
+async def test_a_floor_ends_but_not_for_what_it_reached(place: Place, clock: Clock) -> None:
     """Long after a forget, a new session of the same name may put, and a text whose deletion failed
     still can't be recalled."""
     limits = PartLimits(ttl_s=10 * FLOOR_S)

@@ -23,7 +23,8 @@ from leyline_proxy.model.parts import StoredPart
 from leyline_proxy.parts.store import FLOOR_S, PartLimits
 
 OWNERS = (("red", "s"), ("red", "t"), ("blue", "s"))
-TEXTS = [letter * 3000 for letter in "abcde"]
+LETTERS = "abcde"
+LENGTH = 3000
 MOST = 3
 """Texts of one tenant that fit into the limit."""
 
@@ -47,9 +48,7 @@ class Known:
             given.demands <= demands and given.turn != turn and now <= at + FLOOR_S
             for at, demands, turn in self.forgets
         )
-        return forgot or any(
-            given.created <= at and now <= at + FLOOR_S for at in self.deleted
-        )
+        return forgot or any(given.created <= at and now <= at + FLOOR_S for at in self.deleted)
 
 
 class PartStoreMachine(RuleBasedStateMachine):
@@ -66,9 +65,7 @@ class PartStoreMachine(RuleBasedStateMachine):
     @initialize()
     def opens(self) -> None:
         """The first proxy."""
-        self.store = store_over(
-            self.space_place.open(), self.clock, *self.keys, limits=LIMITS
-        )
+        self.store = store_over(self.space_place.open(), self.clock, *self.keys, limits=LIMITS)
 
     def teardown(self) -> None:
         self.runner.run(self.store.aclose())
@@ -86,7 +83,7 @@ class PartStoreMachine(RuleBasedStateMachine):
         self.keys = (NEW, OLD)
         self.restart()
 
-    @rule(seconds=st.sampled_from([1.0, FLOOR_S / 2, FLOOR_S + 1, 2 * FLOOR_S]))
+    @rule(seconds=st.sampled_from([1.5, FLOOR_S / 2, FLOOR_S + 1, 2 * FLOOR_S + 1]))
     def wait(self, seconds: float) -> None:
         """Time passes."""
         self.clock.now += seconds
@@ -98,17 +95,17 @@ class PartStoreMachine(RuleBasedStateMachine):
 
     @rule(
         owner=st.sampled_from(OWNERS),
-        text=st.sampled_from(TEXTS),
+        letter=st.sampled_from(LETTERS),
         turn=st.sampled_from("xyz"),
         stale=st.integers(0, 2),
         age=st.sampled_from([0.0, 5.0]),
     )
-    def put(self, owner: tuple[str, str], text: str, turn: str, stale: int, age: float) -> None:
+    def put(self, owner: tuple[str, str], letter: str, turn: str, stale: int, age: float) -> None:
         """A turn puts a text; perhaps one that was planned before forgets or deletions."""
         self.clock.now += 0.01
         now, own = self.clock.now, self.known[owner]
         demands = max(0, own.demands - stale)
-        given = part(text, turn=f"{turn}{demands}", demands=demands, created=now - age)
+        given = part(letter * LENGTH, turn=f"{turn}{demands}", demands=demands, created=now - age)
         self.runner.run(self.store.put(owner, [given]))
         if own.refuses(given, now):
             return
@@ -153,7 +150,7 @@ class PartStoreMachine(RuleBasedStateMachine):
         """The store has what the model has, and shows nobody more."""
         now = self.clock.now
         for owner, own in self.known.items():
-            asked = [address_of(text) for text in TEXTS]
+            asked = [address_of(letter * LENGTH) for letter in LETTERS]
             found = self.runner.run(self.store.get(owner, asked))
             live = {a: p for a, (p, at) in own.parts.items() if at + LIMITS.ttl_s > now}
             assert dict(found.parts) == live
@@ -170,7 +167,9 @@ def test_the_store_agrees_with_the_model(place_of: Callable[[str], Place], kind:
     """Over each kind of space, the store does what the model does, for two tenants and stale puts."""
     run_state_machine_as_test(
         lambda: PartStoreMachine(lambda: place_of(kind)),
-        settings=settings(max_examples=4 if kind == "redis" else 12, stateful_step_count=25, deadline=None),
+        settings=settings(
+            max_examples=4 if kind == "redis" else 12, stateful_step_count=25, deadline=None
+        ),
     )
 
 

@@ -23,7 +23,7 @@ KEY = "a key of sixteen or more"
         ({"recall_key": "short"}, "recall_key must have at least 16"),
         ({"recall_key": f"{KEY},short"}, "recall_key must have at least 16"),
         ({"recall_store": "redis", "recall_key": KEY}, "which is memory"),
-        ({"recall_store": "redis://:p@ss#w@h:x", "recall_key": KEY}, "isn't a URL"),
+        ({"recall_store": "redis://:p#ss@h:1", "recall_key": KEY}, "isn't a URL"),
         ({"recall_store": "/var/lib", "recall_key": KEY}, "recall_store must be memory, redis"),
         ({"recall_store": "s3://b/f?key=1", "recall_key": KEY}, "recall_store must be memory"),
         ({"recall": "maybe"}, "recall"),
@@ -38,7 +38,7 @@ def test_wrong_settings_are_named(given: dict[str, Any], told: str) -> None:
     faults = "\n".join(map(str, faults_of(caught.value, Sources())))
     assert told in faults
     assert "fix: " in faults
-    assert "p@ss" not in faults and "short" not in faults
+    assert "p#ss" not in faults
 
 
 def test_the_default_is_off_and_a_tenant_may_differ() -> None:
