@@ -25,13 +25,18 @@ def build_recall(settings: Settings, metrics: Metrics) -> RecallableParts | None
     Raises:
         ValueError: see :func:`build_part_store`.
     """
-    if "on" not in (settings.recall, *(own.recall for own in settings.tenants.values())):
+    if not recalls(settings):
         return None
 
     def failed(operation: str) -> None:
         metrics.recall_store_errors.labels(operation).inc()
 
     return RecallableParts(build_part_store(settings, failed=failed))
+
+
+def recalls(settings: Settings) -> bool:
+    """Return True if recall is on for any tenant."""
+    return "on" in (settings.recall, *(own.recall for own in settings.tenants.values()))
 
 
 def build_part_store(

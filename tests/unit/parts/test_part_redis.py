@@ -11,6 +11,7 @@ import pytest
 from parts_kit import LIMITS, OLD, RED, part, store_over
 from support.clock import Clock
 from support.redis_server import RedisServer, redis_server
+from support.waiting import until
 
 from leyline_proxy.parts.keeping import SpacePartStore
 from leyline_proxy.parts.recalling import RecallableParts
@@ -55,16 +56,12 @@ async def test_redis_is_killed_and_comes_back(server: RedisServer) -> None:
     assert time.perf_counter() - begun < 1
     # It comes back with what it had, as one with a disk does.
     server.start()
-    async with asyncio.timeout(10):
-        while store.problem is not None:
-            await asyncio.sleep(0.05)
-            await store.check()
+    await store.check()
+    assert store.problem is None
     await store.put(RED, [TEXT])
     assert (await store.get(RED, [TEXT.address])).parts
     running = asyncio.create_task(parts.run())
-    async with asyncio.timeout(10):
-        while parts.owed:
-            await asyncio.sleep(0.02)
+    await until(lambda: not parts.owed)
     running.cancel()
     assert (await parts.get(RED, [TEXT.address], demands=0)).forgotten == {TEXT.address}
     (place,) = await parts.left(*RED, 1)
@@ -132,7 +129,7 @@ async def test_a_refused_command_is_an_error_without_a_key(server: RedisServer) 
     await store.put(RED, [TEXT])
     with server.client() as client:
         client.config_set("maxmemory", 1)
-        with pytest.raises(PartStoreError, match="^Redis refused a command$|out of reach"):
+        with pytest.raises(PartStoreError, match=r"^Redis refused a command$"):
             await store.put(RED, [part("more")])
         assert store.problem is not None
         client.config_set("maxmemory", 0)

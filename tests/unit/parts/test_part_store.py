@@ -161,7 +161,7 @@ async def test_every_step_of_a_forget_may_fail(place: Place, clock: Clock) -> No
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_a_stale_put_beside_a_forget(place: Place, clock: Clock, seed: int) -> None:
-    """However a stale put and a forget interleave, afterwards nothing can be recalled or is held."""
+    """However a stale put and a forget interleave, nothing is recalled or held afterwards."""
     space = place.open()
     stale, forgets = (store_over(Between(space, seed * 2 + n), clock) for n in range(2))
     await stale.put(RED, [A])

@@ -164,7 +164,7 @@ class PartStoreMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_store_agrees_with_the_model(place_of: Callable[[str], Place], kind: str) -> None:
-    """Over each kind of space, the store does what the model does, for two tenants and stale puts."""
+    """Over each kind of space, the store does what the model does, stale puts included."""
     run_state_machine_as_test(
         lambda: PartStoreMachine(lambda: place_of(kind)),
         settings=settings(

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from parts_kit import BLUE, OLD, RED, START, Broken, part, store_over
 from support.clock import Clock
+from support.waiting import until
 
 from leyline_engine.contract import ProofPlace
 from leyline_proxy.parts import recalling
@@ -86,9 +87,7 @@ async def test_owed_forgets_are_paid_without_being_asked() -> None:
     await asyncio.sleep(0.05)
     assert parts.owed == 2
     space.left = None
-    async with asyncio.timeout(5):
-        while parts.owed:
-            await asyncio.sleep(0.01)
+    await until(lambda: not parts.owed)
     running.cancel()
     assert (await parts.get(RED, [A.address], demands=0)).forgotten
     assert not (await parts.get(BLUE, [A.address], demands=0)).forgotten
