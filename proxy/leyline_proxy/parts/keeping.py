@@ -42,7 +42,7 @@ Place = tuple[Shelf, str]
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What a session has."""
+    """The entries of one session."""
 
     texts: Sequence[Place]
     """Live texts, oldest first."""

@@ -20,7 +20,7 @@ NOTHING = -1
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a forget, or the deletion of a session, reaches."""
+    """The reach of a forget, or of the deletion of a session."""
 
     demands: int = NOTHING
     """It reaches texts of turns with at most so many."""

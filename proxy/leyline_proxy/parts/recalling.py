@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import structlog
@@ -63,7 +64,7 @@ class RecallableParts:
 
     @property
     def usage(self) -> PartUsage:
-        """What the store holds in this process."""
+        """The contents of the store in this process."""
         return self._store.usage
 
     @property
@@ -128,9 +129,17 @@ class RecallableParts:
             return (ProofPlace(place=PLACE, unscanned=str(error)),)
         return (ProofPlace(place=PLACE, scanned=scanned, survivors=survivors),)
 
-    async def connect(self) -> None:
-        """Find out if the store can be used."""
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Pay debts until the exit, which closes the store's connections."""
         await self._store.check()
+        task = asyncio.create_task(self.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+            await self._store.aclose()
 
     async def run(self) -> None:
         """Pay debts, look if the store is back, and remove what has expired, until cancelled."""
@@ -150,10 +159,6 @@ class RecallableParts:
         finally:
             if self._owed:
                 log.warning("recall_forgets_owed_at_stop", sessions=len(self._owed))
-
-    async def aclose(self) -> None:
-        """Close the store's connections."""
-        await self._store.aclose()
 
     def _owe(self, owner: Owner, debt: _Debt) -> None:
         self._owed[owner] = debt

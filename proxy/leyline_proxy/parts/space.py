@@ -32,7 +32,7 @@ class Space(Protocol):
 
     @property
     def usage(self) -> PartUsage:
-        """What it holds in this process."""
+        """The contents in this process."""
 
     async def check(self) -> None:
         """Find out if it can be used, for :attr:`problem`."""

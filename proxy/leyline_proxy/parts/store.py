@@ -66,7 +66,7 @@ class PartStore(Protocol):
 
     @property
     def usage(self) -> PartUsage:
-        """What the store holds in this process; nothing if it holds it elsewhere."""
+        """The contents in this process; none if they are kept elsewhere."""
 
     async def check(self) -> None:
         """Find out if the store can be used, for :attr:`problem`. Never raises."""

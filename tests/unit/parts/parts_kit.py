@@ -47,7 +47,7 @@ def part(text: str, **facts: Any) -> StoredPart:
 
 @dataclass(frozen=True)
 class Place:
-    """Where spaces of one kind keep what they are given."""
+    """A place that spaces of one kind keep entries in."""
 
     kind: str
     open: Callable[[], Space]

@@ -41,7 +41,7 @@ async def test_redis_is_killed_and_comes_back(server: RedisServer) -> None:
     texts, and is paid when Redis is back."""
     store = opened(server)
     parts = RecallableParts(store, retry_s=0.05)
-    await parts.connect()
+    await store.check()
     assert parts.problem is None
     await parts.put(RED, [TEXT])
     server.kill()
@@ -66,7 +66,7 @@ async def test_redis_is_killed_and_comes_back(server: RedisServer) -> None:
     assert (await parts.get(RED, [TEXT.address], demands=0)).forgotten == {TEXT.address}
     (place,) = await parts.left(*RED, 1)
     assert (place.place, place.survivors, place.unscanned) == ("parts", 0, "")
-    await parts.aclose()
+    await store.aclose()
 
 
 async def test_a_redis_that_hangs_costs_one_wait(server: RedisServer) -> None:

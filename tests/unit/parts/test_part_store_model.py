@@ -90,7 +90,7 @@ class PartStoreMachine(RuleBasedStateMachine):
 
     @rule()
     def tidy(self) -> None:
-        """What has expired is removed; nobody notices."""
+        """Expired entries are removed; nobody notices."""
         self.runner.run(self.store.tidy())
 
     @rule(

@@ -118,7 +118,7 @@ _RECALL: tuple[CatalogueEntry, ...] = (
         "leyline_recall_store_errors",
         "Operations that the store of evicted texts could not do.",
         ("operation",),
-        bad="'forget' or 'delete' above 0: the store still had to be told; see "
+        bad="'forget' or 'delete' above 0: the store didn't know of it then; see "
         "leyline_recall_forgets_owed. 'put': texts were evicted that can't be recalled.",
         starts=(("put",), ("get",), ("list",), ("forget",), ("delete",), ("look",), ("tidy",)),
     ),
