@@ -68,6 +68,8 @@ def _plain(schema: Any, parts: dict[str, Any]) -> Any:
         for key, value in schema.items()
         if key not in ("title", "default", "description", "format", "writeOnly")
     }
+    if set(plain.get("enum", ())) == {"off", "on"}:
+        return {"anyOf": [plain, {"type": "boolean"}]}
     if "off" in plain.get("enum", ()):
         return {"anyOf": [plain, {"const": False}]}  # as YAML reads a bare off
     return plain

@@ -24,6 +24,7 @@ from . import configured, machine
 from .engines import EngineNeeds, examine_engine
 from .findings import Finding, fail, ok, skip
 from .prometheus import examine_prometheus
+from .recall import examine_recall
 from .running import Check, in_thread
 from .stores import StoreNeeds, examine_store
 from .streams import examine_stream
@@ -67,6 +68,7 @@ def checks_for(situation: Situation) -> dict[str, Check]:
         "ports": partial(machine.examine_ports, settings),
         "redis": partial(_redis, situation),
         "audit.redis": partial(_audit_redis, situation),
+        "recall-store": partial(examine_recall, settings),
         **{f"upstream.{name}": partial(_engine, settings, name) for name in settings.engines()},
         "prometheus": partial(_prometheus, situation),
     }

@@ -22,8 +22,10 @@ from ..audit.files import AuditError, beside, survey
 from ..installing import PACKAGE, pip_install
 from ..settings import Settings
 from ..settings.audit import PLACE
+from ..settings.sessions import MEMORY
 from ..telemetry.metrics import Metrics
 from ..wiring.audit import build_auditor
+from ..wiring.recall import recalls
 from .findings import Finding, fail, ok, skip, warn
 from .reaching import document
 
@@ -162,6 +164,8 @@ def memory_verdict(settings: Settings, limit: int | None) -> Finding:
         "max_session_bytes": settings.max_session_bytes,
         "max_stored_response_bytes": settings.max_stored_response_bytes,
     }
+    if recalls(settings) and settings.recall_store.get_secret_value() == MEMORY:
+        bounds["recall_memory_bytes"] = settings.recall_memory_bytes
     total = sum(bounds.values())
     detail = f"limits of {total / _MIB:,.0f} MiB, {limit / _MIB:,.0f} MiB available"
     fix = f"Lower {max(bounds, key=lambda each: bounds[each])}, or give the process more memory."

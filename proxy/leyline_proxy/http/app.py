@@ -87,9 +87,12 @@ def create_app(
 @asynccontextmanager
 async def _handshaking(services: Services) -> AsyncIterator[None]:
     """Query the engines once before serving, so that the first ``/readyz`` is right, then keep
-    querying them. New ones get their warm start meanwhile."""
-    warm_start = services.warm_start
-    async with warm_start.running() if warm_start is not None else nullcontext():
+    querying them. New ones get their warm start meanwhile. Stores of texts are open."""
+    warm_start, recall = services.warm_start, services.recall
+    async with (
+        recall.running() if recall is not None else nullcontext(),
+        warm_start.running() if warm_start is not None else nullcontext(),
+    ):
         await services.pool.refresh()
         async with _running(services.pool.run()):
             yield

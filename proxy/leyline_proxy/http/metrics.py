@@ -46,3 +46,8 @@ async def _observe(services: Services) -> None:
     metrics.erasures_owed.set(services.erasures.waiting)
     metrics.sessions.set(await services.store.count())
     metrics.session_store_up.set(services.store.problem is None)
+    if services.recall is not None:
+        metrics.recall_store_up.set(services.recall.problem is None)
+        metrics.recall_store_entries.set(services.recall.usage.entries)
+        metrics.recall_store_bytes.set(services.recall.usage.bytes)
+        metrics.recall_forgets_owed.set(services.recall.owed)

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from leyline_engine.contract import CAPABILITY_PATH
 
 from ..errors import NotFoundError
+from ..parts.recalling import RecallableParts
 from ..sessions.summary import session_document, session_overview
 from ..upstream.summary import replica_document
 from ..wiring.services import Services
@@ -155,10 +156,14 @@ def _install_operations(app: FastAPI, services: Services) -> None:
         return JSONResponse(document)
 
 
+def _recall_document(recall: RecallableParts) -> dict[str, Any]:
+    return {"store": recall.name, "up": recall.problem is None, "problem": recall.problem}
+
+
 def readiness(services: Services) -> dict[str, Any]:
     """Return the document of ``/readyz``."""
     replicas = tuple(services.pool)
-    keys, stopping = services.key_file, services.shutdown.begun
+    keys, stopping, recall = services.key_file, services.shutdown.begun, services.recall
     return {
         "ready": any(each.status.up and not each.warming for each in replicas) and not stopping,
         "stopping": stopping,
@@ -168,5 +173,6 @@ def readiness(services: Services) -> dict[str, Any]:
             "up": services.store.problem is None,
             "problem": services.store.problem,
         },
+        **({} if recall is None else {"recall": _recall_document(recall)}),
         **({} if keys is None else {"api_keys": {"problem": keys.problem}}),
     }

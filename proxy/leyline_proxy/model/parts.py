@@ -31,8 +31,16 @@ class PartFacts(msgspec.Struct, frozen=True, kw_only=True):
     demands: int = 0
     """Number of the session's demands to forget when that turn was planned; see
     ``Session.demands``."""
+    forgets: bool = False
+    """True if that turn demanded a forget itself."""
     created: float = 0.0
-    """Seconds since the epoch."""
+    """Time at which that turn was planned, in seconds since the epoch."""
+
+    @property
+    def level(self) -> int:
+        """The session's demands after that turn. If the session has had more since, a forget
+        reaches the text."""
+        return self.demands + self.forgets
 
 
 class StoredPart(PartFacts, frozen=True, kw_only=True):

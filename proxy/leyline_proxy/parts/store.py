@@ -7,6 +7,7 @@ by the right address.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ..model.parts import FoundParts, PartFacts, StoredPart
@@ -14,17 +15,64 @@ from ..model.parts import FoundParts, PartFacts, StoredPart
 Owner = tuple[str, str]
 """Tenant and session."""
 
+MAX_LISTED = 256
+"""Texts of a session that are listed: the newest."""
+
+MAX_PARTS = 1024
+"""Texts that one session may have; of more, the oldest go."""
+
+MAX_FORGOTTEN = 4096
+"""Forgotten addresses that one session remembers; of more, the oldest go."""
+
+FLOOR_S = 3600.0
+"""Time for which a forget refuses texts of turns that were planned before it; longer than any turn
+takes."""
+
 
 class PartStoreError(Exception):
     """A store that can't be used now; the message names no text and no key."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartLimits:
+    """Limits of a store."""
+
+    ttl_s: float = 86_400.0
+    """Time for which a text is kept after its last put."""
+    tenant_bytes: int = 64 << 20
+    """Size of one tenant's texts as they are stored."""
+    part_bytes: int = 4 << 20
+    """Size of one text as it is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartUsage:
+    """The contents of a store in this process."""
+
+    entries: int = 0
+    bytes: int = 0
 
 
 class PartStore(Protocol):
     """A bounded store of evicted texts, fair among tenants."""
 
     @property
+    def name(self) -> str:
+        """Kind of the store: ``memory``, ``redis`` or ``files``."""
+
+    @property
     def problem(self) -> str | None:
         """The reason that the store can't be used now, for ``/readyz``; None if it can."""
+
+    @property
+    def usage(self) -> PartUsage:
+        """The contents in this process; none if they are kept elsewhere."""
+
+    async def check(self) -> None:
+        """Find out if the store can be used, for :attr:`problem`. Never raises."""
+
+    async def tidy(self) -> None:
+        """Remove what has expired. Never raises."""
 
     async def put(self, owner: Owner, parts: Sequence[StoredPart]) -> None:
         """Store texts, or renew those that are stored already.
@@ -44,7 +92,7 @@ class PartStore(Protocol):
         """
 
     async def listed(self, owner: Owner) -> Sequence[PartFacts]:
-        """Return what a session has, oldest first; at most ``MAX_LISTED``.
+        """Return what a session has, oldest first; of more than ``MAX_LISTED``, the newest.
 
         Raises:
             PartStoreError: it can't be read.
@@ -53,11 +101,22 @@ class PartStore(Protocol):
     async def forget(self, owner: Owner, *, turn: str, demands: int) -> int:
         """Remove a session's texts, remember that they were forgotten, and return their number.
 
-        Concurrent turns that were planned before may still put: what they put is left out, too.
+        Concurrent turns that were planned before may still put: what they put within ``FLOOR_S``
+        is left out, too.
 
         Args:
             turn: the turn that demands it; what it puts itself is kept. Empty if no turn does.
             demands: the session's demands before. Texts of turns with more are kept.
+
+        Raises:
+            PartStoreError: not everything is known to be gone.
+        """
+
+    async def delete(self, owner: Owner) -> int:
+        """Remove a session's texts and what it remembers of forgotten ones; return their number.
+
+        What turns put that were planned before is left out. A new session of the same name may
+        put.
 
         Raises:
             PartStoreError: not everything is known to be gone.

@@ -26,7 +26,7 @@ from .file import read_config
 from .limits import MIB, LimitSettings
 from .off import Reuse
 from .other_paths import PassThrough
-from .sessions import SessionSettings
+from .recall import RecallSettings
 from .tenant import TenantSettings
 from .tracing import TraceSettings
 from .warm_start import WarmStartSettings
@@ -60,7 +60,7 @@ class UpstreamSettings(BaseModel):
 
 
 class Settings(
-    AuditSettings, LimitSettings, SessionSettings, TraceSettings, WarmStartSettings, BaseSettings
+    AuditSettings, LimitSettings, RecallSettings, TraceSettings, WarmStartSettings, BaseSettings
 ):
     """Everything an operator can set. Nested values in the environment are JSON."""
 

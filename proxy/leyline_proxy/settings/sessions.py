@@ -65,7 +65,7 @@ class SessionSettings(BaseModel):
         if not where.startswith(REDIS_SCHEMES):
             schemes = ", ".join(REDIS_SCHEMES)
             raise ValueError(f"session_store must be {MEMORY}, or begin with one of {schemes}")
-        if not _has_place(where):
+        if not has_place(where):
             raise ValueError(
                 "session_store isn't a URL: in its password, write anything but letters and digits "
                 "as %XX"
@@ -93,7 +93,8 @@ class SessionSettings(BaseModel):
         return self.session_secret[0].get_secret_value() if self.session_secret else None
 
 
-def _has_place(url: str) -> bool:
+def has_place(url: str) -> bool:
+    """Return True for a URL with a host."""
     try:
         parts = urlsplit(url)
         return bool(parts.hostname) and (parts.port is None or parts.port > 0)

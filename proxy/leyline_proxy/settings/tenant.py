@@ -12,6 +12,7 @@ from ..model.fields import GROUP_PATTERN, SHARE_PATTERN
 from .cache_scope import CacheScope
 from .limits import TenantLimitSettings
 from .off import Reuse
+from .recall import OnOff
 
 
 class TenantSettings(TenantLimitSettings):
@@ -37,3 +38,4 @@ class TenantSettings(TenantLimitSettings):
     cache_scope: CacheScope | None = None
     warm_start: bool = True
     """False keeps none of the tenant's prompts for a warm start."""
+    recall: OnOff | None = None

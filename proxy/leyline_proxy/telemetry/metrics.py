@@ -101,6 +101,11 @@ class Metrics:
     warm_start_runs: Counter
     warm_start_tokens: Counter
     warm_start_files: Counter
+    recall_store_up: Gauge
+    recall_store_errors: Counter
+    recall_store_entries: Gauge
+    recall_store_bytes: Gauge
+    recall_forgets_owed: Gauge
 
     claim_state: Gauge
     claim_resident_tokens: Gauge

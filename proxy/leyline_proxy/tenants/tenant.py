@@ -53,6 +53,8 @@ class Tenant:
     limits: TenantLimits = TenantLimits()
     warm_start: bool = True
     """False if none of its prompts are kept for a warm start."""
+    recall: bool = False
+    """True if texts that policies evict can be brought back."""
     forward_credentials: bool = False
     """True if the caller's own credentials go upstream, in place of the proxy's."""
 
@@ -96,6 +98,7 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
             max_messages=_own(own.max_messages, settings.max_messages),
         ),
         warm_start=own.warm_start,
+        recall=(settings.recall if own.recall is None else own.recall) == "on",
         forward_credentials=own.forward_credentials,
     )
 

@@ -26,6 +26,7 @@ from ..observe.live import LiveTurns
 from ..observe.log import TurnLog
 from ..observe.turn_metrics import TurnMetrics
 from ..observe.turn_traces import TurnTraces
+from ..parts.recalling import RecallableParts
 from ..plan.planner import Planner
 from ..request.bodies import BodyMemory
 from ..sessions import SessionStore
@@ -39,6 +40,7 @@ from ..telemetry.tracing import Tracing
 from ..tenants import KeyFile, TenantDirectory, build_directory
 from ..turns import TurnOpener, TurnSettler, TurnsUnderWay
 from ..turns.erasure import Erasures
+from ..turns.kept import KeptTexts
 from ..turns.named import NamedSources
 from ..turns.placing import Placing
 from ..turns.proving import ForgetProofs
@@ -47,6 +49,7 @@ from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
 from ..warm_start.service import WarmStart
 from .audit import build_auditor
+from .recall import build_recall
 from .stores import build_stores
 from .tracing import build_tracing
 from .upstreams import build_pool
@@ -79,6 +82,7 @@ class Services:
     feed: LiveFeed
     tracing: Tracing
     warm_start: WarmStart | None = None
+    recall: RecallableParts | None = None
     shutdown: Shutdown = field(default_factory=Shutdown)
     bodies: BodyMemory = field(default_factory=BodyMemory)
 
@@ -145,8 +149,9 @@ def build_services(
     warm_start = build_warm_start(
         settings, tenants=tenants, pool=pool, store=store, erasures=erasures, metrics=metrics
     )
-    kept = warm_start.keeper if warm_start is not None else None
-    keeping = (kept,) if kept is not None else ()
+    keeping = (warm_start.keeper,) if warm_start is not None else ()
+    recall = build_recall(settings, metrics)
+    kept = KeptTexts(*keeping, *((recall,) if recall is not None else ()))
     feed = LiveFeed(metrics.live_viewers)
     placing = Placing(pool)
     under_way = TurnsUnderWay(store, placing)
@@ -222,6 +227,7 @@ def build_services(
         feed,
         tracing or build_tracing(settings, grace_s=settings.shutdown_grace_s),
         warm_start,
+        recall,
         bodies=BodyMemory(settings.text_memory_bytes // 8),
     )
 

@@ -64,10 +64,14 @@ class RedisLink:
 
     The circuit opens with the first failure, for all. Only :meth:`close_circuit` closes it again;
     it is for the one task that checks if Redis is back.
+
+    Args:
+        whose: the store, in the names of log events.
     """
 
-    def __init__(self, options: RedisOptions) -> None:
+    def __init__(self, options: RedisOptions, whose: str = "session_store") -> None:
         self._options = options
+        self._whose = whose
         self._clustered = clustered(options)
         self._slots = asyncio.Semaphore(options.max_connections)
         own = {} if self._clustered else {"redis_connect_func": self._connected}
@@ -95,7 +99,7 @@ class RedisLink:
         except _FAILURES as error:
             # A plain refusal of one command says nothing about the next.
             if type(error) is ResponseError:
-                log.warning("session_store_refused", error=type(error).__name__)
+                log.warning(f"{self._whose}_refused", error=type(error).__name__)
                 raise StoreRefusedError from None
             self._failed(error)
             raise StoreGoneError from None
@@ -141,7 +145,7 @@ class RedisLink:
         """Close the circuit: Redis is back, in these runs, and knows the losses."""
         self._runs = runs
         if self.problem is not None:
-            log.info("session_store_up")
+            log.info(f"{self._whose}_up")
         self.problem = None
 
     async def aclose(self) -> None:
@@ -153,7 +157,7 @@ class RedisLink:
 
     def _failed(self, error: BaseException) -> None:
         if self.problem in (None, _UNASKED):
-            log.warning("session_store_gone", error=type(error).__name__)
+            log.warning(f"{self._whose}_gone", error=type(error).__name__)
         kind = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
         self.problem = f"Redis is out of reach ({kind})"
 

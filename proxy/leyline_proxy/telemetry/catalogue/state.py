@@ -104,8 +104,50 @@ _WARM: tuple[CatalogueEntry, ...] = (
     ),
 )
 
+_RECALL: tuple[CatalogueEntry, ...] = (
+    gauge(
+        "recall_store_up",
+        "leyline_recall_store_up",
+        "1 when evicted texts can be stored and recalled, 0 when their store can't be used; also 0 "
+        "where recall is off.",
+        merge="livemin",
+        bad="0 where recall is on: stubs can't be brought back, and evicted texts are lost.",
+    ),
+    counter(
+        "recall_store_errors",
+        "leyline_recall_store_errors",
+        "Operations that the store of evicted texts could not do.",
+        ("operation",),
+        bad="'forget' or 'delete' above 0: the store didn't know of it then; see "
+        "leyline_recall_forgets_owed. 'put': texts were evicted that can't be recalled.",
+        starts=(("put",), ("get",), ("list",), ("forget",), ("delete",), ("look",), ("tidy",)),
+    ),
+    gauge(
+        "recall_store_entries",
+        "leyline_recall_store_entries",
+        "Evicted texts and forgets in this proxy's memory; 0 if they are stored elsewhere.",
+        merge="livesum",
+    ),
+    gauge(
+        "recall_store_bytes",
+        "leyline_recall_store_bytes",
+        "Size of evicted texts and forgets in this proxy's memory; 0 if they are stored elsewhere.",
+        merge="livesum",
+        bad="At recall_memory_bytes: the tenant with the most loses its oldest.",
+    ),
+    gauge(
+        "recall_forgets_owed",
+        "leyline_recall_forgets_owed",
+        "Sessions with a forget that the store of evicted texts doesn't know yet. Nothing of them "
+        "can be recalled meanwhile.",
+        merge="livesum",
+        bad="Above 0 for minutes: the store is down, and holds texts that had to go.",
+    ),
+)
+
 GROUPS = (
     Group("Sessions", "Conversations that the proxy remembers.", _SESSIONS),
     Group("Warm start", "Prompts that are replayed into new engines.", _WARM),
+    Group("Recall", "Evicted texts that can be brought back.", _RECALL),
     Group("The proxy itself", "Version, limits, audit log.", _PROXY),
 )
