@@ -260,15 +260,20 @@ class _Edits:
 
     def _bearer(self, spot: _Spot, result: Sequence[Message]) -> int | None:
         """Return the place of the message that bears the stubs of a spot."""
-        beside = [spot.put_in, *(at for at in (spot.at - 1, spot.at) if 0 <= at < len(result))]
+        beside = [spot.at - 1, spot.at]
+        if spot.put_in is not None:
+            beside.insert(0, spot.put_in)
         for at in beside:
-            if at is not None and id(result[at]) not in self._known and self._bears(result[at]):
+            edited = 0 <= at < len(result) and id(result[at]) not in self._known
+            if edited and self._bears(result[at]):
                 return at
-        others = [*range(spot.at - 1, -1, -1), *range(spot.at, len(result))]
-        for at in others:
-            if self._bears(result[at]) and self._last_user not in identities(result[at]):
-                return at
-        return next((at for at in others if self._bears(result[at])), None)
+        last: int | None = None
+        for place in (*range(spot.at - 1, -1, -1), *range(spot.at, len(result))):
+            if self._bears(result[place]):
+                if self._last_user not in identities(result[place]):
+                    return place
+                last = place
+        return last
 
     def _bears(self, message: Message) -> bool:
         if message.get("role") not in _BEARERS or is_dropped(message):
