@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import compress, count, pairwise
+from itertools import chain, compress, count, pairwise
 from operator import is_not
 from typing import Any, NamedTuple
 
@@ -222,6 +222,8 @@ class _Edits:
         run = self.context.memo.get(first, (self.context.slot, "run"), _new_run)
         told = [self.messages[old] for old in gone]
         parts = run.of(told, self.policy, lambda: self._removed(gone))
+        if not parts:
+            return None
         bears = [new for new in put_in if self.edited[new].get("role") in _BEARERS]
         if not self._untouchable.isdisjoint(map(id, told)):
             bears = []  # a pinned message comes back, and may replace what was put in
@@ -268,7 +270,7 @@ class _Edits:
             if edited and self._bears(result[at]):
                 return at
         last: int | None = None
-        for place in (*range(spot.at - 1, -1, -1), *range(spot.at, len(result))):
+        for place in chain(range(spot.at - 1, -1, -1), range(spot.at, len(result))):
             if self._bears(result[place]):
                 if self._last_user not in identities(result[place]):
                     return place

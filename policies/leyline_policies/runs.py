@@ -61,7 +61,10 @@ class RunParts:
             piece: self._made.get(piece) or _part(run[slice(*piece)], policy)
             for piece in _pieces(run)
         }
-        self._messages, self._parts = messages, tuple(self._made.values())
+        self._messages, self._parts = (
+            messages,
+            tuple(part for part in self._made.values() if part.text),
+        )
         self.tokens = sum(each.tokens for each in run)
         self.nested = tuple(part for message in messages for part in evicted_by(message))
         return self._parts

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from support.builtin_specs import CASES, RECALLABLE, SPECS
+from support.builtin_specs import CASES, RECALLABLE, SPECS, recallable
 from support.parts import check_parts
 
 from leyline_policies import Context, Message, Policy, load_pipeline, pair_calls
@@ -145,13 +145,22 @@ def _check(policy: Policy, before: list[Message], after: list[Message]) -> None:
             assert message != origin if origin is not None else message not in before
 
 
+def recallable_cases() -> list[Any]:
+    """The first settings of each policy with stubs, and at night all."""
+    first = {recallable(specs[0]) for specs in SPECS.values()}
+    rest = [
+        pytest.param(spec, marks=pytest.mark.nightly) for spec in RECALLABLE if spec not in first
+    ]
+    return [*(spec for spec in RECALLABLE if spec in first), *rest]
+
+
 def _origin(message: Message) -> Message | None:
     """The message that an edited one was made from."""
     origin: Message | None = getattr(message, "origin", None)
     return origin if origin is None else _origin(origin) or origin
 
 
-@pytest.mark.parametrize("spec", [*CASES, *RECALLABLE])
+@pytest.mark.parametrize("spec", [*CASES, *recallable_cases()])
 @settings(max_examples=settings.default.max_examples // 4)
 @given(requests=sessions())
 def test_built_in_policy_keeps_the_rules_on_every_turn(
