@@ -33,7 +33,7 @@ EVERY = 5
 EDITS_INSTRUCTIONS = {"pin_system", "redact"}
 FIRST = [specs[0] for specs in SPECS.values()]
 STUBS = [recallable(spec) for spec in FIRST if recallable(spec) in RECALLABLE]
-SHORT = ("deduplicate_reads",)
+SHORT = ("deduplicate_reads", "remove_regex")
 IN_DEPTH = ("sliding_window", "truncate_older_than")
 REST = [spec for spec in CASES if spec not in FIRST]
 

@@ -119,3 +119,12 @@ def test_texts_that_repeat_themselves_end_soon() -> None:
     counter.evict("b", line, [])
     assert counter.wrote([Plain("a" * 100_000)], []) == {}
     assert counter.wrote([line], [same]) == {"b": len(LINE)}
+
+
+def test_a_single_window_is_found_at_every_place() -> None:
+    """A quote of just 32 characters counts wherever it is in the text."""
+    for offset in range(2 * WINDOW):
+        counter = QuoteCounter()
+        text = plain(f"{'0123456789' * 8}"[:offset] + LINE[:WINDOW] + "!" * 40)
+        counter.evict("a", text, [])
+        assert counter.wrote([plain(f"<{LINE[:WINDOW]}>")], []) == {"a": WINDOW}

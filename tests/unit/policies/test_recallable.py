@@ -323,3 +323,31 @@ def test_the_last_turns_objects_are_sent_again() -> None:
         memo.next_turn()
         again = apply(tried, messages, 1, Context(memo=memo))
         assert parts_in(first) and all(map(lambda old, new: old is new, first, again))
+
+
+def test_a_run_that_changed_inside_has_other_parts() -> None:
+    """Nothing of before is taken for it, though it begins with the same message."""
+    memo, messages = Memo(), talk(5)
+    policy = wrapped(only(4, 5, 6, 7, 8, 9))
+    apply(policy, messages, 0, Context(memo=memo))
+    messages[7] = result(2, f"changed {LONG}")
+    after = apply(policy, messages, 1, Context(memo=memo))
+    check_parts(messages, after, policy)
+    assert after == apply(policy, messages, 1, Context())
+
+
+def test_a_policy_that_turns_to_forgetting_leaves_no_stub() -> None:
+    """Its mode counts as it is on the turn."""
+    modes = ["amortize"]
+
+    class Fickle:
+        name = "fickle"
+        mode = property(lambda self: modes[-1])
+
+        def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
+            return only(4, 5).transform(messages, turn_idx)  # type: ignore[no-any-return]
+
+    policy = wrapped(Fickle())  # type: ignore[arg-type]
+    assert stub_places(apply(policy, talk(3), 0)) == [3]
+    modes.append("forget")
+    assert stub_places(apply(policy, talk(3), 0)) == []
