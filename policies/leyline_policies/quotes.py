@@ -192,7 +192,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 class _Effort:
-    """What is left of the characters that a call compares."""
+    """A budget of the characters that one call compares."""
 
     def __init__(self) -> None:
         self._left = _EFFORT

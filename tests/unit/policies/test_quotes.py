@@ -89,7 +89,7 @@ def test_white_space_and_json_make_no_difference() -> None:
 
 
 def test_a_part_that_is_evicted_further_keeps_its_quotes() -> None:
-    """What was quoted before counts when more of the text goes."""
+    """Earlier quotes count when more of the text goes."""
     counter = QuoteCounter()
     text = plain(f"{LINE} {OTHER}")
     counter.evict("a", text, [plain(LINE)])

@@ -44,7 +44,7 @@ def talk(steps: int, *, users: int = 1) -> list[Message]:
 
 
 def sent(spec: str, messages: list[Message], **facts: Any) -> list[Message]:
-    """What a recallable policy sends; its parts are whole."""
+    """The messages that a recallable policy sends; its parts are whole."""
     (policy,) = load_pipeline(recallable(spec))
     after = apply(policy, messages, 0, Context(**facts))
     check_parts(messages, after, policy)
@@ -52,7 +52,7 @@ def sent(spec: str, messages: list[Message], **facts: Any) -> list[Message]:
 
 
 def stub_places(messages: list[Message]) -> list[int]:
-    """Where stubs are."""
+    """The places of stubs."""
     return [at for at, message in enumerate(messages) if stubs_in(text_of(message))]
 
 
