@@ -99,16 +99,16 @@ def table(traces: Mapping[str, Trace]) -> str:
     return "\n".join([*lines, "", "```text", *specs, "```"])
 
 
-def put_into(document: str, text: str) -> str:
-    """Return ``document`` with ``text`` between its two marks.
+def put_into(document: str, text: str, mark: str = BEGIN) -> str:
+    """Return ``document`` with ``text`` between ``mark`` and the next end of a table.
 
     Raises:
         ValueError: it has no such marks.
     """
-    before, begin, rest = document.partition(BEGIN)
+    before, begin, rest = document.partition(mark)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the document has no marks {BEGIN} and {END}")
+        raise ValueError(f"the document has no marks {mark} and {END}")
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 

@@ -30,7 +30,7 @@ from leyline_policies.triggers import Trigger
 
 
 @dataclass(frozen=True, slots=True)
-class _Wrapper:
+class Wrapper:
     """A policy around another, called like it."""
 
     policy: Policy
@@ -67,7 +67,7 @@ class _Wrapper:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen(_Wrapper):
+class Chosen(Wrapper):
     """A policy with a choice for its faults."""
 
     choice: OnFault
@@ -83,7 +83,7 @@ class Chosen(_Wrapper):
 
 
 @dataclass(frozen=True, slots=True)
-class Gated(_Wrapper):
+class Gated(Wrapper):
     """A policy that acts on the committed part only."""
 
     gate: Gate
@@ -179,7 +179,7 @@ def _edits(policy: Policy) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Protected(_Wrapper):
+class Protected(Wrapper):
     """A policy that may not touch some messages."""
 
     keep_first: int = 0
@@ -193,10 +193,11 @@ class Protected(_Wrapper):
         edited = run(self.policy, messages, turn_idx, context.inner(self.policy.name))
         if edited is messages:
             return messages
-        kept = self._protected(messages, context)
+        kept = self.guarded(messages, context)
         return put_back(messages, edited, kept) if kept else edited
 
-    def _protected(self, messages: list[Message], context: Context) -> set[int]:
+    def guarded(self, messages: list[Message], context: Context) -> set[int]:
+        """Return the places of the protected messages."""
         count = len(messages)
         # The instructions at the front aren't what "first" means.
         head = instructions_end(messages)
@@ -215,7 +216,7 @@ class Protected(_Wrapper):
 
 
 @dataclass(frozen=True, slots=True)
-class DryRun(_Wrapper):
+class DryRun(Wrapper):
     """A policy that reports its edits and makes none."""
 
     @property

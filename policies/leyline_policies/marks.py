@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from leyline_policies.policy import MODES, Message, Mode
+from leyline_policies.stubs import Evicted
 
 _CAUSE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,47}")
 
@@ -30,6 +31,8 @@ class Mark:
     stub: bool = False
     """True if a placeholder replaces the content."""
     dropped: bool = False
+    evicted: tuple[Evicted, ...] = ()
+    """Parts whose stubs the edit wrote into the message."""
 
 
 class MarkedMessage(dict[str, Any]):

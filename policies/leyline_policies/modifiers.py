@@ -34,6 +34,7 @@ class Modifiers:
     protect_roles: Annotated[tuple[str, ...], "roles whose messages stay"] = ()
     protect_tools: Annotated[tuple[str, ...], "tools whose calls and results stay"] = ()
     protect_tags: Annotated[tuple[str, ...], "messages with one of these tags stay"] = ()
+    recallable: Annotated[bool, "leave a stub with an address where it evicts text"] = False
     dry_run: Annotated[bool, "report what it would do, and edit nothing"] = False
     on_fault: Annotated[OnFault | None, "when it fails: refuse the request, or skip it"] = None
 
@@ -53,12 +54,13 @@ class Modifiers:
         """Return ``policy`` with these settings.
 
         Raises:
-            ValueError: a number out of range, a trigger that can't be read.
+            ValueError: a number out of range, a trigger that can't be read, a policy that forgets
+            and is to be recallable.
         """
         from leyline_policies.compose import Chosen, all_gates, dry_run
         from leyline_policies.gates import at_least_gate, every_gate, when_gate
 
-        policy = self._protected(policy)
+        policy = self._recallable(self._protected(policy))
         gates = [
             *([when_gate(_trigger(self.when))] if self.when else ()),
             *([every_gate(self.every)] if self.every != 1 else ()),
@@ -67,6 +69,13 @@ class Modifiers:
         policy = all_gates(policy, gates) if gates else policy
         policy = policy if self.on_fault is None else Chosen(policy, self.on_fault)
         return dry_run(policy) if self.dry_run else policy
+
+    def _recallable(self, policy: Policy) -> Policy:
+        if not self.recallable:
+            return policy
+        from leyline_policies.recallable import recallable
+
+        return recallable(policy)
 
     def _protected(self, policy: Policy) -> Policy:
         guards = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,8 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support.builtin_specs import CASES, SPECS
+from support.builtin_specs import CASES, RECALLABLE, SPECS, recallable
 from support.examples import is_nightly
+from support.parts import check_parts
 
 from leyline_engine.contract import ChatDialect
 from leyline_policies import Memo, Message, load_pipeline
@@ -30,6 +32,9 @@ WINDOW = 4_000
 EVERY = 5
 EDITS_INSTRUCTIONS = {"pin_system", "redact"}
 FIRST = [specs[0] for specs in SPECS.values()]
+STUBS = [recallable(spec) for spec in FIRST if recallable(spec) in RECALLABLE]
+SHORT = ("deduplicate_reads", "remove_regex")
+IN_DEPTH = ("sliding_window", "truncate_older_than")
 REST = [spec for spec in CASES if spec not in FIRST]
 
 
@@ -146,6 +151,8 @@ def check(spec: str, turn: Turn) -> None:
             assert kept[index]["role"] == "system", turn.where
             if spec.partition(":")[0] not in EDITS_INSTRUCTIONS:
                 assert kept[index] == message, turn.where
+    if spec in RECALLABLE:
+        check_parts(before, sent, load_pipeline(spec)[0])
 
 
 def loose_ends(messages: Sequence[Message]) -> set[tuple[str, str]]:
@@ -202,15 +209,23 @@ def takers(number: int, traces: Path, folder: Path) -> tuple[Template, ...]:
 
 
 def every_case() -> list[Any]:
-    """The first settings of each policy, and at night all."""
-    return [*FIRST, *(pytest.param(spec, marks=pytest.mark.nightly) for spec in REST)]
+    """The first settings of each policy, two of them with stubs, and at night all."""
+    late = [spec for spec in STUBS if not spec.startswith(IN_DEPTH)]
+    rest = (pytest.param(spec, marks=pytest.mark.nightly) for spec in [*REST, *late])
+    return [*FIRST, *(spec for spec in STUBS if spec.startswith(IN_DEPTH)), *rest]
+
+
+def acts(spec: str) -> bool:
+    """True if a policy edits the recordings; in two cases, nothing that goes is worth a stub."""
+    name, _, settings = spec.partition(":")
+    return name != "keep_all" and not ("recallable" in settings and name in SHORT)
 
 
 @pytest.mark.parametrize("spec", every_case())
 def test_a_recorded_session_goes_through_whole(spec: str, traces_dir: Path) -> None:
     """No fault, whole pairs, instructions and task kept, on every public trace; and it edits."""
     edited = any(turn.is_edited for turn in last_turns(spec, traces_dir))
-    assert edited is (spec != "keep_all")
+    assert edited is acts(spec)
 
 
 @pytest.mark.parametrize("spec", every_case())
@@ -223,7 +238,7 @@ def test_templates_render_what_is_sent(spec: str, traces_dir: Path, templates_di
                 taken = template.takes(turn.prepared.messages, turn.request)
                 assert taken, f"{template.name}: {turn.where}"
                 rendered += 1
-    assert (rendered > 0) is (spec != "keep_all")
+    assert (rendered > 0) is acts(spec)
 
 
 def test_most_templates_take_the_sessions_as_they_are(
@@ -242,14 +257,21 @@ def test_specs_name_every_policy() -> None:
 
 
 @cache
-def bench() -> ModuleType:
-    """The script that writes the table in the documentation."""
-    path = REPOSITORY / "bench" / "policy_table.py"
-    found = importlib.util.spec_from_file_location("policy_table", path)
+def bench(name: str = "policy_table") -> ModuleType:
+    """The script that writes a table in the documentation."""
+    path = REPOSITORY / "bench" / f"{name}.py"
+    found = importlib.util.spec_from_file_location(name, path)
     assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    module = sys.modules[name] = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return module
+
+
+@cache
+def quotes() -> ModuleType:
+    """The script that writes the table of quotes, which takes settings from the other one."""
+    bench()
+    return bench("policy_quotes")
 
 
 def shown_figures() -> dict[str, dict[str, str]]:
@@ -279,3 +301,18 @@ def test_documented_table_is_what_the_script_writes(traces_dir: Path) -> None:
     text = bench().table({bench().column(path): read_trace(path) for path in paths})
     document = DOCUMENT.read_text("utf-8")
     assert bench().put_into(document, text) == document
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["closed_window", *(pytest.param(n, marks=pytest.mark.nightly) for n in [*BUILTINS])],
+)
+def test_documented_quotes_are_what_the_recordings_give(name: str, traces_dir: Path) -> None:
+    """A row of the table of quotes holds; policies that evict nothing or forget have none."""
+    shown = DOCUMENT.read_text("utf-8").partition(quotes().BEGIN)[2].partition(bench().END)[0]
+    lines = [line for line in shown.splitlines() if line.startswith(f"| `{name}` ")]
+    if name not in quotes().recallable_names():
+        assert not lines
+        return
+    found = quotes().measured(name, quotes().recorded(traces_dir))
+    assert lines == ([quotes().row(name, found)] if found.chars else [])

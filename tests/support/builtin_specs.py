@@ -48,3 +48,14 @@ SPECS: dict[str, tuple[str, ...]] = {
 """By name; the first of each is the one for tests that need only one."""
 
 CASES = [spec for specs in SPECS.values() for spec in specs]
+
+FORGETTING = {"quarantine", "redact"}
+"""Policies that forget, whose edits nobody can take back."""
+
+
+def recallable(spec: str) -> str:
+    """A spec of one policy with stubs for what it evicts."""
+    return f"{spec}{',' if ':' in spec else ':'}recallable=true"
+
+
+RECALLABLE = [recallable(spec) for spec in CASES if spec.partition(":")[0] not in FORGETTING]

@@ -10,11 +10,12 @@ from functools import cached_property
 
 from leyline_policies.alignment import align
 from leyline_policies.context import MAX_STATE_BYTES, Context
-from leyline_policies.conversation import INSTRUCTION_ROLES, RESULT_ROLES, pair_calls
+from leyline_policies.conversation import INSTRUCTION_ROLES, RESULT_ROLES, pair_calls, text_of
 from leyline_policies.faults import may_forget
 from leyline_policies.marks import mark_of, without_dropped
 from leyline_policies.policy import Message, Policy
 from leyline_policies.promises import forgets
+from leyline_policies.recall import address_of, evicted_by, stubs_in
 
 RULES: Mapping[str, str] = {
     "no_exception": "transform raises nothing",
@@ -25,6 +26,7 @@ RULES: Mapping[str, str] = {
     "last_user_kept": "the last message of the user stays",
     "same_objects": "a message that isn't edited is returned as the very object that was given",
     "forgets_said": "a policy whose edits may be forgets says so: mode forget, or forgets = True",
+    "stubs_found": "an address in a message that the policy made has its text, and no other text",
     "state_json": f"the state is JSON, at most {MAX_STATE_BYTES:,} bytes of it",
     "notes_numbers": "notes hold finite numbers",
     "idempotent": "the same messages and the same state give the same result, also when repeated",
@@ -171,6 +173,20 @@ def _forgets_said(call: Call) -> Breach | None:
     return None
 
 
+def _stubs_found(call: Call) -> Breach | None:
+    given = set(map(id, call.given))
+    known = {each.address for message in call.given for each in stubs_in(text_of(message))}
+    for index, message in enumerate(call.after):
+        if id(message) in given:
+            continue
+        parts = {part.address: part.text for part in evicted_by(message)}
+        if any(address != address_of(text) for address, text in parts.items()):
+            return Breach("an address is another text's", index)
+        if any(each.address not in known | parts.keys() for each in stubs_in(text_of(message))):
+            return Breach("it shows the address of no text", index)
+    return None
+
+
 def _state_json(call: Call) -> Breach | None:
     state = call.context.state
     try:
@@ -198,6 +214,7 @@ CHECKS: Mapping[str, Callable[[Call], Breach | None]] = {
     "last_user_kept": _last_user_kept,
     "same_objects": _same_objects,
     "forgets_said": _forgets_said,
+    "stubs_found": _stubs_found,
     "state_json": _state_json,
     "notes_numbers": _notes_numbers,
 }

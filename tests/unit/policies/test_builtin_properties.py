@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from support.builtin_specs import CASES, SPECS
+from support.builtin_specs import CASES, RECALLABLE, SPECS, recallable
+from support.parts import check_parts
 
 from leyline_policies import Context, Message, Policy, load_pipeline, pair_calls
 from leyline_policies.builtin import BUILTINS
@@ -144,13 +145,22 @@ def _check(policy: Policy, before: list[Message], after: list[Message]) -> None:
             assert message != origin if origin is not None else message not in before
 
 
+def recallable_cases() -> list[Any]:
+    """The first settings of each policy with stubs, and at night all."""
+    first = {recallable(specs[0]) for specs in SPECS.values()}
+    rest = [
+        pytest.param(spec, marks=pytest.mark.nightly) for spec in RECALLABLE if spec not in first
+    ]
+    return [*(spec for spec in RECALLABLE if spec in first), *rest]
+
+
 def _origin(message: Message) -> Message | None:
     """The message that an edited one was made from."""
     origin: Message | None = getattr(message, "origin", None)
     return origin if origin is None else _origin(origin) or origin
 
 
-@pytest.mark.parametrize("spec", CASES)
+@pytest.mark.parametrize("spec", [*CASES, *recallable_cases()])
 @settings(max_examples=settings.default.max_examples // 4)
 @given(requests=sessions())
 def test_built_in_policy_keeps_the_rules_on_every_turn(
@@ -159,7 +169,8 @@ def test_built_in_policy_keeps_the_rules_on_every_turn(
     """Pairs, system and last user message stay, the input too; the same input is edited the same.
 
     Neither what was remembered of a message nor a second call of the turn makes a difference, and
-    a message that isn't edited is the very one that was given.
+    a message that isn't edited is the very one that was given. With ``recallable``, each address
+    that is sent has its text, and no text is gone without one.
     """
     (policy,) = load_pipeline(spec)
     facts: dict[str, Any] = {"window": WINDOW, "idle_s": 2.0, "completions": Written()}
@@ -170,6 +181,8 @@ def test_built_in_policy_keeps_the_rules_on_every_turn(
         after = apply(policy, messages, turn, mine)
         assert messages == before
         _check(policy, messages, after)
+        if spec in RECALLABLE:
+            check_parts(messages, after, policy)
         assert apply(policy, before, turn, other) == after
         assert mine.state == other.state == json.loads(json.dumps(mine.state))
         assert apply(policy, messages, turn, mine) == after

@@ -43,6 +43,8 @@ SESSIONS = [requests_of(TALK)]
 
 Do = Callable[["Policy", list[Message], int, Context], Any]
 
+_STUB = f"[evicted: bash output, 9 tokens, sha256:{'0' * 32}]"
+
 
 @dataclass
 class Policy:
@@ -138,6 +140,13 @@ BROKEN: list[tuple[str, str, Policy, int, int | None]] = [
         "says forget without a word",
         "forgets_said",
         Policy(_returns(lambda m: [m[0], verbs.forget(m[1]), *m[2:]])),
+        0,
+        1,
+    ),
+    (
+        "shows the address of no text",
+        "stubs_found",
+        Policy(_returns(lambda m: [m[0], edit(m[1], content=_STUB), *m[2:]])),
         0,
         1,
     ),
