@@ -42,7 +42,7 @@ from ..model.working_set import (
     joined_extents,
 )
 from ..request.working_set import ContextOption
-from .piece_index import Key, PieceIndex, key_of
+from .piece_index import Key, PieceIndex
 
 HIT_PERCENT = 90
 """Smallest share of a piece's tokens, in percent, that the cache serves for a hit."""
@@ -133,10 +133,11 @@ class _Exclusions:
         self._names = {(each.kind, each.value) for each in self._selectors}
         self._index = index
         self._lost = PieceCause.UNKNOWN if catalogue.problem is None else PieceCause.STORE_DOWN
-        self._keys = set(_addressed(self._selectors, index))
-        self._needed = set(_addressed(option.needed, index)) - self._keys
+        self._addresses = set(_addressed(self._selectors, index))
+        self._needed = set(_addressed(option.needed, index)) - self._addresses
+        self._pieces = {index.key_of_address(each) for each in self._needed}
         self._protected = _protected(catalogue.messages)
-        named = [each for each in catalogue.messages if self._concerns(each, key_of(each))]
+        named = [each for each in catalogue.messages if self._concerns(each)]
         self._kept = [each for each in named if each.client_index in self._protected]
         self.evict = {
             each.client_index
@@ -150,7 +151,7 @@ class _Exclusions:
         """Return True if a piece, or one of its messages, is excluded."""
         facts = self._index.parts.get(key) if isinstance(key, str) else None
         every = (*self._index.messages(key), *(() if facts is None else (facts,)))
-        return key in self._keys or any(self._concerns(each, key) for each in every)
+        return key in self._addresses or any(map(self._concerns, every))
 
     def refusals(self) -> Iterator[PieceReport]:
         """Yield a report on each exclusion without effect.
@@ -160,11 +161,11 @@ class _Exclusions:
         kept = list(self._kept)
         for number, selector in enumerate(self._selectors):
             name = f"exclude[{number}]"
-            keys = set(_addressed([selector], self._index))
-            if selector.kind == "address" and not keys:
+            addresses = set(_addressed([selector], self._index))
+            if selector.kind == "address" and not addresses:
                 found = self._index.addressed(selector.value)
                 yield _abstention(name, PieceCause.AMBIGUOUS if found else self._lost)
-            for message in [each for each in kept if _is_named(each, selector, keys)]:
+            for message in [each for each in kept if _is_named(each, selector, addresses)]:
                 kept.remove(message)
                 yield _report(
                     name,
@@ -175,12 +176,14 @@ class _Exclusions:
                     tokens=message.tokens,
                 )
 
-    def _concerns(self, facts: ContextPiece | PartFacts, key: Key) -> bool:
-        if key in self._keys:
+    def _concerns(self, facts: ContextPiece | PartFacts) -> bool:
+        if facts.address in self._addresses:
             return True
         tags = (("tag", tag) for tag in facts.tags)
-        named = ("tool", facts.tool) in self._names or not self._names.isdisjoint(tags)
-        return named and key not in self._needed
+        if ("tool", facts.tool) not in self._names and self._names.isdisjoint(tags):
+            return False
+        part = facts.part if isinstance(facts, ContextPiece) else facts.address
+        return facts.address not in self._needed and part not in self._pieces
 
 
 @dataclass(slots=True)
@@ -302,20 +305,20 @@ def _protected(messages: Sequence[ContextPiece]) -> dict[int, PieceCause]:
     return found | dict.fromkeys(users[-1:], PieceCause.LAST_USER)
 
 
-def _addressed(selectors: Iterable[Selector], index: PieceIndex) -> Iterator[Key]:
-    """Yield the pieces of selectors that are the address of just one."""
+def _addressed(selectors: Iterable[Selector], index: PieceIndex) -> Iterator[str]:
+    """Yield the addresses that selectors name, if each is the beginning of just one."""
     for selector in selectors:
         if selector.kind == "address" and len(found := index.addressed(selector.value)) == 1:
-            yield index.key_of_address(found[0])
+            yield found[0]
 
 
-def _is_named(message: ContextPiece, selector: Selector, keys: Set[Key]) -> bool:
-    """Return True if a selector names a message; ``keys`` are those of its address."""
+def _is_named(message: ContextPiece, selector: Selector, addresses: Set[str]) -> bool:
+    """Return True if a selector names a whole message; ``addresses`` are those that it names."""
     if selector.kind == "tag":
         return selector.value in message.tags
     if selector.kind == "tool":
         return selector.value == message.tool
-    return key_of(message) in keys
+    return message.address in addresses
 
 
 def _abstention(name: str, cause: PieceCause) -> PieceReport:

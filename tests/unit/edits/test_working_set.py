@@ -225,7 +225,7 @@ def test_a_selector_names_the_newest_first() -> None:
 
 
 def test_an_address_in_need_is_stronger_than_an_excluded_tool() -> None:
-    """What is needed by address stays or comes back; the tool's other results leave."""
+    """A text needed by address stays or comes back; the tool's other results leave."""
     session = catalogue(
         evicted(A, tool="web"), msg(B, tool="web"), msg(C, tool="web"), msg(D, role="user")
     )
@@ -315,4 +315,5 @@ def test_a_catalogue_that_contradicts_itself_is_an_error() -> None:
 def test_the_page_has_every_verdict_and_cause() -> None:
     """The tables of the page are the closed vocabularies."""
     rows = re.findall(r"^\| `([a-z_]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(rows) == sorted([*PieceVerdict, *PieceCause])
+    words = sorted([*PieceVerdict, *PieceCause])
+    assert sorted(set(rows) - {"need", "exclude", "budget_tokens"}) == words
