@@ -134,7 +134,7 @@ class _Exclusions:
         self._index = index
         self._lost = PieceCause.UNKNOWN if catalogue.problem is None else PieceCause.STORE_DOWN
         self._addresses = set(_addressed(self._selectors, index))
-        self._needed = set(_addressed(option.needed, index)) - self._addresses
+        self._needed = set(_addressed(option.needed, index))
         self._pieces = {index.key_of_address(each) for each in self._needed}
         self._protected = _protected(catalogue.messages)
         named = [each for each in catalogue.messages if self._concerns(each)]
