@@ -11,6 +11,7 @@ from leyline_engine.contract import MAX_BOUNDARY, MAX_GROUPS
 from ..model.fields import OPTIONS_FIELD, GroupName, OptionError, ShareName, field_error
 from ..model.undeclared import UndeclaredRules
 from .declared import DeclaredEdit
+from .working_set import ContextOption, check_context
 
 
 class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -31,6 +32,8 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Those of the tenant's groups that the turn takes part in; None for all."""
     reuse_margin: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     """The smallest margin, in logits, at which that is trusted; None for the tenant's setting."""
+    context: ContextOption | None = None
+    """Texts to have in the prompt, and to keep out of it; None for what policies leave."""
 
 
 def parse_options(raw: object) -> RequestOptions:
@@ -50,12 +53,18 @@ def parse_options(raw: object) -> RequestOptions:
     UndeclaredRules.parse(options.undeclared)
     for index, edit in enumerate(options.edits):
         _check_edit(f"{OPTIONS_FIELD}.edits[{index}]", edit)
+    if options.context is not None:
+        check_context(options.context)
     return options
 
 
 def _option_error(text: str) -> OptionError:
-    struct = DeclaredEdit if ".edits[" in text else RequestOptions
-    return field_error(OPTIONS_FIELD, text, struct.__struct_fields__)
+    known = RequestOptions.__struct_fields__
+    if ".edits[" in text:
+        known = DeclaredEdit.__struct_fields__
+    elif "`$.context" in text:
+        known = ContextOption.__struct_fields__
+    return field_error(OPTIONS_FIELD, text, known)
 
 
 def _check_edit(where: str, edit: DeclaredEdit) -> None:
