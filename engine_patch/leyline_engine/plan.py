@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from leyline_engine.contract import CopySegment, Directive, LineageRun, Mode, ReuseKind
 from leyline_engine.lineage import first_spliced
+from leyline_engine.reuse.extents import merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,14 @@ class Plan:
         if not self.kinds:
             return 0
         return sum(copy.length for copy in self.copies if self.kinds[copy.source] is kind)
+
+    @property
+    def reused_extents(self) -> tuple[tuple[int, int], ...]:
+        """Half-open extents of the prompt that are copied for reuse, merged where they meet."""
+        if not self.kinds:
+            return ()
+        reused = (copy for copy in self.copies if self.kinds[copy.source] is not None)
+        return merged((copy.dest, copy.dest_end) for copy in reused)
 
     @property
     def prefilled(self) -> int:

@@ -93,9 +93,11 @@ from .proof import NONCE_BYTES, PLACES, RECORDS, Proof, ProofPlace, ProvePayload
 from .receipt import DirectiveResult, ForgetCounts, Receipt, TokenCounts, TurnRecord
 from .recompute import Recompute, find_quotes, recomputed, uncovered
 from .reuse import (
+    MAX_EXTENTS,
     MAX_GROUPS,
     MAX_NAMED_COPIES,
     MAX_NAMED_SOURCES,
+    MAX_WITHIN,
     ReuseCounts,
     ReuseKind,
     ReuseMode,
@@ -130,6 +132,7 @@ __all__ = [
     "MAX_BOUNDARY",
     "MAX_COMMAND_BYTES",
     "MAX_DIRECTIVES",
+    "MAX_EXTENTS",
     "MAX_FORGOTTEN",
     "MAX_GROUPS",
     "MAX_LISTED",
@@ -138,6 +141,7 @@ __all__ = [
     "MAX_QUESTION_BYTES",
     "MAX_SPANS",
     "MAX_TTL_S",
+    "MAX_WITHIN",
     "NONCE_BYTES",
     "PLACES",
     "PROTOCOL_VERSION",
