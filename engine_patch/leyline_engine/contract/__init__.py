@@ -91,7 +91,7 @@ from .profile import (
 )
 from .proof import NONCE_BYTES, PLACES, RECORDS, Proof, ProofPlace, ProvePayload
 from .receipt import DirectiveResult, ForgetCounts, Receipt, TokenCounts, TurnRecord
-from .recompute import Recompute, find_quotes, recomputed, uncovered
+from .recompute import Extent, Recompute, find_quotes, joined, recomputed, uncovered
 from .reuse import (
     MAX_EXTENTS,
     MAX_GROUPS,
@@ -102,6 +102,7 @@ from .reuse import (
     ReuseKind,
     ReuseMode,
     ReusePayload,
+    restriction,
 )
 from .signing import is_signature_of, is_signed, sign_bytes, sign_envelope
 from .source import SourceRef
@@ -176,6 +177,7 @@ __all__ = [
     "EditPayload",
     "Envelope",
     "EnvelopeError",
+    "Extent",
     "FidelityProfile",
     "ForgetCounts",
     "GetClaim",
@@ -221,6 +223,7 @@ __all__ = [
     "find_quotes",
     "is_signature_of",
     "is_signed",
+    "joined",
     "lower_directives",
     "message_that_asks",
     "normalize_messages",
@@ -231,6 +234,7 @@ __all__ = [
     "profile_of",
     "read_profiles",
     "recomputed",
+    "restriction",
     "sealed_digest",
     "sign_bytes",
     "sign_envelope",

@@ -5,12 +5,14 @@ The engine finds it by its tokens, and the proxy can name places where it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 
 from .directive import CopySegment
+from .recompute import Extent, joined
 from .source import Position, SourceRef
 
 MAX_GROUPS = 16
@@ -22,8 +24,6 @@ MAX_WITHIN = 64
 MAX_EXTENTS = 256
 """Maximum number of copied extents that a receipt reports."""
 
-Extent = tuple[Position, Position]
-"""Tokens ``[start, end)`` of a prompt."""
 GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
@@ -68,7 +68,9 @@ class ReusePayload(msgspec.Struct, frozen=True, kw_only=True):
 
     The margin is the likeliest first token's logit minus that of the second: natural logarithms,
     before any sampling parameter."""
-    within: Annotated[tuple[Extent, ...], msgspec.Meta(max_length=MAX_WITHIN)] | None = None
+    within: (
+        Annotated[tuple[tuple[Position, Position], ...], msgspec.Meta(max_length=MAX_WITHIN)] | None
+    ) = None
     """Extents of the prompt in which content may be copied, sorted and disjoint; None for all of
     it. With no extent, nothing is looked for: the request only makes the tenant's turns known to
     the index. An engine takes it if its capability says ``reuse_within``; others ignore it."""
@@ -116,3 +118,12 @@ class ReuseCounts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total(self) -> int:
         return self.clean + self.session + self.tenant + self.group
+
+
+def restriction(spans: Iterable[Extent]) -> tuple[Extent, ...]:
+    """Return spans of a prompt as :attr:`ReusePayload.within` takes them.
+
+    Those that meet or overlap become one. Of more than :data:`MAX_WITHIN`, the longest are kept.
+    """
+    longest = sorted(joined(spans), key=lambda span: span[0] - span[1])[:MAX_WITHIN]
+    return tuple(sorted(longest))

@@ -1,21 +1,10 @@
-"""Half-open token extents of a prompt: merged where they meet, and one list clipped to another."""
+"""The parts of a prompt's gaps in which a request takes content. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-Extent = tuple[int, int]
-
-
-def merged(extents: Iterable[Extent]) -> tuple[Extent, ...]:
-    """Return sorted, disjoint extents, with those that meet as one."""
-    found: list[Extent] = []
-    for start, end in extents:
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], end)
-        else:
-            found.append((start, end))
-    return tuple(found)
+from leyline_engine.contract import Extent, joined
 
 
 def clipped(gaps: Iterable[Extent], within: Iterable[Extent], shortest: int) -> Iterator[Extent]:
@@ -26,7 +15,7 @@ def clipped(gaps: Iterable[Extent], within: Iterable[Extent], shortest: int) -> 
         within: sorted and disjoint; extents that meet count as one.
         shortest: shorter parts are left out.
     """
-    allowed = merged(within)
+    allowed = joined(within)
     at = 0
     for begin, stop in gaps:
         while at < len(allowed) and allowed[at][1] <= begin:

@@ -23,11 +23,13 @@ from leyline_engine.contract import (
     ReuseMode,
     ReusePayload,
     edit_envelope,
+    joined,
+    restriction,
     split_actions,
 )
 from leyline_engine.plan import Plan
 from leyline_engine.reuse import own
-from leyline_engine.reuse.extents import clipped, merged
+from leyline_engine.reuse.extents import clipped
 from leyline_engine.reuse.index import Place
 from leyline_engine.reuse.matching import MIN_HIT, Hits
 from leyline_engine.reuse.own import OwnTurns
@@ -67,12 +69,20 @@ def test_clipping_equals_the_intersection_of_positions(
     assert list(clipped(gaps, within, shortest)) == expected
 
 
-@given(extents())
-def test_merging_keeps_positions_and_leaves_none_that_meet(spans: Extents) -> None:
-    """Merged extents cover the same positions, with a gap between any two."""
-    found = list(merged(spans))
-    assert positions(found) == positions(spans)
-    assert all(one[1] < other[0] for one, other in pairwise(found))
+@given(st.lists(st.tuples(st.integers(0, 900), st.integers(0, 9)), max_size=150))
+def test_any_spans_make_a_valid_restriction(drawn: list[tuple[int, int]]) -> None:
+    """Spans in any order become a payload's extents: joined where they meet, the longest first."""
+    spans = [(start, start + length) for start, length in drawn]
+    within = restriction(spans)
+    assert ReusePayload(mode=LIVE, within=within).within == within
+    assert all(one[1] < other[0] for one, other in pairwise(within))
+    whole = joined(spans)
+    assert positions(whole) == positions(spans)
+    assert set(within) <= set(whole)
+    left = [end - start for start, end in whole if (start, end) not in within]
+    if left:
+        assert len(within) == MAX_WITHIN
+        assert max(left) <= min(end - start for start, end in within)
 
 
 @given(st.integers(0, 2**32), extents(600))
