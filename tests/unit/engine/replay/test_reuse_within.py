@@ -238,7 +238,7 @@ def test_a_recall_that_fails_or_is_gated_reports_no_extent() -> None:
 
 
 def moved(engine: ReplayEngine, sequence: Sequence) -> Extents:
-    """Where a request's slots hold keys that were computed for other positions, by the pool."""
+    """Positions whose slots hold keys that were computed for others, by the pool's own record."""
     at = engine.cache.pool._computed_at[torch.from_numpy(sequence.held.astype("int64"))]
     found: list[tuple[int, int]] = []
     for position in range(len(at)):
