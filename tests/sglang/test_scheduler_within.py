@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -21,10 +22,12 @@ from leyline_engine.contract import (
     ReusePayload,
     SourceRef,
     SpanLabel,
+    TokenCounts,
 )
 from leyline_engine.plan import Plan
 from leyline_engine.reuse.matching import Hits
 from leyline_engine.rules import CheckedRequest
+from leyline_engine.sglang import accounts
 from leyline_engine.sglang.splicer import as_admitted
 
 pytestmark = pytest.mark.usefixtures("server_args")
@@ -162,6 +165,20 @@ def test_receipts_equal_what_the_rows_were_computed_for(seed: int) -> None:
     assert copied <= {at for start, end in within for at in range(start, end)}
     scheduler.drain()
     scheduler.check_idle()
+
+
+def test_receipts_name_the_copies_of_the_plan_as_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that was planned, and is gone when the request is admitted, is in no extent."""
+
+    def lost(plan: Plan, reused: int) -> tuple[Plan, TokenCounts]:
+        executed, counts = as_admitted(plan, reused)
+        return replace(executed, copies=executed.copies[:1]), counts
+
+    monkeypatch.setattr(accounts, "as_admitted", lost)
+    _, record = prepared().serve(AGAIN, turn("a"), reuse=recall(None))
+    assert record is not None
+    assert record.receipt.reuse is not None
+    assert record.receipt.reuse.extents == (DOC_AT,)
 
 
 def test_copies_that_were_evicted_before_admission_are_no_extent() -> None:
