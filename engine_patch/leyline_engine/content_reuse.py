@@ -11,6 +11,7 @@ import msgspec
 
 from leyline_engine.contract import (
     ATTENTION_SINK,
+    MAX_EXTENTS,
     CopySegment,
     ReuseCounts,
     ReuseKind,
@@ -19,10 +20,13 @@ from leyline_engine.contract import (
 )
 from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import SpanLedger
+from leyline_engine.plan import Plan
+from leyline_engine.reuse.extents import clipped
 from leyline_engine.reuse.fingerprints import MatcherKind, fingerprinter
 from leyline_engine.reuse.index import ReuseIndex, Slots
 from leyline_engine.reuse.matching import MAX_HITS, MIN_PIECE, Hits, ReuseMatcher
 from leyline_engine.reuse.named import left_over, named_hits, named_places
+from leyline_engine.reuse.own import OwnTurns
 from leyline_engine.rules import CheckedRequest
 from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
 
@@ -112,7 +116,8 @@ class ContentReuse:
         """Look for a request's content elsewhere, if it asks for that.
 
         A request that forgets, or whose edit was refused, takes nothing: it is to run as plainly
-        as it can.
+        as it can. One whose ``within`` is empty makes its tenant known to the index, and costs no
+        search.
 
         Args:
             prefix: length of its cached prefix.
@@ -124,6 +129,8 @@ class ContentReuse:
         if asked is None or payload is None or request.forgets or request.refusal is not None:
             return request
         self._note(payload.scope)
+        if asked.within == ():
+            return request
         groups = frozenset(asked.groups)
 
         def usable(source: SourceTurn) -> int:
@@ -133,6 +140,8 @@ class ContentReuse:
 
         copies = request.edit.copies if request.edit is not None else ()
         gaps = tuple(_gaps(len(request.prompt), max(prefix, payload.sink), copies))
+        if asked.within is not None:
+            gaps = tuple(clipped(gaps, asked.within, MIN_PIECE))
         hits = self._found(request.prompt, gaps, asked, (payload.scope, payload.session), usable)
         hits = hits.longest(self._max_copies)
         request = replace(request, hits=hits)
@@ -152,8 +161,10 @@ class ContentReuse:
         """Cover gaps with what the proxy names, and search for the rest."""
         places = named_places(self._registry, session, asked, len(prompt))
         named = named_hits(prompt, gaps, places, session, available, sink=ATTENTION_SINK)
-        left, groups = left_over(gaps, named), frozenset(asked.groups)
-        hits = self._matcher.find(prompt, left, session, available, groups)
+        left = left_over(gaps, named)
+        own = OwnTurns(session, self._registry.turns(session)) if asked.own else None
+        groups = frozenset[str]() if asked.own else frozenset(asked.groups)
+        hits = self._matcher.find(prompt, left, session, available, groups, own=own)
         found = sorted((*named, *hits.found), key=lambda hit: hit.dest)
         return replace(hits, found=tuple(found))
 
@@ -166,20 +177,24 @@ class ContentReuse:
             self.index.drop_tenant(gone)
 
 
-def reuse_counts(
-    request: CheckedRequest, reused_of: Callable[[ReuseKind], int]
-) -> ReuseCounts | None:
+def reuse_counts(request: CheckedRequest, plan: Plan) -> ReuseCounts | None:
     """Return a request's account of reuse; None if nothing was looked for.
 
     Args:
-        reused_of: returns the copied tokens of a kind.
+        plan: as it was carried out.
     """
     asked, hits = request.reuse, request.hits
     if asked is None or hits is None:
         return None
-    count = reused_of if asked.mode is ReuseMode.LIVE else hits.tokens_of
+    live = asked.mode is ReuseMode.LIVE
+    count = plan.reused_of if live else hits.tokens_of
+    extents = plan.reused_extents if live else ()
     by_kind = {kind.value: count(kind) for kind in ReuseKind}
-    counts = ReuseCounts(mode=asked.mode, bounded=hits.bounded)
+    counts = ReuseCounts(
+        mode=asked.mode,
+        bounded=hits.bounded or len(extents) > MAX_EXTENTS,
+        extents=extents[:MAX_EXTENTS],
+    )
     return msgspec.structs.replace(counts, **by_kind)
 
 

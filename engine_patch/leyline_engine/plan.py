@@ -15,7 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leyline_engine.contract import CopySegment, Directive, LineageRun, Mode, ReuseKind
+from leyline_engine.contract import (
+    CopySegment,
+    Directive,
+    Extent,
+    LineageRun,
+    Mode,
+    ReuseKind,
+    joined,
+)
 from leyline_engine.lineage import first_spliced
 
 
@@ -67,6 +75,14 @@ class Plan:
         if not self.kinds:
             return 0
         return sum(copy.length for copy in self.copies if self.kinds[copy.source] is kind)
+
+    @property
+    def reused_extents(self) -> tuple[Extent, ...]:
+        """Half-open extents of the prompt that are copied for reuse, merged where they meet."""
+        if not self.kinds:
+            return ()
+        reused = (copy for copy in self.copies if self.kinds[copy.source] is not None)
+        return tuple(joined((copy.dest, copy.dest_end) for copy in reused))
 
     @property
     def prefilled(self) -> int:

@@ -70,7 +70,9 @@ def test_the_next_turn_computes_what_was_not_trusted(core: str, chunk: int | Non
     """It continues its exact beginning alone, copies nothing, and the turn after it reuses."""
     scheduler = prepared(core=core, chunk=chunk)
     doubted = ask(scheduler, SECOND, turn("b"), margin=0.5)
-    assert doubted.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150, margin=0.5)
+    assert doubted.reuse == ReuseCounts(
+        mode=ReuseMode.LIVE, tenant=150, margin=0.5, extents=((61, 211),)
+    )
     grown = [*SECOND, 7, *NEWS, 8]
     gated = ask(scheduler, grown, turn("b", "t2", lineage=doubted.lineage))
     assert gated.reuse == ReuseCounts(mode=ReuseMode.LIVE, gated=True)
@@ -87,10 +89,14 @@ def test_a_trusted_turn_is_continued() -> None:
     """A margin at the threshold is enough; the receipt has it, and the KV stays."""
     scheduler = prepared()
     first = ask(scheduler, SECOND, turn("b"), margin=2.0)
-    assert first.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150, margin=2.0)
+    assert first.reuse == ReuseCounts(
+        mode=ReuseMode.LIVE, tenant=150, margin=2.0, extents=((61, 211),)
+    )
     grown = [*SECOND, 7, *NEWS, 8]
     receipt = ask(scheduler, grown, turn("b", "t2", lineage=first.lineage))
-    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=120, margin=5.0)
+    assert receipt.reuse == ReuseCounts(
+        mode=ReuseMode.LIVE, tenant=120, margin=5.0, extents=((243, 363),)
+    )
     assert receipt.tokens.prefix == len(SECOND)
 
 
@@ -99,7 +105,7 @@ def test_nothing_is_judged_without_a_gate_or_without_copies() -> None:
     scheduler = prepared()
     live, observe = ReusePayload(mode=ReuseMode.LIVE), ReuseMode.OBSERVE
     plain = ask(scheduler, SECOND, turn("b"), margin=0.0, reuse=live)
-    assert plain.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150)
+    assert plain.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150, extents=((61, 211),))
     new = ask(scheduler, text(80, 33), turn("c"), margin=0.0)
     assert new.reuse == ReuseCounts(mode=ReuseMode.LIVE)
     asked = msgspec.structs.replace(ASKED, mode=observe)
@@ -115,7 +121,9 @@ def test_other_sessions_are_unaffected() -> None:
     doubted = [*SECOND, *words, 11]
     ask(scheduler, doubted, turn("b"), margin=0.5)
     receipt = ask(scheduler, [*text(50, 6), *DOC, 4], turn("c"))
-    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150, margin=5.0)
+    assert receipt.reuse == ReuseCounts(
+        mode=ReuseMode.LIVE, tenant=150, margin=5.0, extents=((50, 200),)
+    )
     spread = ask(scheduler, [*text(50, 13), *words, 4], turn("d"))
     assert spread.tokens.reused == 0, "it has read what isn't trusted"
     other = ask(scheduler, [*text(50, 14), *DOC, 4], turn("b", scope="else"))
@@ -140,7 +148,9 @@ def test_a_turn_that_asks_for_no_reuse_uses_the_mark_up() -> None:
     plain = ask(scheduler, [*SECOND, 7], turn("b", "t2", lineage=doubted.lineage), reuse=None)
     assert (plain.reuse, plain.tokens.prefix) == (None, HEAD)
     after = ask(scheduler, [*SECOND, 7, *NEWS, 8], turn("b", "t3"))
-    assert after.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=120, margin=5.0)
+    assert after.reuse == ReuseCounts(
+        mode=ReuseMode.LIVE, tenant=120, margin=5.0, extents=((243, 363),)
+    )
 
 
 def test_an_edit_keeps_what_came_before_the_reuse() -> None:
@@ -169,7 +179,9 @@ def test_a_turn_is_judged_before_it_can_end() -> None:
     scheduler.margin = 0.5
     _, record = scheduler.serve(SECOND, turn("b"), decode=1, reuse=ASKED)
     assert record is not None
-    assert record.receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150, margin=0.5)
+    assert record.receipt.reuse == ReuseCounts(
+        mode=ReuseMode.LIVE, tenant=150, margin=0.5, extents=((61, 211),)
+    )
     scheduler.check_idle()
     gated = ask(scheduler, [*SECOND, 7], turn("b", "t2", lineage=record.receipt.lineage))
     assert gated.reuse == ReuseCounts(mode=ReuseMode.LIVE, gated=True)
@@ -188,7 +200,9 @@ def test_a_retracted_turn_is_judged_once() -> None:
     assert req.finished()
     scheduler.check_idle()
     receipt = scheduler.sender.records["m"].receipt
-    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150, margin=0.5)
+    assert receipt.reuse == ReuseCounts(
+        mode=ReuseMode.LIVE, tenant=150, margin=0.5, extents=((61, 211),)
+    )
     gated = ask(scheduler, [*SECOND, 7], turn("b", "t2", lineage=receipt.lineage))
     assert gated.tokens.prefix == HEAD
 

@@ -61,7 +61,9 @@ def test_named_content_is_copied_without_an_index() -> None:
     scheduler, asked = prepared()
     receipt = ask(scheduler, SECOND, turn("b"), asked).receipt
     assert receipt.outcome is Outcome.UNEDITED
-    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=198)
+    assert receipt.reuse == ReuseCounts(
+        mode=ReuseMode.LIVE, tenant=198, extents=((61, 109), (110, 260))
+    )
     assert [run.start for run in receipt.lineage] == [61]
 
 

@@ -71,7 +71,9 @@ def test_content_of_another_session_is_copied(core: str) -> None:
     prompt = [*SECOND, 5, *DOC, 6]
     receipt = ask(scheduler, prompt, turn("b"))
     assert receipt.outcome is Outcome.UNEDITED
-    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=300)
+    assert receipt.reuse == ReuseCounts(
+        mode=ReuseMode.LIVE, tenant=300, extents=((61, 211), (243, 393))
+    )
     assert [run.start for run in receipt.lineage] == [61]
 
 
@@ -113,7 +115,7 @@ def test_edits_and_reuse_are_one_transaction() -> None:
     )
     receipt = ask(scheduler, [*apply_directives(source_of(told), [cut]), 9, *DOC, 5, 6], payload)
     assert (receipt.outcome, receipt.tokens.spliced) == (Outcome.SPLICED, 141)
-    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150)
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150, extents=((194, 344),))
 
 
 def test_evicted_content_leaves_the_index() -> None:

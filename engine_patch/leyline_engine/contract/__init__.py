@@ -91,15 +91,18 @@ from .profile import (
 )
 from .proof import NONCE_BYTES, PLACES, RECORDS, Proof, ProofPlace, ProvePayload
 from .receipt import DirectiveResult, ForgetCounts, Receipt, TokenCounts, TurnRecord
-from .recompute import Recompute, find_quotes, recomputed, uncovered
+from .recompute import Extent, Recompute, find_quotes, joined, recomputed, uncovered
 from .reuse import (
+    MAX_EXTENTS,
     MAX_GROUPS,
     MAX_NAMED_COPIES,
     MAX_NAMED_SOURCES,
+    MAX_WITHIN,
     ReuseCounts,
     ReuseKind,
     ReuseMode,
     ReusePayload,
+    restriction,
 )
 from .signing import is_signature_of, is_signed, sign_bytes, sign_envelope
 from .source import SourceRef
@@ -130,6 +133,7 @@ __all__ = [
     "MAX_BOUNDARY",
     "MAX_COMMAND_BYTES",
     "MAX_DIRECTIVES",
+    "MAX_EXTENTS",
     "MAX_FORGOTTEN",
     "MAX_GROUPS",
     "MAX_LISTED",
@@ -138,6 +142,7 @@ __all__ = [
     "MAX_QUESTION_BYTES",
     "MAX_SPANS",
     "MAX_TTL_S",
+    "MAX_WITHIN",
     "NONCE_BYTES",
     "PLACES",
     "PROTOCOL_VERSION",
@@ -172,6 +177,7 @@ __all__ = [
     "EditPayload",
     "Envelope",
     "EnvelopeError",
+    "Extent",
     "FidelityProfile",
     "ForgetCounts",
     "GetClaim",
@@ -217,6 +223,7 @@ __all__ = [
     "find_quotes",
     "is_signature_of",
     "is_signed",
+    "joined",
     "lower_directives",
     "message_that_asks",
     "normalize_messages",
@@ -227,6 +234,7 @@ __all__ = [
     "profile_of",
     "read_profiles",
     "recomputed",
+    "restriction",
     "sealed_digest",
     "sign_bytes",
     "sign_envelope",

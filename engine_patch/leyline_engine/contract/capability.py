@@ -69,6 +69,8 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     splices: bool
     isolates: bool = False
     """True if requests with different ``cache_salt`` share no KV, not even of an equal prefix."""
+    reuse_within: bool = False
+    """True if reuse keeps to a request's ``within`` and ``own``; other engines ignore both."""
     unsupported_reason: str = ""
     """Reason why ``splices`` is false."""
     protocol_version: str = PROTOCOL_VERSION

@@ -46,7 +46,7 @@ def recomputed(tokens: array[int], cuts: Sequence[Extent], how: Recompute) -> li
     spans = [(end, min(end + how.boundary, len(tokens))) for _, end in cuts if how.boundary]
     if how.quotes:
         spans += find_quotes(tokens, cuts, how.quotes)
-    return [part for span in _joined(spans, 0) for part in uncovered(span, cuts)]
+    return [part for span in joined(spans, 0) for part in uncovered(span, cuts)]
 
 
 def find_quotes(tokens: array[int], cuts: Sequence[Extent], shortest: int) -> list[Extent]:
@@ -66,7 +66,7 @@ def find_quotes(tokens: array[int], cuts: Sequence[Extent], shortest: int) -> li
             cut = cuts_of.get(gram)
             if cut is not None and place >= cut[1]:
                 marks.append((place, place + shortest))
-    return _within_budget(_joined(marks, _JOINED), max(_FEWEST, len(tokens) // _SHARE))
+    return _within_budget(joined(marks, _JOINED), max(_FEWEST, len(tokens) // _SHARE))
 
 
 def _first_cuts(
@@ -88,15 +88,15 @@ def _grams(tokens: Sequence[int], length: int) -> Iterator[tuple[int, ...]]:
     return zip(*(tokens[shift:] for shift in range(length)), strict=False)
 
 
-def _joined(spans: Iterable[Extent], gap: int) -> list[Extent]:
-    """Join spans that overlap or are at most ``gap`` tokens apart."""
-    joined: list[Extent] = []
+def joined(spans: Iterable[Extent], gap: int = 0) -> list[Extent]:
+    """Return spans in order, with those that overlap or are at most ``gap`` tokens apart as one."""
+    found: list[Extent] = []
     for start, end in sorted(spans):
-        if joined and start - joined[-1][1] <= gap:
-            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        if found and start - found[-1][1] <= gap:
+            found[-1] = found[-1][0], max(found[-1][1], end)
         elif end > start:
-            joined.append((start, end))
-    return joined
+            found.append((start, end))
+    return found
 
 
 def _within_budget(spans: Sequence[Extent], budget: int) -> list[Extent]:

@@ -155,7 +155,7 @@ class Admitter:
             admission,
             verdict=judge(request, admission.plan, admission.forgot),
             spans=request.spans,
-            reuse=reuse_counts(request, admission.plan.reused_of),
+            reuse=reuse_counts(request, admission.plan),
         )
 
     def retained(self, source: SourceTurn) -> None:

@@ -115,6 +115,7 @@ class ReplayEngine:
             vocab_size=int(model.model.config.vocab_size),
             max_context=self.max_context,
             splices=not unsupported,
+            reuse_within=not unsupported,
             unsupported_reason=unsupported,
             actions=engine_actions(splices=not unsupported),
             rotary=facts.facts,

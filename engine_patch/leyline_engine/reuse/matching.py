@@ -25,6 +25,7 @@ from leyline_engine.contract import ReuseKind, common_prefix
 from leyline_engine.reuse.agreement import agreement
 from leyline_engine.reuse.fingerprints import Fingerprinter
 from leyline_engine.reuse.index import Members, Place, ReuseIndex
+from leyline_engine.reuse.own import OwnTurns
 from leyline_engine.reuse.winnowing import GUARANTEE
 from leyline_engine.sources import SessionKey, SourceTurn
 
@@ -119,6 +120,8 @@ class ReuseMatcher:
         session: SessionKey,
         available: Callable[[SourceTurn], int],
         groups: frozenset[str] = frozenset(),
+        *,
+        own: OwnTurns | None = None,
     ) -> Hits:
         """Cover the gaps of a prompt with hits.
 
@@ -127,23 +130,28 @@ class ReuseMatcher:
             session: whose prompt it is; hits are of the same tenant scope.
             available: returns how many leading tokens of a source may be taken.
             groups: hits are also of other tenants that retained turns in one of them.
+            own: if given, hits are only of these turns of the session, and of those that it runs.
         """
         members = self._index.members(session[0], groups) if groups else Members()
         search = _Search(prompt, session, available, self._sink, self._min_piece)
         search.bounded = members.bounded
         for start, end in gaps:
-            self._cover(search, start, end, members)
+            self._cover(search, start, end, members, own)
         found = sorted(search.found, key=lambda hit: hit.dest)
-        return Hits(tuple(found), search.bounded)
+        return Hits(tuple(found), search.bounded or (own is not None and own.bounded))
 
-    def _cover(self, search: _Search, start: int, end: int, others: Members) -> None:
+    def _cover(
+        self, search: _Search, start: int, end: int, others: Members, own: OwnTurns | None
+    ) -> None:
         margin = self._fingerprinter.guarantee - 1
         prints = self._fingerprinter.select(search.prompt, max(0, start - margin), end + margin)
         positions, values = prints.positions.tolist(), prints.values.tolist()
 
         def probe(at: int, begin: int, stop: int) -> Hit | None:
-            own = self._index.places(search.session[0], values[at])
-            hit = search.best(own, positions[at], begin, stop)
+            places = self._index.places(search.session[0], values[at])
+            if own is not None:
+                places = own.places(places)
+            hit = search.best(places, positions[at], begin, stop)
             if hit is None and others.tenants:
                 hit = search.best(others.places(values[at]), positions[at], begin, stop)
             return hit

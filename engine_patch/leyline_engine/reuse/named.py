@@ -41,6 +41,8 @@ def named_places(
 ) -> tuple[Named, ...]:
     """Return the named places that the engine's own record has; others are left out.
 
+    If only the session's own turns may be taken, those of other sessions are left out, too.
+
     Args:
         session: whose prompt it is; all sources are of its tenant scope.
         length: of the prompt.
@@ -48,8 +50,10 @@ def named_places(
     scope, own = session
     sources: list[SourceTurn | None] = []
     for wanted in asked.sources:
-        source = registry.get((scope, wanted.session or own), wanted.turn)
+        holder = wanted.session or own
+        source = registry.get((scope, holder), wanted.turn)
         known = source is not None and registry.is_that(source, wanted)
+        known = known and (holder == own or not asked.own)
         sources.append(source if known else None)
     found: list[Named] = []
     cursor = 0

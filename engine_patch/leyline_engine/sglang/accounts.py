@@ -141,7 +141,7 @@ def _receipt(turn: Turn, checked: CheckedRequest, plan: Plan, counts: TokenCount
     if payload is None and turn.refusal is not None:
         verdict = EditVerdict(Outcome.REPREFILLED, turn.refusal.reason, turn.refusal.detail)
     freed = turn.forgot.overwritten if turn.forgot is not None else 0
-    reuse = reuse_counts(checked, plan.reused_of)
+    reuse = reuse_counts(checked, plan)
     if reuse is not None:
         reuse = msgspec.structs.replace(reuse, gated=turn.gated)
     return Receipt(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from leyline_engine.contract import (
     EditPayload,
     Envelope,
+    Extent,
     ReuseMode,
     ReusePayload,
     SourceRef,
     edit_envelope,
+    restriction,
     sealed_digest,
     sign_envelope,
 )
@@ -76,24 +78,35 @@ def asks_for_reuse(given: PlanInput) -> bool:
 
 
 def reuse_payload(
-    given: PlanInput, named: NamedCopies, *, secret: str | None = None
+    given: PlanInput,
+    named: NamedCopies,
+    *,
+    secret: str | None = None,
+    recalled: Sequence[Extent] | None = None,
 ) -> ReusePayload | None:
     """Return the request for reuse; None if it is off, or if the engine can't.
 
     Args:
         named: places of content, for the engine to check.
         secret: shared with the engine; digests of prompt text are sealed with it.
+        recalled: extents of the prompt whose text an earlier edit took out. If reuse is off, they
+            alone are copied, from the session's own turns; with none, the turn is only indexed.
     """
-    if not asks_for_reuse(given):
+    general = asks_for_reuse(given)
+    only_recalls = _reuse_mode(given.request) == "off" and given.status.reuses_within
+    if not general and (recalled is None or not only_recalls):
         return None
     options, tenant = given.request.options, given.request.tenant
+    groups = tenant.reuse_groups if options.reuse_groups is None else options.reuse_groups
     return ReusePayload(
-        mode=ReuseMode(_reuse_mode(given.request)),
+        mode=ReuseMode(_reuse_mode(given.request)) if general else ReuseMode.LIVE,
         boundary=options.boundary or 0,
-        groups=tenant.reuse_groups if options.reuse_groups is None else options.reuse_groups,
+        groups=groups if general else (),
         margin=tenant.reuse_margin if options.reuse_margin is None else options.reuse_margin,
         sources=_sealed(named.sources, secret),
         copies=named.copies,
+        within=None if general else restriction(recalled or ()),
+        own=not general,
     )
 
 

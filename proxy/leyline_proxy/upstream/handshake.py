@@ -96,6 +96,12 @@ class UpstreamStatus:
         return self.capability is not None and CLAIMS in self.capability.actions
 
     @property
+    def reuses_within(self) -> bool:
+        """True if reuse can be asked for in parts of a prompt, of a session's own KV alone."""
+        capability = self.capability if self.splices else None
+        return capability is not None and capability.reuses and capability.reuse_within
+
+    @property
     def instance(self) -> str:
         """Name of the engine's run; empty if it gives none."""
         return self.capability.instance if self.capability is not None else ""

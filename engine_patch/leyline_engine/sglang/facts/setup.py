@@ -196,6 +196,7 @@ def _capability(context: Any, reason: str) -> Capability:
         max_context=int(config.context_len),
         splices=not reason,
         isolates=True,
+        reuse_within=not reason,
         unsupported_reason=reason,
         actions=engine_actions(splices=not reason),
         sink=ATTENTION_SINK,

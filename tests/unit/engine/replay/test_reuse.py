@@ -76,7 +76,7 @@ def test_content_of_another_session_is_copied() -> None:
     """The document is found at another position, after another beginning; nothing was edited."""
     receipt = ask(prepared(), SECOND, register("t1", session="b"))
     assert receipt.outcome is Outcome.UNEDITED
-    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150)
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150, extents=((61, 211),))
     assert [run_.start for run_ in receipt.lineage] == [61]
 
 
@@ -146,14 +146,14 @@ def test_edits_and_reuse_are_one_transaction() -> None:
     prompt, payload = edit(own, [Directive(50, 60, (3,))], tail=[9, *DOC, 5, 6], session="b")
     receipt = ask(engine, prompt, payload)
     assert (receipt.outcome, receipt.tokens.spliced) == (Outcome.SPLICED, 140)
-    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150)
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150, extents=((192, 342),))
 
 
 def test_own_content_elsewhere_is_the_sessions() -> None:
     """Content that the session itself held at another place is counted apart."""
     engine = prepared()
     receipt = ask(engine, SECOND, register("t2", session="a"))
-    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, session=150)
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, session=150, extents=((61, 211),))
 
 
 def test_evicted_content_is_not_found() -> None:

@@ -98,7 +98,9 @@ def test_content_is_taken_only_in_a_group_of_both(
     assert counted == ReuseCounts(mode=ReuseMode.OBSERVE, group=found)
     engine = prepared(theirs)
     receipt = ask(engine, SECOND, turn(OTHER), ours)
-    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, group=found)
+    assert receipt.reuse == ReuseCounts(
+        mode=ReuseMode.LIVE, group=found, extents=((61, 211),) if found else ()
+    )
     assert receipt.tokens.reused == found
 
 
@@ -107,7 +109,7 @@ def test_own_content_is_preferred() -> None:
     engine = prepared()
     ask(engine, [*random_tokens(90, 6), *DOC, 7], turn(OTHER, "u"), LIVE)
     assert ask(engine, SECOND, turn(OTHER), DOCS).reuse == ReuseCounts(
-        mode=ReuseMode.LIVE, tenant=150
+        mode=ReuseMode.LIVE, tenant=150, extents=((61, 211),)
     )
 
 
@@ -130,9 +132,9 @@ def test_kv_that_read_only_what_the_group_has_is_passed_on() -> None:
     both = [*SECOND, *NEXT, 6]
     assert ask(engine, both, turn(OTHER), DOCS).tokens.reused == 150
     third = ask(engine, [*random_tokens(50, 7), 3, *NEXT, 8], turn(THIRD), DOCS)
-    assert third.reuse == ReuseCounts(mode=ReuseMode.LIVE, group=100)
+    assert third.reuse == ReuseCounts(mode=ReuseMode.LIVE, group=100, extents=((51, 151),))
     assert ask(engine, [*random_tokens(40, 8), *NEXT, 8], turn(THIRD, "u"), live("x")).reuse == (
-        ReuseCounts(mode=ReuseMode.LIVE, tenant=100)
+        ReuseCounts(mode=ReuseMode.LIVE, tenant=100, extents=((40, 140),))
     )
 
 
@@ -166,7 +168,7 @@ def test_kv_that_read_what_the_group_lacks_is_not_passed_on() -> None:
     engine = make_engine(pool=4000)
     ask(engine, FIRST, turn(OTHER, "u"), LIVE)
     assert ask(engine, [*SECOND, *NEXT, 6], turn(OTHER), DOCS).reuse == ReuseCounts(
-        mode=ReuseMode.LIVE, tenant=150
+        mode=ReuseMode.LIVE, tenant=150, extents=((61, 211),)
     )
     for wanted in (DOC, NEXT):
         third = ask(engine, [*random_tokens(50, 7), 3, *wanted, 8], turn(THIRD), DOCS)

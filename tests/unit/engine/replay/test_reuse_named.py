@@ -95,7 +95,9 @@ def test_named_content_is_copied_without_an_index() -> None:
     engine = prepared()
     receipt = ask(engine, named())
     assert receipt.outcome is Outcome.UNEDITED
-    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=190)
+    assert receipt.reuse == ReuseCounts(
+        mode=ReuseMode.LIVE, tenant=190, extents=((61, 101), (102, 252))
+    )
     assert [each.start for each in receipt.lineage] == [61]
 
 
@@ -103,12 +105,14 @@ def test_names_and_search_complete_each_other() -> None:
     """The search alone misses the short text; beside a name, it covers what isn't named."""
     tokens = named().copies
     searched = ask(prepared(MatcherKind.WINNOW), ReusePayload(mode=ReuseMode.LIVE))
-    assert searched.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150)
+    assert searched.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150, extents=((102, 252),))
     one = msgspec.structs.replace(named(), copies=tokens[:1])
     assert ask(prepared(), one).tokens.reused == 40
     for asked in (one, named()):
         both = ask(prepared(MatcherKind.WINNOW), asked)
-        assert both.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=190)
+        assert both.reuse == ReuseCounts(
+            mode=ReuseMode.LIVE, tenant=190, extents=((61, 101), (102, 252))
+        )
 
 
 def test_observing_counts_names_and_changes_nothing() -> None:
