@@ -172,6 +172,17 @@ class ForgetsOwedError(TryLaterError):
         )
 
 
+class PartsUnavailableError(TryLaterError):
+    """The store of evicted texts is out of reach."""
+
+    status = 503
+    kind = "server_error"
+    code = "parts_unavailable"
+
+    def __init__(self) -> None:
+        super().__init__("Evicted texts can't be read at the moment (recall_store).", 5.0)
+
+
 class SessionStoreGoneError(TryLaterError):
     """The session store is out of reach, and what was asked for would be lost with the process."""
 

@@ -27,7 +27,7 @@ VALUES = REPOSITORY / "deploy" / "helm" / "leyline" / "values.schema.json"
 GENERATED = {"docs/metrics.md", "docs/api/cli.md", "docs/api/http.md", "docs/api/settings.md"}
 SKIPPED = {
     ("docs/concepts/proof.md", "needs a session"),
-    ("docs/concepts/working-set.md", "the proxy doesn't act on it yet"),
+    ("docs/concepts/recall.md", "needs a session"),
     ("docs/concepts/fidelity-profile.md", "takes an hour"),
     ("docs/evaluation.md", "takes minutes"),
     ("docs/outside-benchmarks.md", "needs a model that can do the tasks"),

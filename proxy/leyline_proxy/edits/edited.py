@@ -14,6 +14,10 @@ from leyline_policies.marks import Mark, MarkedMessage, marks_since, pair_by_ori
 from ..model.diff import diff_messages
 from ..model.messages import Message, fingerprint
 from ..model.prepared import Change, DroppedMessage, ForgetMark, SentMessage
+from ..model.vocabulary import RECALL
+
+RECALLED = -1
+"""Place of a demand on a text that was put back and isn't in a message of the client's."""
 
 Sensitive = Callable[[Message], frozenset[str]]
 """Returns a message's sensitive content; an edit that removes any of it is a forget."""
@@ -130,6 +134,8 @@ class PolicyEdits:
 
     def _demand(self, entry: SentMessage, change: Change, result: int) -> None:
         place = _client_place(entry)
+        if place is None and any(each.cause == RECALL for each in entry.changes):
+            place = RECALLED
         if change.mode is Mode.FORGET and place is not None:
             self.demands[place] = ForgetMark(change.cause, result)
 

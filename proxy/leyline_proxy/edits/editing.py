@@ -18,6 +18,7 @@ from ..model.vocabulary import Decision
 from ..request.parse import ChatRequest
 from ..telemetry.metrics import Metrics
 from ..upstream.handshake import UpstreamStatus
+from .materialised import Recall
 from .policy_facts import known_objects
 from .prepare import PolicySession, prepare, unedited
 from .schedule import Timing, schedule
@@ -39,6 +40,7 @@ class EditInput:
     """Number of the turn in its session."""
     condemned: Mapping[int, Quarantined] = field(default_factory=dict)
     """Messages that the session has in quarantine, by index in the client's list."""
+    recall: Recall = field(default_factory=Recall)
 
     @property
     def erratum(self) -> str:
@@ -76,7 +78,7 @@ def edit(given: EditInput, facts: PolicySession, timing: Timing | None, metrics:
         last = given.last.prepared if given.last is not None else None
         messages = known_objects(request.messages, request.fingerprints, last)
         edited_by = given.policies or request.annotations or request.options.edits
-        if not (edited_by or given.condemned):
+        if not (edited_by or given.condemned or given.recall.told or given.recall.shelf):
             return Edited(unedited(messages, request.fingerprints))
         prepared = prepare(
             messages,
@@ -87,6 +89,7 @@ def edit(given: EditInput, facts: PolicySession, timing: Timing | None, metrics:
             session=facts,
             condemned=given.condemned,
             erratum=given.erratum,
+            recall=given.recall,
         )
         if prepared.refused is not None:
             raise _refusal(given, prepared, prepared.refused, metrics)

@@ -59,7 +59,8 @@ class Editor:
             PolicyFailedClosedError, BadRequestError: the request must not be sent.
         """
         request, status = given.request, given.status
-        if not given.policies and not request.annotations:
+        recalls = given.recall.told or given.recall.shelf
+        if not (given.policies or request.annotations or recalls):
             return edit(given, PolicySession(), None, self._metrics)
         renderer = renderer_of(status, request.model)
         with self._memos.of(request.tenant.name, session_id, given.policies, renderer) as memo:

@@ -106,6 +106,7 @@ def effective_rules(
     for field, chosen in (
         (f"{OPTIONS_FIELD}.policy", options.policy is not None),
         (f"{OPTIONS_FIELD}.undeclared", options.undeclared),
+        (f"{OPTIONS_FIELD}.context", options.context is not None),
         (f"{OPTIONS_FIELD}.share", options.share is not None),
         (f"{OPTIONS_FIELD}.reuse", options.reuse is not None),
         (f"{OPTIONS_FIELD}.reuse_groups", options.reuse_groups is not None),
@@ -117,6 +118,11 @@ def effective_rules(
                 f"This tenant's requests may not set {field}; its operator has fixed it.",
                 param=field,
             )
+    if options.recall in ("hidden", "shown") and not tenant.recall:
+        raise ForbiddenError(
+            "leyline.recall: this tenant has no recall; its operator can switch it on (recall).",
+            param=f"{OPTIONS_FIELD}.recall",
+        )
     if not set(options.reuse_groups or ()).issubset(tenant.reuse_groups):
         raise ForbiddenError(
             "A request may leave groups of its tenant, not enter others; they are set by the "

@@ -22,6 +22,7 @@ from leyline_policies.verbs import ANNOTATION, Verbs, is_annotated, is_forgotten
 
 from ..model.messages import Message, is_text_only
 from ..model.prepared import Change, Fault, Prepared, Quarantined
+from .asides import unread_places
 from .condemned import condemnations, newly_quarantined
 from .edited import Sensitive
 from .stage import Stage, explain, find_fault
@@ -99,7 +100,7 @@ class PolicyRun:
         self._session = session
         self._turn = turn_index
         self._checked = checked
-        self._condemned = condemned or {}
+        self.condemned = condemned or {}
         self.quarantined: dict[int, Quarantined] = {}
         self.states: dict[str, State] = {}
         self.notes: list[Note] = []
@@ -109,6 +110,11 @@ class PolicyRun:
         """Slots of the pipeline whose policy forgets."""
         self._annotated = False
         """True if any message is known to have an annotation."""
+
+    @property
+    def memo(self) -> Memo:
+        """The session's memo."""
+        return self._session.memo
 
     def run_all(
         self, stage: Stage, policies: Sequence[Policy], client: Stage | None = None
@@ -148,11 +154,15 @@ class PolicyRun:
                     stage = replace(done, demands={**done.demands, **stage.demands})
         return stage
 
+    def apply(self, stage: Stage, policy: Policy) -> Stage:
+        """Return the list after one more policy, which is the proxy's own."""
+        return self._apply(stage, f"own.{policy.name}", policy)
+
     def _demanded(self, client: Stage, stage: Stage, slots: Sequence[tuple[str, Policy]]) -> Stage:
         """Return the list with the policies' forget demands on the client's own messages. Callers
         may remove, perhaps to amortize, content that policies look for."""
         looking = PolicyRun(
-            self._session, self._turn, checked=self._checked, condemned=self._condemned
+            self._session, self._turn, checked=self._checked, condemned=self.condemned
         )
         looking._forgetting = {f"client, {slot}" for slot in self._forgetting}
         seen = looking._condemn(client)
@@ -167,7 +177,7 @@ class PolicyRun:
 
     def _condemn(self, stage: Stage) -> Stage:
         """Apply the verdicts of earlier turns."""
-        for policy in condemnations(stage, self._condemned):
+        for policy in condemnations(stage, self.condemned):
             stage = self._apply(stage, f"condemned.{policy.name}", policy)
         return stage
 
@@ -244,8 +254,9 @@ class PolicyRun:
             if given != stage.messages:
                 raise _FaultError("mutated")
         self._keep(slot, context)
-        if self._annotated and policy.mode != "forget" and after is not given and _is_list(after):
-            kept = _held_back(given, after, context)
+        if policy.mode != "forget" and after is not given and _is_list(after):
+            kept = _held_back(given, after, context) if self._annotated else set()
+            kept |= set(unread_places(stage.sent))
             after = put_back(given, after, kept) if kept else after
         if checked and after is not given:
             fault = find_fault(given, without_dropped(after) if _is_list(after) else after)

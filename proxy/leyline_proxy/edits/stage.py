@@ -25,7 +25,7 @@ from ..model.messages import (
     fingerprint,
 )
 from ..model.prepared import Change, DroppedMessage, Fault, ForgetMark, PolicyFault, SentMessage
-from .edited import PolicyEdits, Sensitive, aligned
+from .edited import RECALLED, PolicyEdits, Sensitive, aligned
 
 _CLIENT, _FIT, _EDITED = "client", "fit", "edited"
 
@@ -42,6 +42,11 @@ class Stage:
     message afterwards."""
     refused: PolicyFault | None = None
     """The fault for which the request must not be sent."""
+
+    @property
+    def own_demands(self) -> dict[int, ForgetMark]:
+        """The demands on the client's own messages."""
+        return {place: mark for place, mark in self.demands.items() if place != RECALLED}
 
     @cached_property
     def messages(self) -> list[Message]:

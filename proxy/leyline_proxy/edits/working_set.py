@@ -105,7 +105,7 @@ def _settled(
 ) -> PieceReport:
     if report.cause is not None:
         return report
-    from_store = report.verdict is PieceVerdict.FAULT
+    from_store = not report.messages
     made = PieceVerdict.FAULT if from_store else PieceVerdict.RECOMPUTE
     if from_store:
         places = [appended.get(report.address or "")]
@@ -246,6 +246,8 @@ class _Draft:
                 return _report(
                     name, PieceVerdict.HIT, message.address, messages=(at,), tokens=message.tokens
                 )
+        if address is not None and address in self.catalogue.present:
+            return _report(name, PieceVerdict.HIT, address)
         restored = self.index.to_restore(key)
         stored = self.index.parts.get(address) if address is not None else None
         of = restored or messages[-1:]

@@ -144,6 +144,7 @@ class _Handlers:
             await self._services.warm_start.keeper.delete(tenant, session_id)
         if self._services.recall is not None:
             await self._services.recall.delete(tenant, session_id)
+            await self._services.evictions.delete(tenant, session_id)
         if not await self._services.store.delete(tenant, session_id):
             raise _no_session()
         self._services.named.drop(tenant, session_id)

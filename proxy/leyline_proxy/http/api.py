@@ -18,6 +18,7 @@ from ..apis.native import NativeApi
 from ..errors import ProxyError, UpstreamRefusalError
 from ..model.clock import TurnClock
 from ..request.parse import ChatRequest
+from ..request.recall_tool import with_recall_tool
 from ..tenants import Tenant
 from ..turns import Account
 from ..turns.turn import Turn
@@ -132,10 +133,12 @@ async def read_call(call: ApiCall, tenant: Tenant, raw: bytes, receive: Receive)
         ProxyError: see :meth:`ApiCall.read`.
     """
     if call.looks_up:
-        return await until_disconnect(receive, call.read(tenant, raw))
-    # Watching the connection costs a task, which reading alone isn't worth.
-    with call.clock.working():
-        return await call.read(tenant, raw)
+        chat = await until_disconnect(receive, call.read(tenant, raw))
+    else:
+        # Watching the connection costs a task, which reading alone isn't worth.
+        with call.clock.working():
+            chat = await call.read(tenant, raw)
+    return with_recall_tool(chat, tool=call.services.settings.recall_tool)
 
 
 def unfit_answer(error: AnswerError) -> ProxyError:

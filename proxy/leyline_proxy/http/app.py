@@ -49,6 +49,7 @@ def create_app(
             stack.push_async_callback(services.store.aclose)
             await services.store.connect()
             stack.push_async_callback(services.pool.aclose)
+            stack.push_async_callback(services.evictions.aclose)
             stack.push_async_callback(services.ends.aclose)
             await stack.enter_async_context(_handshaking(services))
             await stack.enter_async_context(_running(services.store.run()))

@@ -117,12 +117,11 @@ class Exchange(ABC):
             ProxyError: see :meth:`.relay.Relay.events`.
         """
         async with aclosing(relay.events(upstream)) as events:
-            first = await anext(events)
-            # Without this header, buffering reverse proxies would undo the streaming.
-            headers = {"x-accel-buffering": "no", **downstream_headers(upstream.headers)}
-            await self.start_stream(send, headers)
-            await self.send_chunk(send, first)
             async for event in events:
+                if not self._started:
+                    # Without this header, buffering reverse proxies would undo the streaming.
+                    headers = {"x-accel-buffering": "no", **downstream_headers(upstream.headers)}
+                    await self.start_stream(send, headers)
                 await self.send_chunk(send, event)
 
     async def end_stream(self, send: Send) -> None:

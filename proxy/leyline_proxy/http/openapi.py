@@ -16,6 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from ..claims.documents import ClaimBody, RevisionBody
 from ..request.proof import ProofBody
 from ..request.quarantine import QuarantineBody
+from ..request.recall import RecallBody
 
 _REF = "#/components/schemas/{name}"
 
@@ -60,6 +61,17 @@ _DERIVED: Schema = {
             "read": {"enum": ["direct", "transitive", "unknown"]},
         }
     ),
+}
+
+_PART: dict[str, Schema] = {
+    "role": STRING,
+    "tool": STRING,
+    "tokens": COUNT,
+    "tags": {"type": "array", "items": STRING},
+    "policy": STRING,
+    "turn": STRING,
+    "index": COUNT,
+    "created": NUMBER,
 }
 
 SCHEMAS: dict[str, Schema] = {
@@ -231,6 +243,32 @@ SCHEMAS: dict[str, Schema] = {
             },
         }
     ),
+    "Recalled": _object(
+        {
+            "session": STRING,
+            "pieces": {
+                "type": "array",
+                "items": _object(
+                    {
+                        "selector": STRING,
+                        "verdict": {"enum": ["hit", "fault", "recompute", "refuse", "abstain"]},
+                        "cause": _nullable("string"),
+                        "address": _nullable("string"),
+                        "tokens": COUNT,
+                        "price_tokens": COUNT,
+                    },
+                    {"text": STRING, **_PART},
+                ),
+            },
+        }
+    ),
+    "Parts": _object(
+        {
+            "session": STRING,
+            "count": COUNT,
+            "parts": {"type": "array", "items": _object({"address": STRING, **_PART})},
+        }
+    ),
     "Claim": _object(
         {
             "id": STRING,
@@ -288,6 +326,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("post", "/v1/leyline/sessions/{session_id}/proof"): Operation("Proof", "ProofBody"),
     ("get", "/v1/leyline/sessions/{session_id}/ledger"): Operation("Ledger"),
+    ("post", "/v1/leyline/sessions/{session_id}/recall"): Operation("Recalled", "RecallBody"),
+    ("get", "/v1/leyline/sessions/{session_id}/parts"): Operation("Parts"),
     ("post", "/v1/leyline/claims"): Operation("Claim", "ClaimBody", status=201),
     ("get", "/v1/leyline/claims"): Operation("Claims"),
     ("get", "/v1/leyline/claims/{claim_id}"): Operation("Claim"),
@@ -315,7 +355,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
         title=app.title, version=app.version, summary=app.summary, routes=app.routes
     )
     _, bodies = msgspec.json.schema_components(
-        (ClaimBody, RevisionBody, QuarantineBody, ProofBody),
+        (ClaimBody, RevisionBody, QuarantineBody, ProofBody, RecallBody),
         ref_template=_REF.format(name="{name}"),
     )
     found.setdefault("components", {})["schemas"] = {**SCHEMAS, **bodies}

@@ -11,7 +11,7 @@ import httpx
 from leyline_engine.contract import RECORD_MEMBER, TurnRecord
 
 from ..apis.chat_answers import AnswerError
-from ..apis.events import encoded
+from ..apis.events import Events, encoded
 from ..apis.native import NativeApi
 from ..errors import AnswerTooLargeError, ProxyError, UpstreamUnreachableError
 from ..turns import Account, TurnSettler
@@ -20,6 +20,7 @@ from ..turns.turn import Turn
 from ..upstream.bounds import bounds_of
 from ..upstream.client import chunks
 from .api import ApiCall, unfit_answer
+from .recalling import RecallLoop, RecallStream
 from .refusal import answer_of, refusal_of_event
 from .sse import (
     DONE,
@@ -114,18 +115,32 @@ class TurnRelay(Relay):
     Args:
         call: the client's request.
         native: the client's API, if the engine answers in it.
+        events: the mapping of chunks to events of the client's API; None to pass the chunks on.
+        loop: the request's recalls.
+        later: True for a turn after the request's first.
     """
 
     def __init__(
-        self, ends: TurnSettler, turn: Turn, call: ApiCall, native: NativeApi | None = None
+        self,
+        ends: TurnSettler,
+        turn: Turn,
+        call: ApiCall,
+        native: NativeApi | None = None,
+        *,
+        events: Events | None,
+        loop: RecallLoop,
+        later: bool = False,
     ) -> None:
         super().__init__()
         self._ends = ends
         self._turn = turn
         self._call = call
         self._native = native
-        self._events = call.events(turn) if native is None else None
-        self.keeps = self._events is not None
+        self._events = events
+        self._loop = loop
+        offers = turn.request.offers_recall
+        self._recalls = RecallStream(loop, turn, later=later) if offers else None
+        self.keeps = self._events is not None or offers
         self._failed = False
         """True once the client got an error, after which nothing comes."""
         self._usage: Mapping[str, Any] | None = None
@@ -138,6 +153,8 @@ class TurnRelay(Relay):
         """True if the engine gave the turn up because of claims."""
         self._asked = False
         """True once the engine was asked about that."""
+        self._spent = False
+        """True once the usage of a turn that only asked for texts is added up."""
 
     async def refusal(self, error: Mapping[str, Any]) -> ProxyError:
         """Return the error, or the claims' own error if claims are in the turn's way."""
@@ -146,7 +163,7 @@ class TurnRelay(Relay):
 
     def passes(self, chunk: bytes) -> bool:
         """Return True if the chunk has only tokens after the first, and goes out unchanged."""
-        verbatim = self._events is None and self._native is None
+        verbatim = self._events is None and self._native is None and self._recalls is None
         return verbatim and self._turn.request.clock.ttft_s is not None and tells_nothing(chunk)
 
     async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
@@ -159,18 +176,22 @@ class TurnRelay(Relay):
             return await self._passed_natively(event, self._native)
         self._note(facts.usage or self._usage, bears_token=facts.bears_token)
         event = self._without_record(event)
+        if self._recalls is not None:
+            event = await self._recalls.passed(event, facts)
         if facts.finishes and not self._marked:
             self._marked = True
             event = append_to_event(event, await self._account())
         elif event_data(event) == DONE:
             await self._ended()
-        return await self._mapped(event)
+        return await self._mapped(event) if event and not self._loop.goes_on else b""
 
     async def closed(self, rest: bytes) -> bytes:
         """Settle the turn, even without the event that ends a stream."""
         if self._has_ended:
             return b""
         await self._ended()
+        if self._loop.goes_on:
+            return b""
         if self._events is None:
             return rest
         return await self._mapped(rest) + await self._mapped(b"data: " + DONE)
@@ -224,6 +245,9 @@ class TurnRelay(Relay):
             self.broken = self.broken or not self.settled
         elif not self.settled and not self.broken:
             await self._settle()
+        if self._loop.goes_on and not self._spent:
+            self._spent = True
+            self._loop.spent(self._usage)
 
     async def _error(self, event: bytes, error: Mapping[str, Any]) -> bytes:
         self._failed = self._events is not None
@@ -241,10 +265,14 @@ class TurnRelay(Relay):
     async def _account(self) -> dict[str, Any]:
         if not self._turn.enveloped:
             # The engine sends no receipt, and the usage comes after this chunk.
-            return self._ends.preview(self._turn, self._usage).members
-        return (await self._settle()).members
+            account = self._ends.preview(self._turn, self._usage)
+        else:
+            account = await self._settle()
+        self._loop.account(self._turn, account)
+        return account.members
 
     async def _settle(self) -> Account:
-        account = await self._ends.settle(self._turn, self._usage, came=self._record)
+        aside = self._recalls.aside if self._recalls is not None else None
+        account = await self._ends.settle(self._turn, self._usage, came=self._record, aside=aside)
         self.settled = True
         return account

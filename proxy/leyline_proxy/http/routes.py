@@ -28,6 +28,7 @@ from .metrics import metrics_response
 from .models import model_list
 from .pass_through import METHODS, PATTERN, PassThroughExchange
 from .quarantine_routes import install_quarantine
+from .recall_routes import install_recall
 from .response_chain import install_stored_responses
 from .responses import RESPONSES
 from .turn import TurnExchange
@@ -43,6 +44,7 @@ def install_routes(app: FastAPI, services: Services) -> None:
     _install_anthropic(app, services)
     _install_sessions(app, services)
     install_quarantine(app, services)
+    install_recall(app, services)
     install_claims(app, services)
     _install_operations(app, services)
     install_live(app, services)

@@ -11,14 +11,17 @@ from ..errors import UpstreamTimeoutError
 T = TypeVar("T")
 
 
-async def within(limit_s: float | None, work: Coroutine[Any, Any, T]) -> T:
+async def within(limit_s: float | None, work: Coroutine[Any, Any, T], *, spent_s: float = 0) -> T:
     """Return the result of ``work``; cancel it if it takes longer than ``limit_s``.
+
+    Args:
+        spent_s: time that other work on the same answer took.
 
     Raises:
         UpstreamTimeoutError: it took longer.
     """
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(limit_s and max(0.0, limit_s - spent_s)):
             return await work
     except TimeoutError as error:
         raise UpstreamTimeoutError(

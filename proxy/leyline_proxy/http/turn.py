@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
+from time import perf_counter
 
 import httpx
 import orjson
@@ -15,7 +16,9 @@ from starlette.types import Receive, Scope, Send
 from leyline_engine.contract import RECORD_MEMBER
 
 from ..apis.chat_answers import AnswerError
+from ..apis.events import Events
 from ..apis.native import NativeApi
+from ..apis.recall_calls import asked_in
 from ..errors import ProxyError, UpstreamUnreachableError
 from ..observe.turn_traces import note_failover, note_planned
 from ..plan.outgoing import without_reserved
@@ -32,7 +35,8 @@ from .api import Api, read_call, unfit_answer
 from .chat import CHAT
 from .exchange import Exchange
 from .limits import until_disconnect
-from .refusal import answer_of
+from .recalling import RecallLoop
+from .refusal import answer_of, refusal_of_answer
 from .relay import TurnRelay
 from .time_limit import within
 
@@ -65,6 +69,12 @@ class TurnExchange(Exchange):
         """True if another engine is left to try."""
         self._pending = False
         """True while the turn isn't settled and the engine may have read it."""
+        self._loop = RecallLoop(services.recalls)
+        self._spent_s = 0.0
+        """Time of the turns that only asked for texts."""
+        self._events: Events | None = None
+        """The mapping of a stream to the client's API."""
+        self._events_made = False
 
     async def serve(
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
@@ -80,6 +90,7 @@ class TurnExchange(Exchange):
             note_planned(turn)
             self.extra_headers["x-leyline-session"] = turn.identity.session_id
             self._others = self._may_go_on(chat, {*failed, turn.replica.name})
+            response: Response | None = None
             try:
                 response = await self._attempt(turn, receive, send)
             except ReplicaFailedError as error:
@@ -87,6 +98,13 @@ class TurnExchange(Exchange):
                 self.services.metrics.failovers.labels(turn.replica.name).inc()
                 note_failover(turn.replica.name, error.code)
                 log.warning("failover", upstream=turn.replica.name, why=error.code)
+                if self._pending:
+                    self._loop.take_back()
+                if not self._loop.goes_on:
+                    continue
+                # It broke off after the model had asked for texts: the other one continues.
+            if self._loop.goes_on:
+                chat = self._loop.next_request(chat)
                 continue
             if response is not None:
                 await self.answer(response, scope, receive, send)
@@ -98,7 +116,7 @@ class TurnExchange(Exchange):
         return self.services.settings.failover and bool(pool.others(failed, chat.model, allowed))
 
     async def _attempt(self, turn: Turn, receive: Receive, send: Send) -> Response | None:
-        """Return one engine's answer or refusal, or None after a stream.
+        """Return one engine's answer or refusal, or None after a stream or if another turn follows.
 
         Raises:
             ReplicaFailedError: it failed before the first byte, and another engine is left.
@@ -106,15 +124,18 @@ class TurnExchange(Exchange):
         self._native = self._native_for(turn)
         work = self._stream(turn, send) if turn.request.stream else self._fetch(turn)
         limit_s = self.services.settings.total_timeout_s
-        self._pending = True
+        self._pending, begun = True, perf_counter()
         try:
-            return await within(limit_s, until_disconnect(receive, work))
+            work = until_disconnect(receive, work)
+            return await within(limit_s, work, spent_s=self._spent_s)
         except UpstreamUnreachableError as error:
             self._pending = self._pending and not isinstance(error.__cause__, _NEVER_SENT)
             if self._others and not self.started:
                 raise ReplicaFailedError(error.message, code=error.code) from error
             raise
         finally:
+            if self._loop.goes_on:
+                self._spent_s += perf_counter() - begun
             try:
                 if self._pending:
                     await self.services.ends.abandon(turn)
@@ -146,15 +167,16 @@ class TurnExchange(Exchange):
     def _native_for(self, turn: Turn) -> NativeApi | None:
         """Return the API in which the request goes upstream, or None for the chat API."""
         api = self._api.native
-        if api is None or not _passes_natively(api, turn):
+        if api is None or turn.request.offers_recall or not _passes_natively(api, turn):
             return None
         # Of two equal members a server may take either; the proxy judged the request by the last.
         if repeats_members(self._raw) or not api.passes(decode_body(self._raw)):
             return None
         return api
 
-    async def _fetch(self, turn: Turn) -> Response:
-        """Return the whole answer, with the account in its body and headers."""
+    async def _fetch(self, turn: Turn) -> Response | None:
+        """Return the whole answer, with the account in its body and headers; None if it only asks
+        for texts."""
         async with self._open(turn) as upstream:
             body = await read(upstream)
         if upstream.status_code != httpx.codes.OK:
@@ -163,19 +185,30 @@ class TurnExchange(Exchange):
         # Before the turn counts: an answer that can't be passed on must not change the session.
         answer = answer_of(body)
         api = self._native
+        usage = answer.get("usage") if api is None else api.usage(answer)
+        usage = usage if isinstance(usage, Mapping) else None
+        asked = asked_in(answer) if turn.request.offers_recall else None
+        aside = await self._loop.answer(turn, asked)
+        if asked is not None or self._loop.text:
+            body = self._loop.shown(answer)
+            answer = answer_of(body)
         try:
             shown = self._call.whole(body, answer) if api is None else body
         except AnswerError as error:
             raise unfit_answer(error) from error
-        usage = answer.get("usage") if api is None else api.usage(answer)
-        usage = usage if isinstance(usage, Mapping) else None
-        self.clock.token()
+        turn.request.clock.token()
         account = await self.services.ends.settle(
             turn,
             usage,
             came=record_in(turn, member) if member is not None else None,
+            aside=aside,
         )
         self._pending = False
+        self._loop.account(turn, account)
+        if self._loop.goes_on:
+            self._loop.spent(usage)
+            return None
+        usage = self._loop.usage(usage) if usage is not None else None
         members = self._call.members(account, usage) if api is None else account.members
         body = add_members(shown, {name: orjson.dumps(value) for name, value in members.items()})
         await self._call.settled(turn, body)
@@ -189,34 +222,57 @@ class TurnExchange(Exchange):
         async with self._open(turn) as upstream:
             if upstream.status_code != httpx.codes.OK:
                 return await self._refusal(turn, upstream, await read(upstream))
-            relay = TurnRelay(self.services.ends, turn, self._call, self._native)
+            relay = self._relay(turn)
             self.extra_headers["x-leyline-plan"] = turn.planned.plan.planned.value
             try:
                 await self.send_relayed(relay, upstream, send)
             finally:
                 self._pending = not relay.settled
+        if self._loop.goes_on:
+            return None
         self.complete = relay.settled
         if relay.broken:
             self.status = "503" if relay.refused else "502"
         await self.end_stream(send)
         return None
 
+    def _relay(self, turn: Turn) -> TurnRelay:
+        """Return the relay of one turn; all turns of a request go into the same events."""
+        later = self._events_made
+        if not later and self._native is None:
+            self._events = self._call.events(turn)
+        self._events_made = True
+        return TurnRelay(
+            self.services.ends,
+            turn,
+            self._call,
+            self._native,
+            events=self._events if self._native is None else None,
+            loop=self._loop,
+            later=later,
+        )
+
     async def _refusal(self, turn: Turn, upstream: httpx.Response, body: bytes) -> Response:
         """Return the answer for an engine's status other than 200.
 
         Raises:
             ReplicaFailedError: it is a gateway failure, and another engine is left.
+            ProxyError: an earlier turn has begun the stream, so that it is too late for a status.
         """
         self._pending = upstream.is_server_error
         if upstream.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             refused = await self.services.ends.refusal(turn)
             if refused is not None:
                 turn.replica.breaker.succeeded()  # it works, and was asked for too much
+                if self.started:
+                    raise refused
                 return self.failure(refused)
         if upstream.status_code in GATEWAY_FAILURES and self._others:
             raise ReplicaFailedError(
                 f"The engine answered with status {upstream.status_code}.", code="upstream_error"
             )
+        if self.started:
+            raise refusal_of_answer(upstream.status_code, body)
         return self._call.refused(upstream, body, self.extra_headers)
 
 

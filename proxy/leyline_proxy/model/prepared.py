@@ -12,8 +12,10 @@ import msgspec
 from leyline_engine.contract import Mode
 from leyline_policies import Note
 from leyline_policies.context import Completion
+from leyline_policies.recall import Evicted
 
 from .messages import Message, fingerprint
+from .working_set import WorkingSet
 
 DECLARED = "declared"
 POLICY = "policy"
@@ -119,6 +121,14 @@ class Prepared:
     """The failure of a policy that had to remove something: the request must not be sent."""
     quarantined: Mapping[int, Quarantined] = field(default_factory=dict)
     """Messages that a stub replaces for good, by index in the client's list."""
+    evicted: tuple[Evicted, ...] = field(default=(), repr=False)
+    """Texts that policies evicted with an address in their stubs."""
+    recalls: bool = False
+    """True if evicted texts were put back."""
+    forgets_recalled: bool = False
+    """True if a policy forgets something of them."""
+    working_set: WorkingSet | None = None
+    """The changes that the request's working set made; None if it names none."""
     known_fingerprints: tuple[Fingerprinted, ...] = field(default=(), repr=False, compare=False)
     """Known fingerprints of the two lists, or of lists that they were made from."""
 

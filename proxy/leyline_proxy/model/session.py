@@ -17,6 +17,7 @@ from leyline_engine.contract import (
     token_digest,
 )
 
+from .asides import Aside
 from .prepared import Prepared
 from .readings import Readings
 from .rendered import Rendered
@@ -221,6 +222,10 @@ class Session:
     """Messages in quarantine, oldest first."""
     readings: Readings = field(default_factory=Readings)
     """Texts that models wrote, and the messages that each had read."""
+    asides: tuple[Aside, ...] = ()
+    """Calls of the recall tool that the client doesn't see, oldest first."""
+    recalled: bool = False
+    """True if any evicted text was put back: KV may hold it under another message's name."""
 
     @property
     def last(self) -> RetainedTurn | None:
@@ -239,7 +244,8 @@ class Session:
         held = sum(turn.weight for turn in self.turns)
         names = self.departed.size + self.readings.size
         named = _NAME_BYTES * names + _VERDICT_BYTES * len(self.verdicts)
-        return held + written + named
+        aside = sum(each.weight for each in self.asides)
+        return held + written + named + aside
 
     def retain(
         self, turn: RetainedTurn | None, summary: TurnSummary, *, keep: int, now: float
@@ -321,6 +327,7 @@ class Session:
             readings=Readings().lose(self.next_index),
             policy_states={},
             completions={},
+            asides=(),
             unnamed=self.unnamed + unnamed,
         )
 

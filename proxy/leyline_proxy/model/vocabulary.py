@@ -5,8 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-CAUSES = ("policy", "declared", "undeclared", "template", "tools", "failover", "engine")
+CAUSES = ("policy", "declared", "undeclared", "template", "tools", "recall", "failover", "engine")
 """Reasons for lost tokens; ``engine``: nothing was edited, but the engine no longer had them."""
+
+RECALL = "recall"
+"""Cause of what a recall changes in a turn's messages."""
 
 ForgetResult = Literal["erased", "pending", "owed", "unreachable"]
 """``erased``: everything it reaches is overwritten. ``pending``: running requests still hold some.

@@ -94,6 +94,8 @@ class PieceCatalogue:
     """Addresses of parts that a forget removed."""
     problem: str | None = None
     """The reason that the store can't be read; None if it was."""
+    present: frozenset[str] = frozenset()
+    """Addresses of texts that earlier recalls put back and that the prompt still has."""
     forgets: bool = False
     """True if this turn demands a forget: it reaches whatever the store has, so none of that is
     appended."""
@@ -137,6 +139,8 @@ class PieceCause(StrEnum):
     """The user's last message can't be excluded."""
     UNKNOWN = "unknown"
     """Nothing of this session answers to the selector."""
+    MALFORMED = "malformed"
+    """It is no address."""
     AMBIGUOUS = "ambiguous"
     """The digits are the beginning of several addresses."""
     OVER_BUDGET = "over_budget"

@@ -165,7 +165,7 @@ class FileSpace:
     def _ls(self, folder: str) -> Sequence[Mapping[str, Any]]:
         try:
             return list(self._system.ls(folder, detail=True))
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return ()
 
     def _found(self, folder: str) -> dict[_Entry, int]:

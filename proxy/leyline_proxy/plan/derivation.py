@@ -50,7 +50,9 @@ def derived_texts(
         also=demanded_names(prepared, names) | {name for each in standing for name in each.spans},
         now=index,
         kept=prepared.used,
-        certain=not plan.unreachable and not (session is not None and session.in_flight),
+        # A text that was recalled has been read under another name, too.
+        certain=not (plan.unreachable or prepared.recalls)
+        and not (session is not None and (session.in_flight or session.recalled)),
     )
 
 

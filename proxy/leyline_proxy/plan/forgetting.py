@@ -78,13 +78,16 @@ def spans_to_forget(
         :data:`~.spans.ANYTHING` alone if the engine may hold KV without a name here; empty if every
         demand was met before or concerns text never sent before.
     """
+    if prepared.forgets_recalled:
+        return (ANYTHING,)  # no name of the client's messages reaches it
     if not prepared.forget_marks:
         return ()
     if is_unvouched(session, named=named) or (session is not None and session.unnamed):
         return (ANYTHING,)
     fresh = fresh_marks(turn, prepared, names, session)
-    if fresh and session is not None and session.in_flight:
-        return (ANYTHING,)  # another request may have brought the message, under another name
+    if fresh and session is not None and (session.in_flight or session.recalled):
+        # Another request, or a recall, may have brought the text under another name.
+        return (ANYTHING,)
     found = dict.fromkeys(
         name
         for place in fresh

@@ -28,6 +28,7 @@ from ..request.wire import RESERVED, add_members, remove_members, replace_messag
 from ..settings.cache_scope import MEMBER
 from .named import NamedCopies
 from .planning import PlanInput, Planned, sink_of
+from .recalled import recalled_extents
 from .synthesis import TurnPlan
 
 PROXY_MEMBERS = (*RESERVED, OPTIONS_FIELD, CONTEXT_FIELD)
@@ -75,6 +76,12 @@ def asks_for_reuse(given: PlanInput) -> bool:
     capability = given.status.capability
     wanted = _reuse_mode(given.request) != "off"
     return wanted and given.status.splices and capability is not None and capability.reuses
+
+
+def asks_for_recalls(given: PlanInput) -> bool:
+    """Return True if the engine is asked for KV of recalled texts alone."""
+    only = given.request.tenant.recall and _reuse_mode(given.request) == "off"
+    return only and given.status.reuses_within
 
 
 def reuse_payload(
@@ -150,10 +157,12 @@ def turn_envelope(
         scope=planned.prepared.scope,
         secret=secret,
     )
+    # KV of a text that was put back is copied even if its tenant reuses nothing else.
+    recalled = recalled_extents(planned) if given.request.tenant.recall else None
     envelope = edit_envelope(
         message_id,
         payload,
-        reuse=reuse_payload(given, named, secret=secret),
+        reuse=reuse_payload(given, named, secret=secret, recalled=recalled),
         receipt_in_answer=capability.receipt_in_answer,
     )
     return envelope if secret is None else sign_envelope(envelope, secret)

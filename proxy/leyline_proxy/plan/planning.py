@@ -13,6 +13,8 @@ from leyline_engine.contract import ATTENTION_SINK, LiteralSegment, Mode, Outcom
 from leyline_policies import Policy
 
 from ..edits.editing import Edited, EditInput
+from ..edits.materialised import Recall, Shelf
+from ..model.asides import Aside, RecalledTexts
 from ..model.derived import Derived
 from ..model.diff import diff_messages
 from ..model.prepared import Prepared
@@ -58,11 +60,19 @@ class PlanInput:
     """True if the caller gave the session its id."""
     traced: bool = True
     """True if earlier turns of a session unknown here can be found by its id."""
+    told: RecalledTexts | None = None
+    """Evicted texts to put back; None if nothing may be."""
+    appended: tuple[Aside, ...] = ()
+    """Asides of this turn, with texts that its working set brings back."""
+    shelf: Shelf | None = None
+    """The request's working set, and the store; None if it names none."""
 
     @property
     def edits(self) -> EditInput:
         """The part that the messages to send depend on."""
-        return EditInput(self.request, self.policies, self.session, self.status, self.index)
+        asked = self.request, self.policies, self.session, self.status, self.index
+        asides = (*(self.session.asides if self.session else ()), *self.appended)
+        return EditInput(*asked, recall=Recall(asides, self.told, self.shelf))
 
     @property
     def last(self) -> RetainedTurn | None:

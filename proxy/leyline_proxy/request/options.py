@@ -24,6 +24,8 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Number of tokens after each edit to compute again; None for the model's fidelity profile."""
     share: ShareName | None = None
     """Scope within the tenant that may see this turn's splices; empty for this session alone."""
+    recall: Literal["off", "hidden", "shown"] | None = None
+    """``off`` puts nothing back in this turn; ``shown`` adds what is put back to the account."""
     reuse: Literal["off", "observe", "live"] | None = None
     """The use of content that the engine holds elsewhere; None for the tenant's setting."""
     reuse_groups: Annotated[tuple[GroupName, ...], msgspec.Meta(max_length=MAX_GROUPS)] | None = (

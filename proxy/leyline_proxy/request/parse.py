@@ -45,6 +45,8 @@ class ChatRequest:
     clock: TurnClock = field(default_factory=TurnClock)
     read: ReadBody | None = field(default=None, repr=False)
     """The body as remembered for the next turn; None if it isn't."""
+    offers_recall: bool = False
+    """True if the body offers the model the recall tool."""
 
     @cached_property
     def fingerprints(self) -> tuple[int, ...]:

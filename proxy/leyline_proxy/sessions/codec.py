@@ -28,7 +28,7 @@ from ..model.prepared import Change, Fingerprinted, Prepared, SentMessage
 from ..model.session import RetainedTurn, Session
 from ..model.spans import SpanName, SpanNames
 
-FORMAT = 6
+FORMAT = 7
 """Version in every session; another one is a miss. Change it with any change of stored content."""
 
 MAX_RECORD = 1 << 28
@@ -241,6 +241,8 @@ def _bare(prepared: Prepared) -> Prepared:
         wanted=tuple(replace(each, messages=()) for each in prepared.wanted),
         pins={},
         refused=None,
+        evicted=(),
+        working_set=None,
         known_fingerprints=(),
     )
 

@@ -21,7 +21,9 @@ from ..model.derived import Derived
 from ..model.rendered import Rendered
 from ..model.session import RetainedTurn
 from ..model.vocabulary import ForgetResult
+from ..model.working_set import WorkingSet
 from ..sessions.summary import edit_account, receipt_account
+from .recall_reports import RecallOutcome, documents
 from .turn import Turn
 
 _TOKEN_BYTES = 16
@@ -96,12 +98,14 @@ def caller_account(
     receipt: Receipt,
     refused_pins: Sequence[Mapping[str, Any]] = (),
     forgets_owed: int = 0,
+    recalled: Sequence[RecallOutcome] = (),
 ) -> dict[str, Any]:
     """Return the member ``leyline`` of the response: receipt, edits and policy faults, no text.
 
     Args:
         refused_pins: pins of messages that an engine with claims refused.
         forgets_owed: number of engine runs that still have to forget something of the session.
+        recalled: what became of recalled texts.
     """
     account = receipt_account(receipt)
     result = forget_result(turn, receipt, forgets_owed)
@@ -112,6 +116,8 @@ def caller_account(
         account["forgets_owed"] = forgets_owed
     if turn.planned.plan.omitted:
         account["edits_omitted"] = turn.planned.plan.omitted
+    if turn.planned.prepared.working_set is not None:
+        account["context"] = _working_set(turn.planned.prepared.working_set, recalled)
     return account | {
         "session": turn.identity.session_id,
         "turn": turn.name,
@@ -130,6 +136,16 @@ def caller_account(
             {"policy": note.policy, "kind": note.kind, **note.values}
             for note in turn.planned.prepared.notes
         ],
+    }
+
+
+def _working_set(found: WorkingSet, recalled: Sequence[RecallOutcome]) -> dict[str, Any]:
+    """Return the account of a request's working set."""
+    return {
+        "pieces": documents(recalled, "context"),
+        "refused": [report.document() for report in found.refusals],
+        "spent_tokens": found.spent_tokens,
+        "budget_tokens": found.budget_tokens,
     }
 
 

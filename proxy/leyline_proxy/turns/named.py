@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import structlog
 
 from leyline_engine.contract import ProofPlace, Receipt, common_prefix
 
+from ..model.rendered import MessageSpan
 from ..model.session import Session
 from ..plan.named import NamedCopies, name_copies, served_extents
-from ..plan.outgoing import asks_for_reuse
+from ..plan.outgoing import asks_for_recalls, asks_for_reuse
 from ..plan.planning import PlanInput, Planned, sink_of
-from ..sessions.contents import ContentIndex
+from ..plan.recalled import recalled_extents
+from ..sessions.contents import ContentIndex, ContentPlace
 from ..telemetry.logging import frames_of
 from .settled import SettledTurn
 from .turn import Turn
@@ -37,16 +41,29 @@ class NamedSources:
         if planned.plan.forgets:
             self._index.drop(tenant, session_id)
             return NamedCopies()
-        if not asks_for_reuse(given) or prompt is None:
+        general = asks_for_reuse(given)
+        if not (general or asks_for_recalls(given)) or prompt is None:
             return NamedCopies()
         self._index.note(tenant)
+        recalled = recalled_extents(planned)
+        if not (general or recalled):
+            return NamedCopies()
         run, last = given.status.retains_as, given.last
         here = last is not None and last.model_fingerprint == run
         prefix = common_prefix(last.tokens, prompt.tokens) if last is not None and here else 0
+
+        def places_of(span: MessageSpan) -> Sequence[ContentPlace]:
+            places = self._index.places(tenant, run, prompt, span)
+            if general:
+                return places
+            # Of a tenant that reuses nothing else, the engine takes the session's own alone.
+            is_back = any(start <= span.start and span.end <= end for start, end in recalled)
+            return [p for p in places if p.source.session == session_id] if is_back else ()
+
         return name_copies(
             prompt,
             served_extents(prefix, planned.plan.segments),
-            lambda span: self._index.places(tenant, run, prompt, span),
+            places_of,
             session=session_id,
             sink=sink_of(given.status),
         )

@@ -24,9 +24,8 @@ from ..telemetry.metrics import Metrics
 from ..upstream.pool import Names, ReplicaPool
 from ..upstream.replica import Replica
 from .cache_scope import check_scope
-from .erasure import Erasures
 from .named import NamedSources
-from .ports import KeptText
+from .replanning import RecallPlans
 from .turn import Turn
 from .under_way import TurnsUnderWay
 
@@ -38,7 +37,7 @@ class TurnOpener:
         named: names content of other sessions.
         hints_secret: shared with the engine, which ignores envelopes that aren't signed with it.
         history_key: keys the histories by which sessions without a name are found.
-        kept: text that forgets reach before their turns are sent.
+        plans: plans turns, with what is put back into them.
     """
 
     def __init__(
@@ -48,26 +47,24 @@ class TurnOpener:
         store: SessionStore,
         pool: ReplicaPool,
         planner: Planner,
-        erasures: Erasures,
         catalog: PolicyCatalog,
         metrics: Metrics,
         named: NamedSources,
         hints_secret: str | None,
         history_key: bytes,
-        kept: KeptText | None = None,
+        plans: RecallPlans,
     ) -> None:
         self._under_way = under_way
         self._store = store
         self._pool = pool
         self._placing = under_way.placing
         self._planner = planner
-        self._erasures = erasures
         self._catalog = catalog
         self._metrics = metrics
         self._named = named
         self._hints_secret = hints_secret
         self._history_key = history_key
-        self._kept = kept
+        self._plans = plans
 
     async def begin(
         self,
@@ -112,14 +109,8 @@ class TurnOpener:
     ) -> Turn:
         check_scope(request.tenant, replica.status)
         given = self._input(request, identity, effective, replica)
+        given, planned = await self._plans.plan(given, identity, replica)
         session, message_id = given.session, f"m-{uuid4().hex}"
-        planned = await self._planner.plan(given, identity.session_id, replica)
-        demands = session.demands if session is not None else 0
-        if planned.plan.forgets:
-            self._erasures.check(request.tenant.name)
-            if self._kept is not None:
-                owner = request.tenant.name, identity.session_id
-                await self._kept.forget(*owner, given.turn, demands)
         envelope = turn_envelope(
             given,
             planned,
@@ -146,10 +137,12 @@ class TurnOpener:
             enveloped=envelope is not None,
             unnamed=session.unnamed if session is not None else 0,
             unvouched=is_unvouched(session, named=given.named),
-            demands=demands,
+            demands=session.demands if session is not None else 0,
             untraced=untraced_before(planned.prepared, session, traced=given.traced),
             searched=any(map(may_forget, given.policies)),
             applied=self._planner.applied(given, planned.prepared),
+            appended=given.appended,
+            told=given.told,
         )
 
     def _input(
@@ -212,5 +205,6 @@ class TurnOpener:
         status, session = replica.status, identity.session
         index = session.next_index if session is not None else 0
         given = PlanInput("count", request, policies, rules, session, status, index)
+        given = await self._plans.with_texts(given, identity)
         known = identity.session_id if session is not None else None
         return await self._planner.count(given, known, replica)

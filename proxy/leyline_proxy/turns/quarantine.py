@@ -205,7 +205,9 @@ def _derived(session: Session, targets: list[_Target], *, under_way: bool) -> De
         forgotten,
         session.last.names if session.last is not None else None,
         also={name for each in session.verdicts for name in each.spans},
-        certain=not (under_way or session.in_flight) and session.untraced <= first,
+        # A text that was recalled has been read under another name, too.
+        certain=not (under_way or session.in_flight or session.recalled)
+        and session.untraced <= first,
     )
 
 

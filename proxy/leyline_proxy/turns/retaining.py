@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from leyline_engine.contract import Reason
 
+from ..model.asides import MAX_ASIDES
 from ..model.places import all_owed
 from ..model.prepared import Prepared
 from ..model.session import RetainedTurn, Session, TurnSummary
@@ -56,6 +57,7 @@ def session_after(
     kept = replace(source, index=index) if source is not None else None
     current = _with_readings(current, settled, kept)
     current = _with_verdicts(_with_policies(current, turn.planned.prepared), turn)
+    current = _with_recalls(current, settled)
     summary = TurnSummary(
         index=index,
         turn=turn.name,
@@ -159,6 +161,16 @@ def _with_readings(session: Session, settled: SettledTurn, source: RetainedTurn 
         retained=source is not None,
         answers=source is not None and bool(source.output_ids),
     )
+
+
+def _with_recalls(session: Session, settled: SettledTurn) -> Session:
+    """Return the session with the asides of the turn, and the one that follows it."""
+    last = (settled.aside,) if settled.aside is not None else ()
+    new = (*settled.turn.appended, *last)
+    recalled = session.recalled or settled.turn.planned.prepared.recalls or bool(new)
+    if not new and recalled == session.recalled:
+        return session
+    return replace(session, asides=(*session.asides, *new)[-MAX_ASIDES:], recalled=recalled)
 
 
 def _with_policies(session: Session, prepared: Prepared) -> Session:

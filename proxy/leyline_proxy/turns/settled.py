@@ -8,9 +8,11 @@ from typing import Any
 
 from leyline_engine.contract import CopySegment, Receipt, TurnRecord
 
+from ..model.asides import Aside
 from ..model.session import RetainedTurn
 from ..plan.busts import CacheAccount, settle
 from .accounting import cached_of_usage, retained_turn
+from .recall_reports import RecallOutcome
 from .turn import Turn
 
 
@@ -35,6 +37,10 @@ class SettledTurn:
     """The model as a metric label."""
     avoided_s: float
     """Estimated seconds of prefill that its splice saved."""
+    aside: Aside | None = None
+    """The proxy's own answer to the turn's calls of the recall tool."""
+    recalled: tuple[RecallOutcome, ...] = ()
+    """What became of the texts that were recalled into its prompt."""
 
     @property
     def ttft_s(self) -> float | None:

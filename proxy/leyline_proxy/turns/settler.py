@@ -11,6 +11,7 @@ from leyline_engine.contract import Receipt, TurnRecord
 
 from ..edits.costs import CostBooks
 from ..errors import RefusedByClaimError
+from ..model.asides import Aside
 from ..model.fields import OPTIONS_FIELD
 from ..model.places import owed
 from ..model.session import Session
@@ -22,6 +23,7 @@ from ..upstream.pool import ReplicaPool
 from .accounting import account_headers, caller_account, final_receipt
 from .erasure import Erasures
 from .ports import PinRefusals, TurnObserver
+from .recall_reports import RecallOutcome, recall_outcomes
 from .records import record_of, record_of_refusal, run_of
 from .retaining import session_after, session_owing, session_without
 from .settled import SettledTurn, cache_account, source_of
@@ -37,6 +39,8 @@ class Account:
     receipt: Receipt
     members: dict[str, Any]
     """Members of the response: ``leyline``, and ``context_management`` if requested."""
+    recalled: tuple[RecallOutcome, ...] = ()
+    """What became of recalled texts."""
 
 
 class TurnSettler:
@@ -79,7 +83,9 @@ class TurnSettler:
 
     def preview(self, turn: Turn, usage: Mapping[str, Any] | None) -> Account:
         """Return the account of a turn that isn't settled yet."""
-        return self._account(turn, final_receipt(turn, None, usage), turn.identity.session)
+        receipt = final_receipt(turn, None, usage)
+        outcomes = recall_outcomes(turn, receipt)
+        return self._account(turn, receipt, turn.identity.session, outcomes)
 
     async def settle(
         self,
@@ -87,11 +93,13 @@ class TurnSettler:
         usage: Mapping[str, Any] | None,
         *,
         came: TurnRecord | None = None,
+        aside: Aside | None = None,
     ) -> Account:
         """Add a turn that the engine has answered in full to its session, and account for it.
 
         Args:
             came: the record that came with the answer.
+            aside: the proxy's own answer to calls in it.
         """
         deadline = turn.replica.records.deadline()
         with receipt_span(usage):
@@ -111,13 +119,15 @@ class TurnSettler:
                     cache=cache_account(turn, receipt, usage),
                     model=model,
                     avoided_s=self._costs.avoided_s(model, receipt),
+                    aside=aside,
+                    recalled=recall_outcomes(turn, receipt),
                 )
                 session = await self._retain(settled)
                 ttft_s = clock.engine_ttft_s if turn.request.stream else None
                 self._costs.learn(model, receipt, ttft_s)
             if turn.planned.prepared.wanted:
                 self._writing.start(turn)
-            account = self._account(turn, receipt, session)
+            account = self._account(turn, receipt, session, settled.recalled)
             self._erasures.start(session)
             for observer in self._observers:
                 observer.settled(settled, session)
@@ -186,10 +196,17 @@ class TurnSettler:
             self._metrics.forgets.labels(turn.request.tenant.name, "owed").inc()
         self._erasures.start(session)
 
-    def _account(self, turn: Turn, receipt: Receipt, session: Session | None) -> Account:
+    def _account(
+        self,
+        turn: Turn,
+        receipt: Receipt,
+        session: Session | None,
+        recalled: tuple[RecallOutcome, ...],
+    ) -> Account:
         waiting = len(owed(session.places)) if session is not None else 0
-        account = caller_account(turn, receipt, self._pinning.refusals(turn), waiting)
+        refused = self._pinning.refusals(turn)
+        account = caller_account(turn, receipt, refused, waiting, recalled)
         members = {OPTIONS_FIELD: account}
         if turn.request.requested:
             members[CONTEXT_FIELD] = {"applied_edits": turn.applied}
-        return Account(receipt, members)
+        return Account(receipt, members, recalled)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..model.asides import Aside, RecalledTexts
 from ..plan.planning import Planned
 from ..request.identify import Identity
 from ..request.parse import ChatRequest
@@ -45,3 +46,7 @@ class Turn:
     part of the request may be sent."""
     applied: list[dict[str, Any]]
     """Effects of the edits of ``context_management``."""
+    appended: tuple[Aside, ...] = ()
+    """Asides with texts that the request's working set brought back."""
+    told: RecalledTexts | None = None
+    """The texts that were put back; None if nothing was to be."""

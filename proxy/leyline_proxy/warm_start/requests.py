@@ -55,5 +55,7 @@ def _envelope(run: Run, tenant: Tenant, status: UpstreamStatus, secret: str | No
     # The engine indexes only content whose tenant asks for reuse.
     asks = tenant.reuse != "off" and reuses and status.splices
     reuse = ReusePayload(mode=ReuseMode.OBSERVE) if asks else None
+    if reuse is None and tenant.recall and status.reuses_within:
+        reuse = ReusePayload(mode=ReuseMode.LIVE, within=(), own=True)
     envelope = edit_envelope(f"m-{uuid4().hex}", payload, reuse=reuse)
     return envelope if secret is None else sign_envelope(envelope, secret)

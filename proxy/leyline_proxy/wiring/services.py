@@ -22,8 +22,10 @@ from ..edits.sensitive import sensitive_content
 from ..live.feed import LiveFeed
 from ..model.history import history_key
 from ..observe.auditor import Auditor
+from ..observe.eviction_rates import EvictionRates
 from ..observe.live import LiveTurns
 from ..observe.log import TurnLog
+from ..observe.recall_metrics import RecallMetrics
 from ..observe.turn_metrics import TurnMetrics
 from ..observe.turn_traces import TurnTraces
 from ..parts.recalling import RecallableParts
@@ -45,6 +47,8 @@ from ..turns.named import NamedSources
 from ..turns.placing import Placing
 from ..turns.proving import ForgetProofs
 from ..turns.quarantine import Quarantines
+from ..turns.recalling import Recalls
+from ..turns.replanning import RecallPlans
 from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
 from ..warm_start.service import WarmStart
@@ -73,6 +77,9 @@ class Services:
     named: NamedSources
     quarantines: Quarantines
     proofs: ForgetProofs
+    recalls: Recalls
+    recall_metrics: RecallMetrics
+    evictions: EvictionRates
     claims: ClaimService
     claim_watches: tuple[ClaimWatch, ...]
     policy_file: PolicyFile | None
@@ -151,24 +158,25 @@ def build_services(
     )
     keeping = (warm_start.keeper,) if warm_start is not None else ()
     recall = build_recall(settings, metrics)
-    kept = KeptTexts(*keeping, *((recall,) if recall is not None else ()))
+    evictions = EvictionRates(metrics)
+    kept = KeptTexts(*keeping, *((recall, evictions) if recall is not None else ()))
     feed = LiveFeed(metrics.live_viewers)
     placing = Placing(pool)
     under_way = TurnsUnderWay(store, placing)
     catalog = PolicyCatalog(policy_file)
     named = NamedSources(ContentIndex())
+    recalls = Recalls(recall, calls=settings.recall_calls, tokens=settings.recall_tokens)
     turns = TurnOpener(
         under_way=under_way,
         store=store,
         pool=pool,
         planner=planner,
-        erasures=erasures,
         catalog=catalog,
         metrics=metrics,
         named=named,
         hints_secret=hints_secret,
         history_key=history,
-        kept=kept,
+        plans=RecallPlans(planner, recalls, erasures, kept),
     )
     quarantines = Quarantines(
         store=store,
@@ -192,7 +200,9 @@ def build_services(
         kept=kept,
     )
     pinning = Pinning(claims)
-    shows = (TurnMetrics(metrics), TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog())
+    recall_metrics = RecallMetrics(metrics, evictions)
+    counts = (TurnMetrics(metrics), recall_metrics)
+    shows = (*counts, TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog())
     ends = TurnSettler(
         under_way=under_way,
         pool=pool,
@@ -218,6 +228,9 @@ def build_services(
         named,
         quarantines,
         proofs,
+        recalls,
+        recall_metrics,
+        evictions,
         claims,
         tuple(watches.values()),
         policy_file,

@@ -67,3 +67,20 @@ def test_what_means_nothing_is_refused(settings: str) -> None:
 def test_without_settings_nothing_is_sensitive() -> None:
     """Nothing is searched either."""
     assert sensitive_rule(sensitive_content(""), Memo()) is None
+
+
+def test_a_run_with_a_forgotten_message_has_no_address() -> None:
+    """Removed messages become one part: if one of them is forgotten for what it holds, the part is
+    neither kept nor named."""
+    content = sensitive_content("detectors=[aws_key]")
+    session = PolicySession(sensitive=sensitive_rule(content, Memo()))
+    policies = load_pipeline("sliding_window:max_messages=3,recallable=true")
+    more: list[Message] = [{"role": "user", "content": f"Go on with step {n}."} for n in range(3)]
+    for secret in (KEY, "none"):
+        talk = [*_talk(f"key={secret} {'y' * 600}"), *more]
+        prepared = prepare(talk, policies, (), 0, session=session)
+        assert not prepared.faults and prepared.dropped
+        kept = [part for part in prepared.evicted if secret in part.text]
+        assert bool(kept) == (secret != KEY)
+        assert ("sha256:" in str(prepared.messages)) == (secret != KEY)
+        assert bool(prepared.forget_marks) == (secret == KEY)

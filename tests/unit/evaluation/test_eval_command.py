@@ -22,12 +22,13 @@ from leyline_policies import load_pipeline
 from leyline_proxy.cli.main import build_app
 from leyline_proxy.evaluation import endpoint, engines, running, sessions
 from leyline_proxy.evaluation.composed import Composed
+from leyline_proxy.evaluation.recalled import RecallOfCut
 from leyline_proxy.upstream import embedded
 
 ANSWERS = {"single_prompt", "trajectory_12", "random_edits", "trajectory_50", "stubs"}
 """Tables that compare a model's answers by arm."""
 TABLES = ANSWERS | {
-    *("boundary_recompute", "composed", "stripped_thinking"),
+    *("boundary_recompute", "composed", "recall", "stripped_thinking"),
     *("removal", "rotary_sweep", "chained_rotations", "storage_floor"),
 }
 RUN = Callable[..., Result]
@@ -54,6 +55,7 @@ def short_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     found = EvaluationSessions(steps, steps)
     monkeypatch.setattr(sessions, "evaluation_sessions", lambda: found)
     monkeypatch.setattr(running, "Composed", partial(Composed, sessions=1, turns=4))
+    monkeypatch.setattr(running, "RecallOfCut", partial(RecallOfCut, sessions=1, turns=4))
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def test_a_user_s_model_gets_all_tables(model: Path, tmp_path: Path) -> None:
             assert {row[0] for row in table["rows"]} == {model.name}
             assert "control without rotation is farther off" in table["finding"]
             assert table["paper"] and table["chart"]
-        if name in ("boundary_recompute", "composed"):
+        if name in ("boundary_recompute", "composed", "recall"):
             assert {row[0] for row in table["rows"]} == {model.name}
         if name == "stripped_thinking":
             assert not table["rows"] and f"strips no thinking: {model.name}." in table["finding"]

@@ -16,6 +16,8 @@ from support.builtin_specs import CASES
 from support.examples import examples
 from support.sessions import after_turn, blank, history, sessions
 
+from leyline_policies.recall import Evicted
+from leyline_proxy.model.asides import Anchor, Aside, RecallCall
 from leyline_proxy.model.prepared import Prepared
 from leyline_proxy.model.session import RetainedTurn, Session
 from leyline_proxy.sessions import codec
@@ -152,7 +154,7 @@ def test_a_new_field_asks_for_a_new_format() -> None:
     assert {field.name for field in fields(Session)} == {
         *("id", "tenant", "key", "turns", "history", "next_index", "updated", "created"),
         *("departed", "policy_states", "completions", "unnamed", "places", "in_flight"),
-        *("unvouched", "demands", "untraced", "verdicts", "readings"),
+        *("unvouched", "demands", "untraced", "verdicts", "readings", "asides", "recalled"),
     }
     assert {field.name for field in fields(RetainedTurn)} == {
         *("turn", "index", "prepared", "rendered", "output_ids", "lineage", "receipt", "digest"),
@@ -161,8 +163,31 @@ def test_a_new_field_asks_for_a_new_format() -> None:
     assert {field.name for field in fields(Prepared)} == {
         *("client", "sent", "dropped", "faults", "forget_marks", "notes", "states", "wanted"),
         *("scope", "pins", "used", "known_fingerprints", "quarantined"),
+        *("recalls", "forgets_recalled"),
         "refused",  # what isn't sent isn't stored either
+        *("evicted", "working_set"),  # nor is what one turn alone needs
     }
+
+
+def test_asides_come_back_and_evicted_texts_do_not() -> None:
+    """A session keeps its recalls by address, and no text that a policy evicted."""
+    calls = (
+        RecallCall("c0", "{}", 1, "sha256:" + "a" * 32, None, 7, "prune", True),
+        RecallCall("c1", "{}", 2, cause="forgotten"),
+    )
+    aside = Aside(Anchor(-5, 2), calls, "Let me look.", "Hm.", ("own",))
+    turn = after_turn(blank("s-1"), history(1)).turns[0]
+    evicted = (Evicted("sha256:" + "b" * 32, "an evicted text", "tool", "bash", 3, "prune"),)
+    turn = replace(turn, prepared=replace(turn.prepared, evicted=evicted, recalls=True))
+    session = replace(blank("s-1"), turns=(turn,), asides=(aside,), recalled=True)
+    encoded = encode_session(session)
+    found = decode_session(encoded)
+    assert found is not None
+    assert (found.asides, found.recalled, found.turns[0].prepared.recalls) == ((aside,), True, True)
+    assert found.turns[0].prepared.evicted == ()
+    emptied = replace(turn, prepared=replace(turn.prepared, evicted=()))
+    assert encoded == encode_session(replace(session, turns=(emptied,)))
+    assert session.without_text().asides == ()
 
 
 def test_turns_are_stored_once() -> None:

@@ -1,0 +1,182 @@
+"""Calls of the recall tool in chat answers: read, and taken out of what clients get. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..model.asides import RECALL_TOOL
+from .chat_answers import first_choice, reasoning_of, text_or_none
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of the recall tool."""
+
+    id: str
+    arguments: str
+    place: int
+    """Place among the calls of its message."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecallAsked:
+    """An answer with calls of the recall tool."""
+
+    calls: tuple[ToolCall, ...]
+    text: str = field(default="", repr=False)
+    reasoning: str = field(default="", repr=False)
+    own: tuple[str, ...] = ()
+    """Ids of the calls of the client's tools."""
+
+
+def asked_in(answer: Mapping[str, Any]) -> RecallAsked | None:
+    """Return the calls of the recall tool in a whole answer; None if it has none."""
+    said = _message(answer)
+    made = _calls(said)
+    calls = tuple(
+        ToolCall(str(call.get("id") or ""), _arguments(call), place)
+        for place, call in enumerate(made)
+        if _name(call) == RECALL_TOOL
+    )
+    if not calls:
+        return None
+    text, reasoning = text_or_none(said.get("content")) or "", reasoning_of(said) or ""
+    own = tuple(str(call.get("id") or "") for call in made if _name(call) != RECALL_TOOL)
+    return RecallAsked(calls, text, reasoning, own)
+
+
+def without_calls(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a whole answer without calls of the recall tool; one without others is complete."""
+    said, choice = _message(answer), first_choice(answer) or {}
+    kept = [call for call in _calls(said) if _name(call) != RECALL_TOOL]
+    message = {name: value for name, value in said.items() if name != "tool_calls" or kept}
+    if kept:
+        message["tool_calls"] = kept
+    shown = {**choice, "message": message}
+    if not kept and choice.get("finish_reason") == "tool_calls":
+        shown["finish_reason"] = "stop"
+        message["content"] = message.get("content") or ""
+    return {**answer, "choices": [shown]}
+
+
+def with_start(answer: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return a whole answer with a text in front of its own."""
+    if not text:
+        return {**answer}
+    said, choice = _message(answer), first_choice(answer) or {}
+    content = text + (text_or_none(said.get("content")) or "")
+    return {**answer, "choices": [{**choice, "message": {**said, "content": content}}]}
+
+
+class RecallScreen:
+    """Takes calls of the recall tool out of a streamed answer.
+
+    The client's own calls keep their order and are numbered without the others.
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[int, int] = {}
+        """The client's numbers of its calls, by the engine's."""
+        self._names: dict[int, str] = {}
+        """Names of all calls, by the engine's numbers."""
+        self._held: dict[int, list[Mapping[str, Any]]] = {}
+        """Parts of calls whose name may still become the tool's."""
+        self._ids: dict[int, str] = {}
+        self._arguments: dict[int, list[str]] = {}
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+
+    def feed(self, delta: Mapping[str, Any], *, last: bool = False) -> Mapping[str, Any] | None:
+        """Return the part of a delta that the client gets; None if nothing is left of it.
+
+        Args:
+            last: True for the delta that ends the answer.
+        """
+        self._text.append(text_or_none(delta.get("content")) or "")
+        self._reasoning.append(reasoning_of(delta) or "")
+        calls = delta.get("tool_calls")
+        calls = calls if isinstance(calls, list) else []
+        shown = [kept for call in calls for kept in self._shown(call)]
+        if last:
+            shown += [kept for number in [*self._held] for kept in self._released(number)]
+        if shown == calls:
+            return delta
+        rest = {name: value for name, value in delta.items() if name != "tool_calls"}
+        if shown:
+            rest["tool_calls"] = shown
+        return rest if any(value for name, value in rest.items() if name != "role") else None
+
+    def _shown(self, call: object) -> list[Any]:
+        """Return the parts of calls that the client gets for one part."""
+        if not isinstance(call, Mapping):
+            return [call]
+        number = self._number(call)
+        self._ids[number] = self._ids.get(number) or str(call.get("id") or "")
+        if number in self._own:
+            return [self._numbered(call, number)]
+        held = self._held.setdefault(number, [])
+        held.append(call)
+        if number not in self._arguments:
+            # Others may split a name, or send it after the id.
+            name = self._names[number] = self._names.get(number, "") + _name(call)
+            begun = bool(name) and any(map(_arguments, held))
+            if name != RECALL_TOOL:
+                undecided = RECALL_TOOL.startswith(name) and not begun
+                return [] if undecided else self._released(number)
+        self._arguments.setdefault(number, []).extend(map(_arguments, self._held.pop(number)))
+        return []
+
+    def _number(self, call: Mapping[str, Any]) -> int:
+        """Return the engine's number of a call; without one, a part with an id or a name begins
+        another call."""
+        number = call.get("index")
+        if isinstance(number, int):
+            return number
+        latest = max(self._names, default=-1)
+        return latest + 1 if call.get("id") or _name(call) else max(0, latest)
+
+    def _released(self, number: int) -> list[Mapping[str, Any]]:
+        """Return the parts so far of a call that is the client's own."""
+        self._own.setdefault(number, len(self._own))
+        return [self._numbered(call, number) for call in self._held.pop(number)]
+
+    def _numbered(self, call: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+        own = self._own[number]
+        return call if call.get("index", number) == own else {**call, "index": own}
+
+    @property
+    def asked(self) -> RecallAsked | None:
+        """The calls so far; None if there are none."""
+        if not self._arguments:
+            return None
+        order = sorted(self._names)
+        calls = tuple(
+            ToolCall(self._ids[number], "".join(self._arguments[number]), order.index(number))
+            for number in sorted(self._arguments)
+        )
+        text, reasoning = "".join(self._text), "".join(self._reasoning)
+        own = tuple(self._ids[number] for number in sorted(self._own))
+        return RecallAsked(calls, text, reasoning, own)
+
+
+def _message(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    said = (first_choice(answer) or {}).get("message")
+    return said if isinstance(said, Mapping) else {}
+
+
+def _calls(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    calls = said.get("tool_calls")
+    return [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+
+
+def _name(call: Mapping[str, Any]) -> str:
+    function = call.get("function")
+    return str(function.get("name") or "") if isinstance(function, Mapping) else ""
+
+
+def _arguments(call: Mapping[str, Any]) -> str:
+    function = call.get("function")
+    found = function.get("arguments") if isinstance(function, Mapping) else None
+    return found if isinstance(found, str) else ""

@@ -1,0 +1,87 @@
+"""``/v1/leyline/sessions/{id}/recall`` and ``…/parts``: evicted texts of a session."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import FastAPI, Query, Request
+from starlette.responses import JSONResponse
+
+from ..errors import ForbiddenError, PartsUnavailableError
+from ..model.parts import PartFacts
+from ..parts.store import PartStoreError
+from ..request.parse import decode_body
+from ..request.recall import recall_body
+from ..turns.quarantine import no_session
+from ..turns.recalling import Holder
+from ..wiring.services import Services
+from .limits import read_body
+
+_SESSION = "/v1/leyline/sessions/{session_id}"
+_MAX_BODY = 1 << 16
+_MAX_LISTED = 1000
+_DEFAULT_LISTED = 200
+
+
+def install_recall(app: FastAPI, services: Services) -> None:
+    """Register the routes on ``app``."""
+
+    @app.post(f"{_SESSION}/recall", tags=["leyline"])
+    async def recall(session_id: str, request: Request) -> JSONResponse:
+        """Return evicted texts by address, each with a verdict."""
+        holder = await _holder(services, request, session_id)
+        limit = min(services.settings.max_body_bytes, _MAX_BODY)
+        timeout_s = services.settings.body_timeout_s
+        raw = await read_body(request, limit, "Name fewer addresses.", timeout_s=timeout_s)
+        body = recall_body(decode_body(raw))
+        found = await services.recalls.recall(holder, body)
+        services.recall_metrics.asked(holder.owner, [report for report, _ in found])
+        pieces = []
+        for report, part in found:
+            facts = _facts(part) if part is not None else {}
+            text = {"text": part.text} if part is not None and report.cause is None else {}
+            pieces.append({**facts, **report.document(), **text})
+        return JSONResponse({"session": session_id, "pieces": pieces})
+
+    @app.get(f"{_SESSION}/parts", tags=["leyline"])
+    async def parts(
+        session_id: str,
+        request: Request,
+        offset: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = _DEFAULT_LISTED,
+    ) -> JSONResponse:
+        """List a session's evicted texts, newest first, without the texts."""
+        holder = await _holder(services, request, session_id)
+        try:
+            listed = await services.recalls.listed(holder)
+        except PartStoreError as error:
+            raise PartsUnavailableError from error
+        newest = list(reversed(listed))[offset : offset + limit]
+        return JSONResponse(
+            {"session": session_id, "count": len(listed), "parts": [*map(_facts, newest)]}
+        )
+
+
+async def _holder(services: Services, request: Request, session_id: str) -> Holder:
+    """Return the session of a request for its evicted texts.
+
+    Raises:
+        ForbiddenError: the tenant has no recall.
+        NotFoundError: it has no such session.
+    """
+    tenant = services.tenants.authenticate(request.headers)
+    if not tenant.recall:
+        raise ForbiddenError("This tenant has no recall; its operator can switch it on (recall).")
+    found = await services.store.get(tenant.name, session_id)
+    if found is None or not found.answered:
+        raise no_session()
+    return Holder((tenant.name, session_id), found.demands)
+
+
+def _facts(part: PartFacts) -> dict[str, Any]:
+    facts: dict[str, Any] = msgspec.to_builtins(part)
+    return {name: facts[name] for name in _SHOWN}
+
+
+_SHOWN = ("address", "role", "tool", "tokens", "tags", "policy", "turn", "index", "created")

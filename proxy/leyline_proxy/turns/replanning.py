@@ -1,0 +1,94 @@
+"""Plans of turns that put evicted texts back: with the texts, and again where that changes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..model.asides import Aside, RecallCall, RecalledTexts, anchor_of
+from ..plan.planner import Planner
+from ..plan.planning import PlanInput, Planned
+from ..request.identify import Identity
+from ..upstream.replica import Replica
+from .erasure import Erasures
+from .ports import KeptText
+from .recalling import Recalls, holder_of
+
+
+class RecallPlans:
+    """Plans turns, with what the store of evicted texts adds.
+
+    Args:
+        kept: text that forgets reach before their turns are sent.
+    """
+
+    def __init__(
+        self, planner: Planner, recalls: Recalls, erasures: Erasures, kept: KeptText | None
+    ) -> None:
+        self._planner = planner
+        self._recalls = recalls
+        self._erasures = erasures
+        self._kept = kept
+
+    async def plan(
+        self, given: PlanInput, identity: Identity, replica: Replica
+    ) -> tuple[PlanInput, Planned]:
+        """Return a turn's plan, and the inputs that led to it; the store has what it evicts.
+
+        Raises:
+            PolicyFailedClosedError, BadRequestError: the request must not be sent.
+            ForgetsOwedError: no more forgets can be remembered.
+        """
+        given = await self.with_texts(given, identity)
+        planned = await self._planner.plan(given, identity.session_id, replica)
+        found = planned.prepared.working_set
+        if found is not None and found.append:
+            given = await self._with_appended(given, planned, identity, found.append)
+            planned = await self._planner.plan(given, identity.session_id, replica)
+        if planned.plan.forgets:
+            await self._forget(given, identity)
+        await self._recalls.keep(given, planned, identity.session_id)
+        if planned.plan.forgets and given.told is not None:
+            # Of what is put back, only that remains which this turn itself evicts again.
+            given = replace(given, told=await self._recalls.texts_for(given.request, identity))
+            planned = await self._planner.plan(given, identity.session_id, replica)
+        return given, planned
+
+    async def with_texts(self, given: PlanInput, identity: Identity) -> PlanInput:
+        """Return the inputs of a turn with what the store has for it."""
+        told = await self._recalls.texts_for(given.request, identity)
+        shelf = await self._recalls.shelf_for(given.request, identity)
+        return replace(given, told=told, shelf=shelf)
+
+    async def _forget(self, given: PlanInput, identity: Identity) -> None:
+        """Remove the session's kept text, in front of a turn that demands a forget."""
+        self._erasures.check(given.request.tenant.name)
+        if self._kept is not None:
+            demands = given.session.demands if given.session is not None else 0
+            tenant = given.request.tenant.name
+            await self._kept.forget(tenant, identity.session_id, given.turn, demands)
+
+    async def _with_appended(
+        self, given: PlanInput, planned: Planned, identity: Identity, addresses: tuple[str, ...]
+    ) -> PlanInput:
+        """Return the inputs with an aside that brings texts of the store."""
+        more = await self._recalls.look_up(holder_of(given.request, identity), addresses)
+        prints = planned.prepared.client_fingerprints
+        calls = tuple(
+            RecallCall(
+                f"call_{address[-16:]}_{given.index}",
+                f'{{"address":"{address}"}}',
+                place,
+                address,
+                own=True,
+            )
+            for place, address in enumerate(addresses)
+            if address in more.texts
+        )
+        if not calls:
+            return given
+        told = given.told or RecalledTexts()
+        return replace(
+            given,
+            told=replace(told, texts={**told.texts, **more.texts}),
+            appended=(Aside(anchor_of(prints, len(prints) - 1), calls),),
+        )
