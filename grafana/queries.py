@@ -53,6 +53,19 @@ def share(part: str, whole: str, metric: str, window: str = RATE, by: str = "") 
     return f"({some} or 0 * {all_of}) / ({all_of} > 0)"
 
 
+def needed(fate: str, labels: str, window: str) -> str:
+    """Return the share of each policy's evicted tokens that were needed again.
+
+    Args:
+        fate: ``recalled`` or ``quoted``.
+    """
+    some, evicted = (
+        f"sum by (policy) (increase(leyline_evicted_{kind}tokens_total{{{labels}}}[{window}]))"
+        for kind in (f"{fate}_", "")
+    )
+    return f"{some} / ({evicted} > 0)"
+
+
 def hit_ratio(by: str = "", window: str = RATE, extra: str = "") -> str:
     """Return the share of prompt tokens that were not prefilled.
 

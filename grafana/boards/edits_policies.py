@@ -9,6 +9,7 @@ from queries import (
     BY_BOTH,
     BY_TENANT,
     RANGE,
+    needed,
     or_zero,
     over_range,
     per_minute,
@@ -27,6 +28,9 @@ REFUSALS = "leyline_policy_refusals_total"
 RELOADS = "leyline_policy_reloads_total"
 ERASURES = "leyline_erasures_total"
 FORGETS = "leyline_forgets_total"
+RECALLS = "leyline_recalls_total"
+PUT_BACK = "leyline_recall_tokens_total"
+PREFILLED = "leyline_recall_prefilled_tokens_total"
 
 
 def build() -> dashboard.Dashboard:
@@ -44,6 +48,7 @@ def build() -> dashboard.Dashboard:
         _add_decisions,
         _add_policies,
         _add_words,
+        _add_recalls,
         _add_forgets,
     ):
         add_row(board)
@@ -261,6 +266,53 @@ def _add_words(board: dashboard.Dashboard) -> None:
             "Bad: a step of refused; the previous policies apply.",
             [Query(total(RELOADS, "", "result"), "{{result}}")],
             unit="short",
+            width=8,
+        )
+    )
+
+
+def _add_recalls(board: dashboard.Dashboard) -> None:
+    """Add the recalls, and the policies' error rate."""
+    board.with_row(dashboard.Row("Recalls"))
+    board.with_panel(
+        time_series(
+            "Recalls by way and verdict",
+            "Texts per minute that were asked for: by the model (tool), a message (reference), a "
+            "request's working set (context), or POST …/recall (api). hit: from resident KV; "
+            "fault: from the store; recompute: from the client's list. Bad: refuse and abstain; "
+            "the label `cause` of `leyline_recalls_total` says why.",
+            [Query(per_minute(RECALLS, BY_TENANT, "way, verdict"), "{{way}}: {{verdict}}")],
+            unit="cpm",
+            stacked=True,
+            width=8,
+        )
+    )
+    in_prompts = f'{BY_TENANT},way!="api"'
+    put_back, prefilled = (per_second(metric, in_prompts, "") for metric in (PUT_BACK, PREFILLED))
+    board.with_panel(
+        time_series(
+            "Tokens put back",
+            "Tokens per second of recalled texts in prompts: copied from resident KV, or prefilled "
+            "again. Bad: mostly prefilled; the engine no longer has their KV, or `reuse` is off.",
+            [Query(f"{put_back} - {prefilled}", "copied"), Query(prefilled, "prefilled")],
+            unit="short",
+            stacked=True,
+            width=8,
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Evicted tokens that were needed, by policy",
+            "The policies' error rate: tokens that were put back (recalled), or that the model "
+            "wrote word for word without having them (quoted), of those evicted; over six hours. "
+            "What is needed later than it was evicted can lift it above its true value for a "
+            "while. Bad: above 0.1; the policy evicts what agents still need. Above 0.2 for a day "
+            "an alert fires (LeylineEvictionsNeeded).",
+            [
+                Query(needed("recalled", BY_TENANT, "6h"), "{{policy}}: recalled"),
+                Query(needed("quoted", BY_TENANT, "6h"), "{{policy}}: quoted"),
+            ],
+            unit="percentunit",
             width=8,
         )
     )

@@ -78,6 +78,11 @@ class QuoteCounter:
         self._texts: dict[str, _Text] = {}
         self._past: dict[str, Quotes] = {}
 
+    @property
+    def chars(self) -> int:
+        """Characters of the texts that are remembered."""
+        return sum(len(each.text) for each in self._texts.values())
+
     def evict(self, name: str, text: Plain, prompt: Iterable[Plain]) -> Quotes:
         """Note that a text was evicted, or that more of it was.
 
@@ -92,7 +97,7 @@ class QuoteCounter:
             held = [(0, len(text))]
         evicted = _minus([(0, len(text))], held) if len(text) >= WINDOW else []
         made = self._texts[name] = _Text(text, evicted, known.quoted if known is not None else [])
-        size = sum(len(each.text) for each in self._texts.values())
+        size = self.chars
         while size > self._room:
             oldest = next(iter(self._texts))
             left = self._texts.pop(oldest)

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from support.stack import serving
 
+from leyline_policies.recall import address_of
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine
@@ -32,6 +33,7 @@ BLUE_PER_MINUTE = 4
 REFUSED = "redact:pattern='(a|aa)+$',on_timeout=fail"
 ENDLESS = f"{REFUSED},on_fault=skip"
 CUT = "truncate_older_than:n=2,max_chars=60"
+EVICT = "truncate_older_than:n=1,max_chars=60,recallable=true"
 LARGE = "Here is all of the log that the build left behind, line by line. " * 400
 PLAN = "The plan is to find where the cache loses tokens, and to mend it there. " * 40
 
@@ -129,6 +131,7 @@ class Stack:
             handshake_interval_s=60,
             edit_timing="wait",
             edit_carry=10,
+            recall="on",
             log_level="error",
         )
 
@@ -156,6 +159,12 @@ class Stack:
         """Claim a session's first message."""
         body = {"session": session, "predicate": {"messages": [0, 1]}, **terms}
         return self._clients["red"].post(CLAIMS, json=body)
+
+    def recall(self, session: str, *addresses: str) -> None:
+        """Ask for evicted texts of a session."""
+        path = f"/v1/leyline/sessions/{session}/recall"
+        answer = self._clients["red"].post(path, json={"addresses": addresses})
+        assert answer.status_code == 200, answer.text
 
     def get(self, path: str) -> httpx.Response:
         """Anything else that the red tenant asks for."""
@@ -223,6 +232,20 @@ def run_round(stack: Stack, name: str) -> None:
             asked = {"reuse": mode, "reuse_margin": margin}
             stack.ask(session, history(3, session), leyline=asked)
 
+    def recalled() -> None:
+        session = on_engine("stays", f"{name}-recalled")
+        messages = history(5, session)
+        results = [each["content"] for each in messages if each["role"] == "tool"]
+        # The model's answer, as the client has it, quotes the first result; the third comes back.
+        quote = {"role": "assistant", "content": results[0][100:300]}
+        go_on = {"role": "user", "content": "Go on."}
+        needs: list[list[str]] = [[], [], [address_of(results[2])]]
+        for turn, need in enumerate(needs):
+            more = [quote, go_on] if turn else []
+            asked = {"policy": EVICT, "context": {"need": need}} if need else {"policy": EVICT}
+            stack.ask(session, [*messages, *more], leyline=asked)
+        stack.recall(session, address_of(results[2]), "sha256:" + "0" * 32)
+
     near_limit = "warn_near_limits:max_tokens=200,threshold=0.1"
     summary = "summarize:trigger_tokens=200,keep_messages=2,summary_tokens=8"
     jobs: list[Callable[[], None]] = [
@@ -233,6 +256,7 @@ def run_round(stack: Stack, name: str) -> None:
         rewritten,
         declared,
         tools,
+        recalled,
         lambda: reused("live"),
         lambda: reused("live", 100),
         lambda: reused("observe"),

@@ -77,6 +77,12 @@ class Metrics:
     policy_reloads: Counter
     policy_completions: Counter
     policy_notes: Counter
+    recalls: Counter
+    recall_tokens: Counter
+    recall_prefilled_tokens: Counter
+    evicted_tokens: Counter
+    evicted_recalled_tokens: Counter
+    evicted_quoted_tokens: Counter
 
     upstream_up: Gauge
     engine_splices: Gauge

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from . import cache, claims, edits, requests, state, upstreams
+from . import cache, claims, edits, recalls, requests, state, upstreams
 from .entries import CatalogueEntry, Group, Merge
 
 GROUPS: tuple[Group, ...] = (
     *requests.GROUPS,
     *cache.GROUPS,
     *edits.GROUPS,
+    *recalls.GROUPS,
     *upstreams.GROUPS,
     *state.GROUPS,
     *claims.GROUPS,
