@@ -32,6 +32,8 @@ FACTS = 4
 """Settings in the output that is cut."""
 _LONG_OUTPUT = 320
 """Characters of a session's outputs, at least; a policy leaves 200 of them."""
+_RECALLED_OUTPUT = 640
+"""Characters of outputs that are recalled, at least: engines find copies of 64 tokens again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +119,24 @@ class RecallStep:
     messages: ChatMessages
     answer: str | None = None
     """Value of the setting that its question asks for; None if the request asks for none."""
+    key: str | None = None
+    """Name of that setting."""
 
 
-def recall_steps(seed: str, turns: int) -> tuple[RecallStep, ...]:
-    """Return the requests of a session that reads settings and is asked for them."""
-    mix = Mix(unknown=0.0, truncated=0.0, notes=(0.4, 0.5, 0.1), max_facts=FACTS, words=WORDS)
+def recall_steps(seed: str, turns: int, *, long: bool = False) -> tuple[RecallStep, ...]:
+    """Return the requests of a session that reads settings and is asked for them.
+
+    Args:
+        long: True for outputs that are worth a stub with an address, and whose KV is found again.
+    """
+    mix = Mix(
+        unknown=0.0,
+        truncated=0.0,
+        notes=(0.4, 0.5, 0.1),
+        max_facts=FACTS,
+        output=_RECALLED_OUTPUT if long else 0,
+        words=WORDS,
+    )
     history: list[Mapping[str, Any]] = []
     steps: list[RecallStep] = []
     call = ""
@@ -129,8 +144,8 @@ def recall_steps(seed: str, turns: int) -> tuple[RecallStep, ...]:
         for message in turn:
             if message.role == "assistant":
                 question = message.question
-                value_asked = question.value if question is not None else None
-                steps.append(RecallStep(tuple(history), value_asked))
+                asked = (question.value, question.key) if question is not None else ()
+                steps.append(RecallStep(tuple(history), *asked))
             if message.call is not None:
                 call = f"call{len(history)}"
             history.append(message.as_dict(call))

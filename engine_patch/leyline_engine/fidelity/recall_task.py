@@ -90,6 +90,8 @@ class Mix:
     """Shares of thoughts by :class:`Sight`: kept, stripped, never."""
     max_facts: int = 6
     """Settings per configuration."""
+    output: int = 0
+    """Characters of a read configuration's output, at least; lines without meaning fill it."""
     words: int = 0
     """Number of words used of each list of names and of values; values are then single words. 0 for
     all words and all kinds of values."""
@@ -284,6 +286,8 @@ class _Session:
     def _output(self, facts: dict[str, str]) -> str:
         lines = [f"{key}={text}" for key, text in facts.items()]
         for _ in range(self.rng.choice((0, 0, 0, 1, 2, 4))):
+            lines.insert(self.rng.randint(0, len(lines)), filler(self.rng))
+        while sum(map(len, lines)) < self.mix.output:
             lines.insert(self.rng.randint(0, len(lines)), filler(self.rng))
         return "\n".join(lines)
 

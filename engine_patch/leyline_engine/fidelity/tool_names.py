@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from typing import Any
 
 _NAME = r"[A-Za-z_][\w.\-]{0,127}"
 _TAGGED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -19,18 +21,24 @@ _FORMATS = tuple(
 )
 
 
-def called_tool(text: str) -> str | None:
-    """Return the name of the first tool that an answer calls; None if it calls none.
-
-    A JSON call counts once its arguments begin, as a short answer may end within them.
-    """
+def tagged_calls(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the calls of an answer that are JSON objects with a name between tags, in order."""
     for block in _TAGGED.findall(text):
         try:
             parsed = json.loads(block)
         except (ValueError, RecursionError):
             continue
         if isinstance(parsed, dict) and isinstance(parsed.get("name"), str):
-            return str(parsed["name"])
+            yield parsed
+
+
+def called_tool(text: str) -> str | None:
+    """Return the name of the first tool that an answer calls; None if it calls none.
+
+    A JSON call counts once its arguments begin, as a short answer may end within them.
+    """
+    for call in tagged_calls(text):
+        return str(call["name"])
     found = [match for pattern in _FORMATS if (match := pattern.search(text))]
     first = min(found, key=lambda match: match.start(), default=None)
     return first[1] if first else None

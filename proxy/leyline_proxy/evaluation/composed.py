@@ -27,13 +27,12 @@ from leyline_engine.fidelity.recall_prompts import RecallStep, recall_steps
 from leyline_engine.fidelity.recall_task import TOOLS
 from leyline_engine.fidelity.says import says
 from leyline_engine.fidelity.statistics import difference, share
-from leyline_engine.fidelity.tool_names import called_tool
 from leyline_policies import load_pipeline
 
 from ..edits.prepare import prepare
-from ..replay.driver import SESSION_HEADER
 from ..replay.errors import StackError
-from ..replay.stack import CHAT_PATH, Stack, StackOptions, running_stack
+from ..replay.stack import Stack, StackOptions, running_stack
+from .replies import TIMEOUT_S, Reply, answer_of, judged
 
 POLICIES = (
     "keep_all",
@@ -44,22 +43,11 @@ POLICIES = (
 DEFAULT_PROFILE = FidelityProfile(model="", boundary=1, quotes=3)
 """Settings of the third arm where nothing is recommended, as in a quick run."""
 
-_NOT_SPLICED = frozenset(
-    {
-        "incompatible_identity",
-        "invalid_directive",
-        "invalid_edit",
-        "transform_failed",
-        "unsupported_runtime",
-    }
-)
-"""Reasons of a receipt by which the arms that splice would measure a re-prefill."""
 _CONTROL = POLICIES[0]
 """Cuts nothing: the arms must be equal."""
 _QUICK = POLICIES[1:2]
 _BATCHES = 4
 _ANSWER_TOKENS = 24
-_TIMEOUT_S = 300.0
 
 
 class ComposedArm(StrEnum):
@@ -68,14 +56,6 @@ class ComposedArm(StrEnum):
     REPREFILL = "re-prefill"
     SPLICE = "splice"
     PROFILE = "splice + profile"
-
-
-class Reply(StrEnum):
-    """The model's reaction to a question for a setting."""
-
-    RIGHT = "right"
-    LOOKS_UP = "looks up"
-    WRONG = "wrong"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +229,7 @@ def _played(
     """Send all requests in order; return the replies to questions, and the tokens."""
     record: dict[str, Cell] = {}
     prompt = prefilled = 0
-    with httpx.Client(base_url=stack.origin, headers=stack.headers, timeout=_TIMEOUT_S) as client:
+    with httpx.Client(base_url=stack.origin, headers=stack.headers, timeout=TIMEOUT_S) as client:
         for session, steps in sessions.items():
             for index, step in enumerate(steps):
                 body = {
@@ -259,29 +239,15 @@ def _played(
                     "temperature": 0,
                     "max_tokens": _ANSWER_TOKENS if step.answer is not None else 1,
                 }
-                answer = client.post(CHAT_PATH, json=body, headers={SESSION_HEADER: session})
-                if answer.status_code != httpx.codes.OK:
-                    raise StackError(f"HTTP {answer.status_code}: {answer.text[:200]}")
-                document = answer.json()
-                account = document["leyline"]
-                if arm is not ComposedArm.REPREFILL and account["reason"] in _NOT_SPLICED:
-                    said = ": ".join(filter(None, (account["reason"], account.get("detail"))))
-                    raise StackError(f"the engine doesn't splice its edits ({said})")
-                tokens = account["tokens"]
+                splices = arm is not ComposedArm.REPREFILL
+                document = answer_of(client, session, body, splices=splices)
+                tokens = document["leyline"]["tokens"]
                 prompt += tokens["prompt"]
                 prefilled += tokens["prefilled"]
                 if step.answer is not None:
                     message = document["choices"][0]["message"]
-                    record[f"{arm}|{session}|{index}"] = _judged(message, step.answer).value
+                    record[f"{arm}|{session}|{index}"] = judged(message, step.answer).value
     return {**record, f"{arm}|prompt": prompt, f"{arm}|prefilled": prefilled}
-
-
-def _judged(message: Mapping[str, Any], value: str) -> Reply:
-    text = str(message.get("content") or "")
-    if says(text, value):
-        return Reply.RIGHT
-    # A server without a parser of tool calls leaves them in the text.
-    return Reply.LOOKS_UP if message.get("tool_calls") or called_tool(text) else Reply.WRONG
 
 
 @dataclass(frozen=True, slots=True)

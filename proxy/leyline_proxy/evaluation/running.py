@@ -22,6 +22,7 @@ from leyline_engine.fidelity.running import count_left, measure_all
 from ..replay.stack import StackOptions
 from .composed import Composed, ComposedModel
 from .engines import Evaluation
+from .recalled import RecallOfCut
 from .report import render_report
 
 _RECOMMENDS = "boundary_recompute"
@@ -106,7 +107,7 @@ def _chosen(experiments: Sequence[Experiment], tables: Collection[str]) -> Seque
 def _with_composed(
     evaluation: Evaluation, journal: Journal, scale: Scale, stack: StackOptions
 ) -> Sequence[Experiment]:
-    """Return the experiments, and after that which recommends profiles the one that tries them."""
+    """Return the experiments, and after that which recommends profiles those with a proxy."""
     experiments: list[Experiment] = []
     for each in evaluation.experiments():
         experiments.append(each)
@@ -116,7 +117,7 @@ def _with_composed(
                 for name, model in evaluation.served.items()
             ]
             recommended = partial(_recommended, each, journal, scale)
-            experiments.append(Composed(models, recommended))
+            experiments += [Composed(models, recommended), RecallOfCut(models)]
     return experiments
 
 

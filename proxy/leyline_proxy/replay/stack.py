@@ -74,6 +74,8 @@ class StackOptions:
     model: str | None = None
     pool_tokens: int | None = None
     fidelity_profile: Path | None = None
+    recall: bool = False
+    """True to keep evicted texts, and to offer the model their recall."""
     engine_url: str | None = None
     """An SGLang server whose cache is flushed for each stack; None embeds an engine."""
     served: ServedEngine | None = None
@@ -97,6 +99,7 @@ class StackOptions:
             "undeclared": dict(self.undeclared),
             "splice": splice,
             "fidelity_profile": self.fidelity_profile,
+            "recall": "on" if self.recall else "off",
             # Every arm sends the same prompts.
             "edit_timing": "now",
             "log_level": "warning",
