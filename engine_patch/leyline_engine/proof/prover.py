@@ -164,13 +164,15 @@ class Prover(ForgetWitness):
     def _closing(self, forgets: Mapping[str, ForgetCounts]) -> list[str]:
         """Return the proofs that nothing holds open any more, given the forgets that progressed."""
         begun = {ticket: proof for ticket, proof in self._open.items() if proof.first is not None}
-        if not forgets or not begun:
+        # Rows may also be freed by what no forget reports, as an eviction of what one condemned.
+        is_held = any(proof.held for proof in begun.values())
+        if not forgets and not is_held:
             return []
         for ticket, counts in forgets.items():
             if ticket in begun:
                 begun[ticket].owed = bool(counts.pending)
         # What one forget waits for may be what an earlier one does.
-        waiting = self._site.waiting() if any(proof.held for proof in begun.values()) else set()
+        waiting = self._site.waiting() if is_held else set()
         for proof in begun.values():
             proof.held &= waiting
         return [ticket for ticket, proof in begun.items() if not proof.owed and not proof.held]

@@ -56,6 +56,27 @@ def test_a_second_proof_waits_for_what_the_first_waits_for() -> None:
     assert not held_rows(engine, slots) and not engine.proofs.busy
 
 
+def test_a_proof_that_only_waits_for_rows_looks_at_each_call() -> None:
+    """Rows may be freed without a report on any forget; the proof that waits for them closes."""
+    engine = make_engine()
+    run(engine, TEXT, register("t1"))
+    holder = admit(engine, [*TEXT, 5, 6], register("t2", session="y"))
+    first = begin(engine)
+    prefill(first)
+    first.finish()
+    second = begin(engine)
+    ticket = second.receipt.message_id
+    assert settled(engine)[ticket].pending
+    prefill(second)
+    second.finish()
+    assert ticket not in engine.settled_proofs({})
+    prefill(holder)
+    holder.finish()
+    engine.settled_forgets()  # the report is lost
+    closed = engine.settled_proofs({})
+    assert closed[ticket].complete and not survivors(closed[ticket])
+
+
 def but_the_first_layer(engine: ReplayEngine) -> Callable[[Slots], None]:
     """Pool.erase, but for the first layer."""
     erase, layers = engine.cache.pool.erase, engine.cache.pool._tensors
