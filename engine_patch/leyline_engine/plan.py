@@ -9,10 +9,10 @@
 The last prompt token is always prefilled (its logits are needed), and so is every destination
 below the attention sink.
 
-A tree of larger pages holds whole pages only. Copies that follow one another are a run, and a run is
-clipped to the whole pages that it covers; what is left of it is prefilled with its neighbours. The
-source needs no such edges: rows are copied one by one, into the slot that position modulo page asks
-for.
+A tree of larger pages holds whole pages only. Copies that follow one another are a run, and a run
+is clipped to the whole pages that it covers; what is left of it is prefilled with its neighbours.
+The source needs no such edges: rows are copied one by one, into the slot that position modulo page
+asks for.
 """
 
 from __future__ import annotations

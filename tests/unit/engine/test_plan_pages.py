@@ -122,7 +122,7 @@ def test_steps_tile_the_prompt_at_page_edges(case: Case) -> None:
 
 @given(cases((1,)))
 def test_pages_of_one_token_change_nothing(case: Case) -> None:
-    """With pages of one token, each copy is made as far as it can be, if it alone is long enough."""
+    """With pages of one token, each copy is made as far as it can be, if that is long enough."""
     first = max(case.prefix, case.sink)
     found: dict[int, tuple[int, int]] = {}
     for copy in case.copies:
