@@ -193,7 +193,8 @@ class Driver:
         for message_id in closed:
             self.forgotten |= self.open.pop(message_id)
         self.forgot += len(closed)
-        every = torch.arange(1, self.scheduler.capacity + 1)
+        page = self.scheduler.page  # the first is SGLang's padding
+        every = torch.arange(page, self.scheduler.capacity + page)
         left = self.forgotten & self.scheduler.remembered(every)
         assert not left, f"{len(left)} forgotten secrets are still held"
 
@@ -341,6 +342,14 @@ VARIANTS = [
     pytest.param({"core": "rust", "reuses": True}, id="reuse"),
     pytest.param(
         {"core": "rust", "capacity": 1000, "chunk": 32, "reuses": True}, id="reuse-pressure"
+    ),
+    pytest.param({"core": "rust", "page": 16}, id="page-16"),
+    pytest.param({"core": "python", "page": 16}, id="page-16-python", marks=pytest.mark.nightly),
+    pytest.param({"core": "rust", "page": 64}, id="page-64", marks=pytest.mark.nightly),
+    pytest.param({"core": "rust", "page": 16, "capacity": 640, "chunk": 40}, id="page-16-pressure"),
+    pytest.param(
+        {"core": "rust", "page": 16, "capacity": 1280, "chunk": 32, "reuses": True},
+        id="page-16-reuse",
     ),
 ]
 
