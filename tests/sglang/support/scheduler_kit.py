@@ -147,7 +147,7 @@ class Scheduler:
         limits: how much may be claimed.
         replica: which of several it is.
         recompute: tokens after edits that aren't copied.
-        page: tokens per page; ``capacity`` is a multiple of it.
+        page: tokens per page; as in SGLang, the pool has whole pages only.
     """
 
     def __init__(
@@ -166,6 +166,7 @@ class Scheduler:
         page: int = 1,
     ) -> None:
         self.page = page
+        capacity -= capacity % page
         self.pool = MLATokenToKVPool(
             capacity, page, torch.float32, LATENT, ROTARY, LAYERS, "cpu", False
         )

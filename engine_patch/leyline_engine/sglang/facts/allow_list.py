@@ -17,6 +17,8 @@ ARCHITECTURES = frozenset(
     }
 )
 """Model classes of SGLang that turn every key of every layer by their rotary module, once."""
+PAGE_SIZES = frozenset({1, 16, 32, 64, 128})
+"""Tokens per page for which splices are tested."""
 KV_DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -70,7 +72,7 @@ def refusal(setup: Setup) -> str:
         (setup.diffusion, "diffusion language model"),
         (setup.architecture not in ARCHITECTURES, f"architecture {setup.architecture}"),
         (setup.kv_dtype not in KV_DTYPES, f"KV dtype {setup.kv_dtype}"),
-        (setup.page_size != 1, f"pages of {setup.page_size} tokens"),
+        (setup.page_size not in PAGE_SIZES, f"pages of {setup.page_size} tokens"),
         (setup.hierarchical_cache, "hierarchical cache (HiCache)"),
         (setup.external_cache, "external KV cache"),
         (setup.unified_memory, "unified memory pool"),
