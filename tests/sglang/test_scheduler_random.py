@@ -367,6 +367,6 @@ def test_random_sessions(variant: dict[str, object], seed: int) -> None:
     # With larger pages, an edit has less to copy.
     assert driver.spliced > (5 if scheduler.page == 1 else 1)
     assert driver.reused > 500
-    assert driver.forgot > 5
+    assert driver.forgot > (5 if scheduler.page == 1 else 1)
     scheduler.flush()
     assert scheduler.allocator.available_size() == scheduler.capacity

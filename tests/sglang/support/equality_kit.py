@@ -108,6 +108,7 @@ class PlayedSession:
         session: a name that no other session on the server has.
         scope: tenant scope.
         lock: shared by sessions that are played at the same time on one reference.
+        page: tokens per page of the server.
     """
 
     server: SglangServer
@@ -117,6 +118,7 @@ class PlayedSession:
     scope: str = "tenant"
     turns: list[Played] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
+    page: int = 1
 
     def open(self, prompt: Sequence[int], **options: Any) -> Played:
         """A turn without edits."""
@@ -143,7 +145,11 @@ class PlayedSession:
         segments: Sequence[Segment],
         options: dict[str, Any],
     ) -> Played:
-        pieces, spliced_end = contracted(prompt, [turn.truth for turn in sources], segments)
+        truths = [turn.truth for turn in sources]
+        if self.page == 1:
+            pieces, spliced_end = contracted(prompt, truths, segments)
+        else:
+            pieces, spliced_end = contracted_pages(prompt, truths, segments, self.page)
         prefix = segments[0].dest_end
         options["lineage"] = tuple(r for r in sources[0].receipt.lineage if r.start < prefix)
         options["sources"] = tuple(turn.ref for turn in sources)
@@ -263,10 +269,53 @@ def contracted(
     return [piece for piece in pieces if piece_length(piece)], spliced_end
 
 
+def contracted_pages(
+    prompt: Sequence[int], sources: Sequence[Remembered], segments: Sequence[Segment], page: int
+) -> tuple[list[Piece], int]:
+    """The same where a tree holds whole pages only, decided page by page.
+
+    A page is kept if all its tokens are in sources' whole pages, whichever those are, and if it
+    lies with others that are enough together.
+    """
+    prefix = segments[0].dest_end // page * page
+    places: dict[int, tuple[int, int]] = {}
+    for segment in segments:
+        if not isinstance(segment, LiteralSegment):
+            computed = sources[segment.source].computed // page * page
+            for at in range(segment.start, min(segment.end, computed)):
+                places[segment.dest + at - segment.start] = (segment.source, at)
+    kept = set(range(prefix))
+    run: list[int] = []
+    for number in range(prefix // page, len(prompt) // page + 1):
+        whole = range(number * page, (number + 1) * page)
+        if whole.start >= SINK and whole.stop < len(prompt) and all(at in places for at in whole):
+            run += whole
+            continue
+        kept |= set(run if len(run) >= MIN_COPY else ())
+        run = []
+    pieces: list[Piece] = []
+    for at, token in enumerate(prompt):
+        last = pieces[-1] if pieces else None
+        if at not in kept:
+            tokens = last.tokens if isinstance(last, Fresh) else ()
+            pieces[len(pieces) - bool(tokens) :] = [Fresh((*tokens, token))]
+            continue
+        source, place = (segments[0].source, at) if at < prefix else places[at]
+        turn = sources[source]
+        # The prefix is a piece of its own, as it isn't copied.
+        follows = isinstance(last, Keep) and last.turn is turn and last.end == place
+        if follows and at != prefix:
+            pieces[-1] = Keep(turn, last.start, place + 1)
+        else:
+            pieces.append(Keep(turn, place, place + 1))
+    return pieces, max(kept, default=-1) + 1
+
+
 def spliced_by_contract(pieces: Sequence[Piece]) -> int:
     """Kept tokens after the prefix."""
+    begins = pieces and isinstance(pieces[0], Keep)
     kept = [piece_length(piece) for piece in pieces if isinstance(piece, Keep)]
-    return sum(kept[1:])
+    return sum(kept[1:] if begins else kept)
 
 
 def moves_keys(pieces: Sequence[Piece]) -> bool:
