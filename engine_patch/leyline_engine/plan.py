@@ -31,6 +31,9 @@ from leyline_engine.contract import (
 )
 from leyline_engine.lineage import first_spliced
 
+PAGE_SIZES = frozenset({1, 16, 32, 64, 128})
+"""Tokens per page for which splices are tested."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prefill:

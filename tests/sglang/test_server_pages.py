@@ -56,7 +56,7 @@ def check_controls(session: PlayedSession) -> None:
 
 
 def check_isolation(session: PlayedSession) -> None:
-    """Another tenant with the same tokens and map gets the exact pages, and the answer of a clean run."""
+    """Another tenant with the same tokens and map gets exact pages, and a clean run's answer."""
     played = shifted(session)
     prompt = played.tokens[: played.prompt]
     other = EditPayload(session="other", scope="other", turn="x", lineage=played.receipt.lineage)
@@ -94,7 +94,8 @@ def check_server(start: Start, server: SglangServer, page: int, seeds: range) ->
 
     check_controls(begin("controls"))
     check_isolation(begin("private"))
-    check_forget(begin("forget"))
+    # Unlabelled turns of its tenant may have read anything.
+    check_forget(replace(begin("forget"), scope="forgetful"))
     spliced = 0
     for seed in seeds:
         session = begin(f"seed{seed}")
@@ -113,7 +114,7 @@ def test_pages_of_16_give_the_contracts_answers(
     """Answers, counts and rows of an MLA server agree; wrong rotations and other sessions don't."""
     folder = model_folder(SglangModel.MLA)
     server = start_server(folder, "--page-size", "16", environment=probed)
-    check_server(start_session, server, 16, range(2))
+    check_server(start_session, server, 16, range(1))
 
 
 @pytest.mark.nightly

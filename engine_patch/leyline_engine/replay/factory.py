@@ -18,6 +18,7 @@ from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import Recompute, own_profile
 from leyline_engine.energy import cuda_uuids, open_account
 from leyline_engine.metrics import PrometheusMetrics
+from leyline_engine.plan import PAGE_SIZES
 from leyline_engine.replay.claim_desk import ClaimDesk
 from leyline_engine.replay.engine import ReplayEngine
 from leyline_engine.replay.engine_claims import EngineClaims
@@ -36,6 +37,7 @@ def create_engine_app(
     dtype: str = "auto",
     device: str = "auto",
     pool_tokens: int = 131_072,
+    page_tokens: int = 1,
     chunk_tokens: int = 512,
     splicing: bool = True,
     matcher: str = "winnow",
@@ -54,6 +56,7 @@ def create_engine_app(
             ``device``.
         served_name: name for clients; by default the shipped model's, the folder's, or the hub id.
         pool_tokens: KV slots, in tokens.
+        page_tokens: tokens per page: prefixes are found, and spliced, in whole pages, as in SGLang.
         chunk_tokens: prompt tokens per prefill step.
         splicing: False serves every edit as an ordinary prefill.
         matcher: value of :class:`~leyline_engine.reuse.fingerprints.MatcherKind`.
@@ -68,15 +71,19 @@ def create_engine_app(
 
     Raises:
         ModelLoadError: the model can't be loaded.
-        ValueError: a limit of claims has no such name or value, there is no such matcher, or the
-            file has no profile for the model.
+        ValueError: a limit of claims has no such name or value, there is no such matcher, pages
+            have no such size, or the file has no profile for the model.
     """
+    if page_tokens not in PAGE_SIZES:
+        sizes = ", ".join(map(str, sorted(PAGE_SIZES)))
+        raise ValueError(f"page_tokens can't be {page_tokens}; choose one of {sizes}")
     kind, claimable = read_matcher(matcher), read_limits(claim_limits or {})
     loaded = load_model(model, dtype=dtype, device=device)
     loaded = replace(loaded, name=served_name or loaded.name)
     return serve_model(
         loaded,
         pool_tokens=pool_tokens,
+        page_tokens=page_tokens,
         chunk_tokens=chunk_tokens,
         splicing=splicing,
         matcher=kind,
@@ -129,6 +136,7 @@ def serve_model(
     loaded: LoadedModel,
     *,
     pool_tokens: int,
+    page_tokens: int = 1,
     chunk_tokens: int = 512,
     splicing: bool = True,
     matcher: MatcherKind = MatcherKind.WINNOW,
@@ -148,6 +156,7 @@ def serve_model(
         engine = ReplayEngine(
             loaded,
             pool_tokens=pool_tokens,
+            page_tokens=page_tokens,
             chunk_tokens=chunk_tokens,
             splicing=splicing,
             matcher=matcher,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -18,6 +19,7 @@ import httpx
 import msgspec
 import torch
 from oracle_models import OracleModel
+from oracle_pages import in_whole_pages
 from oracle_reference import SINK, Fresh, Keep, LongWay, Piece, Remembered, long_way_round, placed
 from pool_probe import ROTARY, ROWS, WATCH, Rows, read_rows
 from sglang_server import SglangServer
@@ -272,43 +274,20 @@ def contracted(
 def contracted_pages(
     prompt: Sequence[int], sources: Sequence[Remembered], segments: Sequence[Segment], page: int
 ) -> tuple[list[Piece], int]:
-    """The same where a tree holds whole pages only, decided page by page.
-
-    A page is kept if all its tokens are in sources' whole pages, whichever those are, and if it
-    lies with others that are enough together.
-    """
-    prefix = segments[0].dest_end // page * page
-    places: dict[int, tuple[int, int]] = {}
-    for segment in segments:
-        if not isinstance(segment, LiteralSegment):
-            computed = sources[segment.source].computed // page * page
-            for at in range(segment.start, min(segment.end, computed)):
-                places[segment.dest + at - segment.start] = (segment.source, at)
-    kept = set(range(prefix))
-    run: list[int] = []
-    for number in range(prefix // page, len(prompt) // page + 1):
-        whole = range(number * page, (number + 1) * page)
-        if whole.start >= SINK and whole.stop < len(prompt) and all(at in places for at in whole):
-            run += whole
-            continue
-        kept |= set(run if len(run) >= MIN_COPY else ())
-        run = []
+    """The same where a tree holds whole pages only."""
     pieces: list[Piece] = []
-    for at, token in enumerate(prompt):
-        last = pieces[-1] if pieces else None
-        if at not in kept:
-            tokens = last.tokens if isinstance(last, Fresh) else ()
-            pieces[len(pieces) - bool(tokens) :] = [Fresh((*tokens, token))]
+    for segment in segments:
+        tokens = tuple(prompt[segment.dest : segment.dest_end])
+        if isinstance(segment, LiteralSegment):
+            pieces.append(Fresh(tokens))
             continue
-        source, place = (segments[0].source, at) if at < prefix else places[at]
-        turn = sources[source]
-        # The prefix is a piece of its own, as it isn't copied.
-        follows = isinstance(last, Keep) and last.turn is turn and last.end == place
-        if follows and at != prefix:
-            pieces[-1] = Keep(turn, last.start, place + 1)
-        else:
-            pieces.append(Keep(turn, place, place + 1))
-    return pieces, max(kept, default=-1) + 1
+        turn = sources[segment.source]
+        last = min(segment.end, turn.computed)
+        pieces += [Keep(turn, segment.start, last), Fresh(tokens[last - segment.start :])]
+    paged = in_whole_pages(pieces, segments[0].dest_end, page, min_copy=MIN_COPY)
+    ends = accumulate(piece_length(piece) for piece in paged)
+    kept = [end for piece, end in zip(paged, ends, strict=True) if isinstance(piece, Keep)]
+    return paged, max(kept, default=0)
 
 
 def spliced_by_contract(pieces: Sequence[Piece]) -> int:

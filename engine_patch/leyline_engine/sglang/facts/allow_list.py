@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from leyline_engine.plan import PAGE_SIZES
+
 ARCHITECTURES = frozenset(
     {
         "DeepseekV2ForCausalLM",
@@ -17,8 +19,6 @@ ARCHITECTURES = frozenset(
     }
 )
 """Model classes of SGLang that turn every key of every layer by their rotary module, once."""
-PAGE_SIZES = frozenset({1, 16, 32, 64, 128})
-"""Tokens per page for which splices are tested."""
 KV_DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
 
