@@ -57,12 +57,15 @@ class BenchOptions:
     boundary: int
     checked: int
     """Number of sessions per concurrency whose answers are compared with the reference."""
+    page_tokens: int = 1
+    """Tokens per page of the server."""
 
     @property
     def pool_tokens(self) -> int:
         """Number of KV slots with which no KV that an arm needs is evicted."""
         prompt = Size.prompt_tokens(self.scale) + _OVERHEAD_TOKENS
-        return math.ceil(_SHARES_OF_POOL * max(self.concurrency) * prompt)
+        tokens = math.ceil(_SHARES_OF_POOL * max(self.concurrency) * prompt)
+        return -(-tokens // self.page_tokens) * self.page_tokens
 
     @property
     def reference_pool_tokens(self) -> int:
