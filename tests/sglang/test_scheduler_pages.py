@@ -11,6 +11,7 @@ from secret_kit import HEAD, REDACTED, SECRET, TOLD, forgetting, telling
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from test_scheduler_forgets import readers
+from test_scheduler_margin import NEWS, SECOND, ask, prepared, turn
 from test_scheduler_proofs import NONCE
 
 from leyline_engine.contract import (
@@ -20,6 +21,8 @@ from leyline_engine.contract import (
     EditPayload,
     Outcome,
     Reason,
+    ReuseCounts,
+    ReuseMode,
     SourceRef,
     apply_directives,
     edit_envelope,
@@ -326,3 +329,19 @@ def test_unaligned_paths_end_at_page_edges(core: str) -> None:
         assert cache.cached_length(Publication(keys[:length])) == whole
     assert cache.unpublish(Publication(keys), 40).erased == 64
     assert cache.cached_length(Publication(keys)) == 32
+
+
+def test_reused_content_is_copied_in_whole_pages_and_judged() -> None:
+    """A hit is clipped to pages; a small margin takes its pages away, and overwrites them."""
+    scheduler = prepared(page=16)
+    exact = scheduler.cache.all_values_flatten().numel()
+    doubted = ask(scheduler, SECOND, turn("b"), margin=0.5)
+    assert doubted.reuse == ReuseCounts(
+        mode=ReuseMode.LIVE, tenant=144, margin=0.5, extents=((64, 208),)
+    )
+    assert scheduler.cache.all_values_flatten().numel() == exact + 64
+    left = scheduler.pool.kv_buffer[0][free_slots(scheduler.allocator), 0]
+    assert not left.any()
+    after = ask(scheduler, [*SECOND, 7, *NEWS, 8], turn("b", "t2"))
+    assert after.reuse == ReuseCounts(mode=ReuseMode.LIVE, gated=True)
+    assert after.tokens.prefix == 64

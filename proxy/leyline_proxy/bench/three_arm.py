@@ -230,6 +230,7 @@ class ThreeArmBench:
         for turn, answer in zip(turns, answers, strict=True):
             lost = lost_to_pages(turn.payload, self._options.page_tokens)
             counts = (await self._client.record(_message_id(turn.payload))).receipt.tokens
+            beyond = counts.prefilled - turn.must.total
             group.level.samples[phase][arm].append(
                 Sample(
                     prompt=counts.prompt,
@@ -237,7 +238,7 @@ class ThreeArmBench:
                     prefilled=counts.prefilled,
                     ttft_ms=answer.ttft_ms,
                     e2e_ms=answer.e2e_ms,
-                    excess=counts.prefilled - turn.must.total - lost,
+                    excess=min(beyond, max(0, beyond - lost)),
                 )
             )
         return answers
