@@ -263,7 +263,8 @@ class LeylineRadixCache(UnifiedRadixCache):
 
     def in_pages(self, tokens: int) -> int:
         """Return the slots that tokens take."""
-        return -(-tokens // self.page_size) * self.page_size
+        page = int(self.page_size)
+        return -(-tokens // page) * page
 
     def take(self, count: int) -> torch.Tensor | None:
         """Take ``count`` free slots (int64), after evictions if need be; None if too few."""
