@@ -291,6 +291,7 @@ def test_a_forget_over_pages_is_proven(page: int, monkeypatch: pytest.MonkeyPatc
             target = int(free_slots(scheduler.allocator)[-2])
             for layer in scheduler.pool.kv_buffer:
                 layer[target] = layer[row]
+            assert target in scheduler.engine._site.filled_free()["pool"]
             monkeypatch.setattr(scheduler.cache, "scrub", lambda: None)
         scheduler.submit([7], message_id="p", hints=edit_envelope("p", payload, prove=NONCE))
         scheduler.drain()

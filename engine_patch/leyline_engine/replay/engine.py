@@ -87,16 +87,11 @@ class ReplayEngine:
         facts = read_model_facts(model.model)
         self._model = model.model
         self._chunk_tokens = chunk_tokens
-        self._layout = facts.layout
-        self._device = model.model.device
+        self._layout, self._device = facts.layout, model.model.device
         pool = KVPool(facts.layout, pool_tokens, facts.rotary, self._device)
+        records = SourceRegistry(secret=secret), SpanLedger()
         self.cache = CacheManager(
-            pool,
-            pool_tokens,
-            SourceRegistry(secret=secret),
-            SpanLedger(),
-            self.metrics,
-            page_tokens=page_tokens,
+            pool, pool_tokens, *records, self.metrics, page_tokens=page_tokens
         )
         self.max_context = int(
             min(getattr(model.model.config, "max_position_embeddings", pool_tokens), pool_tokens)

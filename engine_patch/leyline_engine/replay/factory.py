@@ -52,8 +52,7 @@ def create_engine_app(
     """Load a model and return the application that serves it; the engine runs from here on.
 
     Args:
-        model: see :func:`~leyline_engine.replay.models.loader.load_model`, as for ``dtype`` and
-            ``device``.
+        model: as ``dtype`` and ``device``, for :func:`~.replay.models.loader.load_model`.
         served_name: name for clients; by default the shipped model's, the folder's, or the hub id.
         pool_tokens: KV slots, in tokens.
         page_tokens: tokens per page: prefixes are found, and spliced, in whole pages, as in SGLang.
@@ -63,27 +62,22 @@ def create_engine_app(
         max_running: requests that share the engine at once.
         max_waiting: requests that may wait; more are refused with 503.
         default_max_tokens: limit of chat answers that name none.
-        api_secret: bearer token to ask for; None asks for nothing.
-        hints_secret: the secret with which the proxy signs envelopes and claim commands, and seals
-            digests; None takes all of them bare.
+        api_secret: bearer token to ask for, if any.
+        hints_secret: secret of signed envelopes and claim commands; None takes them bare.
         claim_limits: fields of :class:`~leyline_engine.claims.limits.Limits`.
         fidelity_profile: file with the model's profile, such as a report of ``leyline eval``.
 
     Raises:
         ModelLoadError: the model can't be loaded.
-        ValueError: a limit of claims has no such name or value, there is no such matcher, pages
-            have no such size, or the file has no profile for the model.
+        ValueError: an option can't have this value, or the file has no profile for the model.
     """
-    if page_tokens not in PAGE_SIZES:
-        sizes = ", ".join(map(str, sorted(PAGE_SIZES)))
-        raise ValueError(f"page_tokens can't be {page_tokens}; choose one of {sizes}")
     kind, claimable = read_matcher(matcher), read_limits(claim_limits or {})
     loaded = load_model(model, dtype=dtype, device=device)
     loaded = replace(loaded, name=served_name or loaded.name)
     return serve_model(
         loaded,
         pool_tokens=pool_tokens,
-        page_tokens=page_tokens,
+        page_tokens=read_page(page_tokens),
         chunk_tokens=chunk_tokens,
         splicing=splicing,
         matcher=kind,
@@ -107,6 +101,18 @@ def _recompute_of(path: str | None, loaded: LoadedModel) -> Recompute:
     if path is None:
         return Recompute()
     return own_profile(Path(path).expanduser(), loaded.name, loaded.fingerprint).recompute
+
+
+def read_page(tokens: int) -> int:
+    """Return the tokens per page that an operator set.
+
+    Raises:
+        ValueError: pages can't have this size.
+    """
+    if tokens not in PAGE_SIZES:
+        sizes = ", ".join(map(str, sorted(PAGE_SIZES)))
+        raise ValueError(f"page_tokens can't be {tokens}; choose one of {sizes}")
+    return tokens
 
 
 def read_limits(given: Mapping[str, Any]) -> Limits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
@@ -12,6 +13,7 @@ from taint_machine import TaintMachine
 from test_engine_stateful import EngineMachine
 
 from leyline_engine.replay.cache.radix import RadixTree
+from leyline_engine.replay.factory import read_page
 
 KEYS = st.lists(st.integers(0, 1), max_size=24)
 STEPS = st.lists(
@@ -55,6 +57,13 @@ def test_a_tree_of_pages_is_a_tree_whose_keys_are_pages(
             assert sorted(gone.tolist())[::page] == sorted(went.tolist())
         assert paged.cached_count() == plain.cached_count() * page
         assert all(len(node.keys) % page == 0 for node in paged.nodes())
+
+
+def test_other_page_sizes_are_refused_by_name() -> None:
+    """An engine's option outside the tested sizes is an error that names them."""
+    assert read_page(64) == 64
+    with pytest.raises(ValueError, match=r"page_tokens can't be 8; choose one of 1, 16, 32"):
+        read_page(8)
 
 
 class PagedEngine(EngineMachine):
