@@ -59,6 +59,17 @@ def test_a_tree_of_pages_is_a_tree_whose_keys_are_pages(
         assert all(len(node.keys) % page == 0 for node in paged.nodes())
 
 
+@pytest.mark.parametrize(("at", "kept"), [(3, 0), (4, 4), (6, 4), (8, 8)])
+def test_a_split_inside_a_page_takes_the_page_along(at: int, kept: int) -> None:
+    """A forget from inside a page on removes it whole."""
+    tree = RadixTree(4)
+    tree.insert(array("q", range(8)), np.arange(8), "a")
+    (node,) = tree.nodes()
+    head, rest = tree.split(node, at)
+    lengths = [len(part.keys) if part is not None else 0 for part in (head, rest)]
+    assert lengths == [kept, 8 - kept]
+
+
 def test_other_page_sizes_are_refused_by_name() -> None:
     """An engine's option outside the tested sizes is an error that names them."""
     assert read_page(64) == 64
