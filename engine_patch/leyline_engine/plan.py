@@ -8,6 +8,11 @@
 
 The last prompt token is always prefilled (its logits are needed), and so is every destination
 below the attention sink.
+
+A tree of larger pages holds whole pages only. Copies that follow one another are a run, and a run
+is clipped to the whole pages that it covers; what is left of it is prefilled with its neighbours.
+The source needs no such edges: rows are copied one by one, into the slot that position modulo page
+asks for.
 """
 
 from __future__ import annotations
@@ -25,6 +30,9 @@ from leyline_engine.contract import (
     joined,
 )
 from leyline_engine.lineage import first_spliced
+
+PAGE_SIZES = frozenset({1, 16, 32, 64, 128})
+"""Tokens per page for which splices are tested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,7 @@ def plan_turn(
     sink: int,
     min_copy: int = 1,
     kinds: Sequence[ReuseKind | None] = (),
+    page: int = 1,
 ) -> Plan:
     """Lay copies and prefills over a prompt.
 
@@ -107,22 +116,14 @@ def plan_turn(
         copies: sorted by destination, non-overlapping.
         available: per source, the number of its leading tokens that are still cached.
         sink: destinations below this are prefilled.
-        min_copy: shorter copies are prefilled with their neighbours, which costs no forward.
+        min_copy: shorter copies are prefilled with their neighbours, which costs no forward. With
+            larger pages, this is on runs of copies.
         kinds: see :attr:`Plan.kinds`.
+        page: tokens per page of the tree; ``prefix`` is a multiple of it.
     """
-    kept: list[CopySegment] = []
-    evicted = 0
-    floor = max(prefix, sink)
-    for copy in copies:
-        skip = max(0, floor - copy.dest)
-        wanted = min(copy.length, length - 1 - copy.dest)
-        usable = min(wanted, available[copy.source] - copy.start)
-        if not kinds or kinds[copy.source] is None:
-            evicted += max(0, wanted - max(skip, usable))
-        if usable - skip >= min_copy:
-            kept.append(
-                CopySegment(copy.source, copy.start + skip, copy.start + usable, copy.dest + skip)
-            )
+    kept, evicted = _usable(length, max(prefix, sink), copies, available, kinds)
+    runs = copy_runs(kept) if page > 1 else [(copy,) for copy in kept]
+    kept = [copy for run in runs for copy in _whole_pages(run, page, min_copy)]
     prefills: list[Prefill] = []
     cursor = prefix
     for copy in kept:
@@ -132,6 +133,58 @@ def plan_turn(
     if cursor < length:
         prefills.append(Prefill(cursor, length))
     return Plan(length, prefix, tuple(kept), tuple(prefills), evicted, tuple(kinds))
+
+
+def _usable(
+    length: int,
+    floor: int,
+    copies: Sequence[CopySegment],
+    available: Sequence[int],
+    kinds: Sequence[ReuseKind | None],
+) -> tuple[list[CopySegment], int]:
+    """Return the parts of copies that can be made, and the tokens of edits that are evicted."""
+    kept: list[CopySegment] = []
+    evicted = 0
+    for copy in copies:
+        skip = max(0, floor - copy.dest)
+        wanted = min(copy.length, length - 1 - copy.dest)
+        usable = min(wanted, available[copy.source] - copy.start)
+        if not kinds or kinds[copy.source] is None:
+            evicted += max(0, wanted - max(skip, usable))
+        if usable > skip:
+            kept.append(
+                CopySegment(copy.source, copy.start + skip, copy.start + usable, copy.dest + skip)
+            )
+    return kept, evicted
+
+
+def copy_runs(copies: Sequence[CopySegment]) -> list[tuple[CopySegment, ...]]:
+    """Return copies, sorted by destination, grouped where they follow one another without a gap."""
+    runs: list[list[CopySegment]] = []
+    for copy in copies:
+        if runs and runs[-1][-1].dest_end == copy.dest:
+            runs[-1].append(copy)
+        else:
+            runs.append([copy])
+    return [tuple(run) for run in runs]
+
+
+def page_floor(position: int, page: int) -> int:
+    """Return the start of the page that has a position."""
+    return position // page * page
+
+
+def _whole_pages(run: Sequence[CopySegment], page: int, min_copy: int) -> tuple[CopySegment, ...]:
+    """Return a run as far as it covers whole pages of the prompt; nothing if that is too short."""
+    begin, end = -(-run[0].dest // page) * page, page_floor(run[-1].dest_end, page)
+    if end - begin < max(min_copy, 1):
+        return ()
+    return tuple(
+        CopySegment(c.source, c.start + first - c.dest, c.start + last - c.dest, first)
+        for c in run
+        for first, last in [(max(c.dest, begin), min(c.dest_end, end))]
+        if first < last
+    )
 
 
 def forget_limit(

@@ -162,7 +162,7 @@ def test_layers_must_agree() -> None:
 REFUSED: dict[str, tuple[object, str]] = {
     "architecture": ("SmolLM3ForCausalLM", "architecture SmolLM3ForCausalLM"),
     "kv_dtype": ("float8_e4m3fn", "KV dtype float8_e4m3fn"),
-    "page_size": (16, "pages of 16 tokens"),
+    "page_size": (8, "pages of 8 tokens"),
     "radix_cache": (False, "the radix cache is disabled"),
     "generates": (False, "no generating model"),
     "multimodal": (True, "multimodal model (M-RoPE)"),
@@ -200,6 +200,12 @@ def test_every_setting_that_is_not_covered_is_refused_by_name(name: str) -> None
 def test_what_is_on_the_list_is_not_refused(architecture: str, dtype: str) -> None:
     """The supported models and dtypes pass."""
     assert refusal(Setup(architecture=architecture, kv_dtype=dtype)) == ""
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 32, 64, 128])
+def test_pages_of_these_sizes_are_not_refused(page_size: int) -> None:
+    """Tokens per page for which splices are tested pass."""
+    assert refusal(Setup(page_size=page_size)) == ""
 
 
 class Attention(torch.nn.Module):
@@ -331,7 +337,7 @@ def test_what_the_context_says_is_heeded(tmp_path: Path) -> None:
         facts = read_facts(context_of(model, pool, tmp_path, **{name: True}))
         assert facts.capability.unsupported_reason == reason
     for name, value, reason in (
-        ("page_size", 64, "pages of 64 tokens"),
+        ("page_size", 256, "pages of 256 tokens"),
         ("enable_session_radix_cache", True, "streaming sessions"),
         ("sliding_window_size", 512, "layers with a sliding window"),
     ):

@@ -94,6 +94,7 @@ def make_engine(
     kind: str = "gqa",
     *,
     pool: int = 600,
+    page: int = 1,
     chunk: int = 32,
     splicing: bool = True,
     matcher: MatcherKind = MatcherKind.WINNOW,
@@ -105,6 +106,7 @@ def make_engine(
     return ReplayEngine(
         loaded,
         pool_tokens=pool,
+        page_tokens=page,
         chunk_tokens=chunk,
         splicing=splicing,
         matcher=matcher,

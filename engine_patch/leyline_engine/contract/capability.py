@@ -52,6 +52,8 @@ class KVFacts(msgspec.Struct, frozen=True, kw_only=True):
     layers: int
     bytes_per_token: int
     capacity_tokens: int
+    page_tokens: int = 1
+    """Tokens per page: prefixes are found, and spliced, in whole pages."""
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):

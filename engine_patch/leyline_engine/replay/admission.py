@@ -31,9 +31,9 @@ from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import Carried, Struck
 from leyline_engine.lineage import SALT_BYTES, fold_keys, runs_before
 from leyline_engine.plan import Plan, plan_turn
-from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError
+from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import Match, Node
-from leyline_engine.replay.cache.slots import Slots
+from leyline_engine.replay.cache.slots import PoolExhaustedError, Slots
 from leyline_engine.reuse.fingerprints import MatcherKind
 from leyline_engine.rules import CheckedRequest, EditVerdict, Rules, extend_lineage, judge
 from leyline_engine.sources import SourceTurn
@@ -278,10 +278,8 @@ class Admitter:
 
     def _longest(self, request: CheckedRequest) -> _Lookup:
         """Return the lookup that :meth:`_match_prefix` would choose."""
-        tree = self._cache.tree
-        return max(
-            self._lookups(request), key=lambda found: len(tree.peek(found.keys, found.limit))
-        )
+        peek = self._cache.tree.peek
+        return max(self._lookups(request), key=lambda found: len(peek(found.keys, found.limit)))
 
     def _place(self, message_id: str, request: CheckedRequest, prefix: _Prefix) -> Admission:
         self._cache.lock(prefix.match.node)
@@ -314,6 +312,7 @@ class Admitter:
                 [source.length for source in sources],
                 sink=max(edit.payload.sink, ATTENTION_SINK),
                 kinds=edit.kinds,
+                page=self._cache.page_tokens,
             )
             slots = self._cache.allocate(plan.length - plan.prefix, message_id)
             for copy in plan.copies:

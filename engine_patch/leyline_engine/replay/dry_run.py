@@ -22,9 +22,9 @@ from leyline_engine.ledger import SpanLedger
 from leyline_engine.lineage import SALT_BYTES, fold_keys
 from leyline_engine.metrics import NoMetrics
 from leyline_engine.replay.admission import Admission, Admitter
-from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError
+from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import EMPTY_SLOTS
-from leyline_engine.replay.cache.slots import SlotAllocator, Slots
+from leyline_engine.replay.cache.slots import PoolExhaustedError, SlotAllocator, Slots
 from leyline_engine.retention import retain_turn
 from leyline_engine.sources import SourceRegistry
 
@@ -59,13 +59,23 @@ class DryCache:
     Args:
         tokens: bound of live tokens, above which the least recently used go; None for no bound.
         retained_turns: number of a session's turns that are sources of edits and of reuse.
+        page_tokens: tokens per page.
     """
 
-    def __init__(self, *, tokens: int | None = None, retained_turns: int = 8) -> None:
+    def __init__(
+        self, *, tokens: int | None = None, retained_turns: int = 8, page_tokens: int = 1
+    ) -> None:
         registry = SourceRegistry(max_turns=retained_turns)
         kind = _UnboundedCache if tokens is None else CacheManager
         pool = cast("KVPool", _NoKV())
-        self._cache = kind(pool, tokens or _FIRST_SLOTS, registry, SpanLedger(), NoMetrics())
+        self._cache = kind(
+            pool,
+            tokens or _FIRST_SLOTS,
+            registry,
+            SpanLedger(),
+            NoMetrics(),
+            page_tokens=page_tokens,
+        )
         # Nobody can attack it, and the same traffic gives the same counts.
         self._admitter = Admitter(
             self._cache, splices=True, struck=lambda _, __: None, salt=bytes(SALT_BYTES)
@@ -121,6 +131,7 @@ class DryCache:
             pass  # the answer is cut off
         keys = fold_keys(tokens, admission.lineage, payload.scope)
         match = cache.publish(keys, held, admission.plan.prefix, admission.node, session)
+        cache.release(held[match.length :])
         cache.unlock(match.node)
 
 
@@ -173,8 +184,10 @@ class _UnboundedCache(CacheManager):
         registry: SourceRegistry,
         ledger: SpanLedger,
         metrics: NoMetrics,
+        *,
+        page_tokens: int = 1,
     ) -> None:
-        super().__init__(pool, capacity, registry, ledger, metrics)
+        super().__init__(pool, capacity, registry, ledger, metrics, page_tokens=page_tokens)
         self._allocator = _GrowingSlots(capacity)
 
     @property

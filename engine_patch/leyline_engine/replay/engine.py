@@ -36,8 +36,9 @@ from leyline_engine.occupancy import PoolLevels, RegistryLevels, held_by_claims
 from leyline_engine.plan import Prefill
 from leyline_engine.proof.prover import Prover
 from leyline_engine.replay.admission import Admission, Admitter
-from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError, PoolStats
+from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.pool import KVLayout, KVPool
+from leyline_engine.replay.cache.slots import PoolExhaustedError, PoolStats
 from leyline_engine.replay.cache.working import WorkingCache
 from leyline_engine.replay.engine_claims import EngineClaims, OpenClaims, RefusedByClaimError
 from leyline_engine.replay.margin_gate import MarginGate, load
@@ -71,6 +72,7 @@ class ReplayEngine:
         model: LoadedModel,
         *,
         pool_tokens: int,
+        page_tokens: int = 1,
         chunk_tokens: int = 512,
         splicing: bool = True,
         matcher: MatcherKind = MatcherKind.WINNOW,
@@ -85,11 +87,11 @@ class ReplayEngine:
         facts = read_model_facts(model.model)
         self._model = model.model
         self._chunk_tokens = chunk_tokens
-        self._layout = facts.layout
-        self._device = model.model.device
+        self._layout, self._device = facts.layout, model.model.device
         pool = KVPool(facts.layout, pool_tokens, facts.rotary, self._device)
+        records = SourceRegistry(secret=secret), SpanLedger()
         self.cache = CacheManager(
-            pool, pool_tokens, SourceRegistry(secret=secret), SpanLedger(), self.metrics
+            pool, pool_tokens, *records, self.metrics, page_tokens=page_tokens
         )
         self.max_context = int(
             min(getattr(model.model.config, "max_position_embeddings", pool_tokens), pool_tokens)
@@ -119,7 +121,7 @@ class ReplayEngine:
             unsupported_reason=unsupported,
             actions=engine_actions(splices=not unsupported),
             rotary=facts.facts,
-            kv=_kv_facts(facts.layout, pool_tokens),
+            kv=_kv_facts(facts.layout, pool_tokens, page_tokens),
             sink=ATTENTION_SINK,
             instance=token_hex(8),
         )
@@ -365,13 +367,14 @@ class ReplayEngine:
         self.cache.flush()
 
 
-def _kv_facts(layout: KVLayout, tokens: int) -> KVFacts:
+def _kv_facts(layout: KVLayout, tokens: int, page_tokens: int) -> KVFacts:
     return KVFacts(
         pool_class=layout.pool_class,
         dtype=str(layout.dtype).removeprefix("torch."),
         layers=layout.layers,
         bytes_per_token=layout.bytes_per_token,
         capacity_tokens=tokens,
+        page_tokens=page_tokens,
     )
 
 

@@ -18,6 +18,7 @@ from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import Recompute, own_profile
 from leyline_engine.energy import cuda_uuids, open_account
 from leyline_engine.metrics import PrometheusMetrics
+from leyline_engine.plan import PAGE_SIZES
 from leyline_engine.replay.claim_desk import ClaimDesk
 from leyline_engine.replay.engine import ReplayEngine
 from leyline_engine.replay.engine_claims import EngineClaims
@@ -36,6 +37,7 @@ def create_engine_app(
     dtype: str = "auto",
     device: str = "auto",
     pool_tokens: int = 131_072,
+    page_tokens: int = 1,
     chunk_tokens: int = 512,
     splicing: bool = True,
     matcher: str = "winnow",
@@ -50,26 +52,24 @@ def create_engine_app(
     """Load a model and return the application that serves it; the engine runs from here on.
 
     Args:
-        model: see :func:`~leyline_engine.replay.models.loader.load_model`, as for ``dtype`` and
-            ``device``.
+        model: as ``dtype`` and ``device``, for :func:`~.replay.models.loader.load_model`.
         served_name: name for clients; by default the shipped model's, the folder's, or the hub id.
         pool_tokens: KV slots, in tokens.
+        page_tokens: tokens per page: prefixes are found, and spliced, in whole pages, as in SGLang.
         chunk_tokens: prompt tokens per prefill step.
         splicing: False serves every edit as an ordinary prefill.
         matcher: value of :class:`~leyline_engine.reuse.fingerprints.MatcherKind`.
         max_running: requests that share the engine at once.
         max_waiting: requests that may wait; more are refused with 503.
         default_max_tokens: limit of chat answers that name none.
-        api_secret: bearer token to ask for; None asks for nothing.
-        hints_secret: the secret with which the proxy signs envelopes and claim commands, and seals
-            digests; None takes all of them bare.
+        api_secret: bearer token to ask for, if any.
+        hints_secret: secret of signed envelopes and claim commands; None takes them bare.
         claim_limits: fields of :class:`~leyline_engine.claims.limits.Limits`.
         fidelity_profile: file with the model's profile, such as a report of ``leyline eval``.
 
     Raises:
         ModelLoadError: the model can't be loaded.
-        ValueError: a limit of claims has no such name or value, there is no such matcher, or the
-            file has no profile for the model.
+        ValueError: an option can't have this value, or the file has no profile for the model.
     """
     kind, claimable = read_matcher(matcher), read_limits(claim_limits or {})
     loaded = load_model(model, dtype=dtype, device=device)
@@ -77,6 +77,7 @@ def create_engine_app(
     return serve_model(
         loaded,
         pool_tokens=pool_tokens,
+        page_tokens=read_page(page_tokens),
         chunk_tokens=chunk_tokens,
         splicing=splicing,
         matcher=kind,
@@ -100,6 +101,18 @@ def _recompute_of(path: str | None, loaded: LoadedModel) -> Recompute:
     if path is None:
         return Recompute()
     return own_profile(Path(path).expanduser(), loaded.name, loaded.fingerprint).recompute
+
+
+def read_page(tokens: int) -> int:
+    """Return the tokens per page that an operator set.
+
+    Raises:
+        ValueError: pages can't have this size.
+    """
+    if tokens not in PAGE_SIZES:
+        sizes = ", ".join(map(str, sorted(PAGE_SIZES)))
+        raise ValueError(f"page_tokens can't be {tokens}; choose one of {sizes}")
+    return tokens
 
 
 def read_limits(given: Mapping[str, Any]) -> Limits:
@@ -129,6 +142,7 @@ def serve_model(
     loaded: LoadedModel,
     *,
     pool_tokens: int,
+    page_tokens: int = 1,
     chunk_tokens: int = 512,
     splicing: bool = True,
     matcher: MatcherKind = MatcherKind.WINNOW,
@@ -148,6 +162,7 @@ def serve_model(
         engine = ReplayEngine(
             loaded,
             pool_tokens=pool_tokens,
+            page_tokens=page_tokens,
             chunk_tokens=chunk_tokens,
             splicing=splicing,
             matcher=matcher,

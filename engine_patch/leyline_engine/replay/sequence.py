@@ -21,7 +21,7 @@ from leyline_engine.contract import (
 )
 from leyline_engine.ledger import Carried, Struck
 from leyline_engine.lineage import fold_keys
-from leyline_engine.plan import Prefill
+from leyline_engine.plan import Prefill, page_floor
 from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import Node
 from leyline_engine.replay.cache.slots import Slots
@@ -167,13 +167,14 @@ class Sequence:
             self.session,
             request=self.receipt.message_id,
         )
-        self.held = np.concatenate([match.slots, self.held[self.computed :]])
-        self.owned_from, self.node = self.computed, match.node
+        self.held = np.concatenate([match.slots, self.held[match.length :]])
+        self.owned_from, self.node = match.length, match.node
 
     def _offer(self) -> None:
         """Make the prompt known for reuse, if it was published."""
         session, name = self.session, self.receipt.turn
-        if self.index is None or session is None or not name or self.owned_from < self.computed:
+        whole = page_floor(self.computed, self.cache.page_tokens)
+        if self.index is None or session is None or not name or self.owned_from < whole:
             return
 
         def prompt() -> SourceTurn:

@@ -37,7 +37,7 @@ class LeylinePrefillAdder(PrefillAdder):
         """
         room: int = self.rem_total_tokens
         for req in self.can_run_list:
-            room -= len(req.full_untruncated_fill_ids) - req.extend_end
+            room -= self.ceil_paged_tokens(len(req.full_untruncated_fill_ids) - req.extend_end)
         return room
 
     def _nothing_runs(self) -> bool:

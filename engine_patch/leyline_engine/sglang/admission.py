@@ -166,7 +166,7 @@ class Admission:
         try:
             self._splice(turn, found, match, room)
         except NoRoomError:
-            if turn.plan.prefilled > room():
+            if self._cache.in_pages(turn.plan.prefilled) > room():
                 return False  # nor is there room for an ordinary prefill: it waits as it is
             raise
         return True

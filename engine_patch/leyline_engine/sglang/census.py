@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from leyline_engine.occupancy import Cached, PoolLevels
+from leyline_engine.plan import page_floor
 
 
 class Tree(Protocol):
@@ -41,10 +42,10 @@ class Census:
     def __init__(self, tree: Tree, device: torch.device | str) -> None:
         self._tree = tree
         self._allocator = tree.token_to_kv_pool_allocator
-        self.capacity = int(self._allocator.size)
+        page = int(self._allocator.page_size)
+        self.capacity = page_floor(int(self._allocator.size), page)
         # Slot 0, or the first page, is SGLang's padding.
-        count = self.capacity + int(self._allocator.page_size)
-        self._marks = torch.zeros(count, dtype=torch.uint8, device=device)
+        self._marks = torch.zeros(self.capacity + page, dtype=torch.uint8, device=device)
         self._any = False
         self._peak = 0
 

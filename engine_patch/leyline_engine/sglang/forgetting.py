@@ -18,10 +18,12 @@ from leyline_engine.contract import ForgetCounts
 from leyline_engine.ledger import SpanKey, SpanLedger, Struck
 from leyline_engine.lineage import exact_length
 from leyline_engine.pending import PendingForgets
+from leyline_engine.plan import page_floor
 from leyline_engine.proof.witness import ForgetWitness
+from leyline_engine.sglang.condemned import Condemned, Unpublished
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.publications import Publication, Publications
-from leyline_engine.sglang.radix import Condemned, LeylineRadixCache, Unpublished
+from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sources import SessionKey, SourceRegistry
 
 log = logging.getLogger(__name__)
@@ -97,14 +99,16 @@ class Forgetter:
             spans, clean = self._ledger.hidden_spans(session), []
         kept = [*spared, *(Publication(turn.keys(), turn.lineage) for turn in clean)]
         tainted = self._ledger.lineages_reading(scope, spans)
-        doomed = [
-            (owner, path, start, start) for owner, path, start in self._publications.under(tainted)
-        ]
+        doomed = []
+        for owner, path, reader in self._publications.under(tainted):
+            start = self._floor(reader)
+            doomed.append((owner, path, start, start))
         for path in self._publications.of(session):
-            start = max((path.common(other) for other in kept), default=0)
+            start = self._floor(max((path.common(other) for other in kept), default=0))
             if start < len(path.keys):
                 exact = exact_length(path.keys)
-                theirs = min(self._publications.shared(session, path, start), max(exact, start))
+                shared_to = self._publications.shared(session, path, start)
+                theirs = self._floor(min(shared_to, max(exact, start)))
                 doomed.append((session, path, start, theirs))
         erased = shared = 0
         for owner, path, start, theirs in doomed:
@@ -146,6 +150,11 @@ class Forgetter:
         """Return the tickets that progressed since the last call."""
         return {ticket: self._note(ticket, new) for ticket, new in self.pending.take().items()}
 
+    def _floor(self, position: int) -> int:
+        """Return the start of a position's page: it goes or stays whole, and others have all of it
+        or none."""
+        return page_floor(position, self._cache.page_size)
+
     def _cached(self, path: Publication, length: int) -> int:
         return int(self._cache.find(path.keys, path.space, length).device_prefix_len)
 
@@ -159,7 +168,8 @@ class Forgetter:
             self._registry.drop(session, turn.turn)
         doomed = [Condemned(path, 0) for path in self._publications.of(session)]
         for scope in self._ledger.borrowers(session[0]):
-            doomed += [Condemned(path, at) for path, at in self._publications.spliced(scope)]
+            spliced = self._publications.spliced(scope)
+            doomed += [Condemned(path, self._floor(at)) for path, at in spliced]
         self._cache.condemned.extend(doomed)
         for each in doomed:
             self.pending.wait(ticket, each, len(each.path.keys) - each.start)
@@ -169,6 +179,7 @@ class Forgetter:
 
     def remove(self, path: Publication, start: int) -> None:
         """Remove the cached part of a path from ``start`` on, and report no counts."""
+        start = self._floor(start)
         try:
             self._remove(path, start, "")
         except Exception:

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from leyline_engine.contract import Proof, ProofPlace
@@ -127,10 +126,7 @@ class SchedulerSite:
         if self._pool is None:
             return {}
         tensors = self._pool.tensors
-        allocator = self._cache.token_to_kv_pool_allocator
-        # A batch's frees are delayed until all of them are known.
-        slots = [allocator.get_all_free_pages(), *(allocator.free_group or ())]
-        free = _numbers(torch.cat(slots))
+        free = _numbers(self._cache.idle_slots())
         return {"pool": filled([*tensors.keys, *tensors.values], free)}
 
     def rows_by_place(self) -> Mapping[str, int]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import (
@@ -27,12 +28,14 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from leyline_engine.contract import common_prefix
 from leyline_engine.lineage import first_spliced
+from leyline_engine.plan import page_floor
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.sglang.census import Census
+from leyline_engine.sglang.condemned import Condemned, Unpublished, allowed_length
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.publications import Publication, Space
+from leyline_engine.sglang.rows.pages import free_slots, unwritten_slots, whole_pages
 from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.shelf import RadixShelf
 from leyline_engine.sglang.turn import Turn
@@ -78,25 +81,6 @@ class Listener(Protocol):
         """Record that ``tokens`` were evicted to make room."""
 
 
-@dataclass(slots=True, eq=False)
-class Condemned:
-    """A path whose part after ``start`` waits for its holders: no request can match it."""
-
-    path: Publication
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unpublished:
-    """The fate of the cached part of a path, in tokens."""
-
-    erased: int = 0
-    held: int = 0
-    """Tokens locked by running requests."""
-    shared: int = 0
-    """Tokens from which somebody else's path continues."""
-
-
 class LeylineRadixCache(UnifiedRadixCache):
     """SGLang's unified radix cache with lineage keys and targeted removal."""
 
@@ -109,11 +93,15 @@ class LeylineRadixCache(UnifiedRadixCache):
         """Paths that claims rank; consulted in evictions."""
         self._census: Census | None = None
         self._index: ReuseIndex | None = None
+        # SGLang may drop a request without notice.
+        self._requests: WeakSet[Any] = WeakSet()
         super().__init__(params)
 
     # Calls from SGLang.
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        if params.req is not None:
+            self._requests.add(params.req)
         turn = self._turn(params.req)
         if turn is not None and self.leyline is not None:
             return self.leyline.match(turn, params)
@@ -183,7 +171,8 @@ class LeylineRadixCache(UnifiedRadixCache):
             row = self.req_to_token_pool.req_to_token[kv.req_pool_idx]
             with contained("overwriting what a forget withheld"):
                 for start, end in ranges:
-                    self.overwrite(row[start:end].to(torch.int64))
+                    # What is freed are pages: the request may have written after the range's end.
+                    self.overwrite(whole_pages(row[start:end], self.page_size))
         super().free_kv_row(kv, ranges)
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
@@ -241,11 +230,7 @@ class LeylineRadixCache(UnifiedRadixCache):
 
     def allowed_length(self, keys: array[int]) -> int:
         """Return the number of leading keys that may be matched: nothing condemned."""
-        length = len(keys)
-        for doomed in self.condemned:
-            if common_prefix(doomed.path.keys, keys) > doomed.start:
-                length = min(length, doomed.start)
-        return length
+        return allowed_length(self.condemned, keys, self.page_size)
 
     def is_condemned(self, keys: array[int]) -> bool:
         """Return True if KV under these keys waits to be removed."""
@@ -275,6 +260,11 @@ class LeylineRadixCache(UnifiedRadixCache):
     def touch_turn(self, turn: Turn) -> None:
         """Refresh the cached prefix of a waiting turn, so that it is evicted last."""
         self.find(turn.keys(turn.req.origin_input_ids), turn.space)
+
+    def in_pages(self, tokens: int) -> int:
+        """Return the slots that tokens take."""
+        page = int(self.page_size)
+        return -(-tokens // page) * page
 
     def take(self, count: int) -> torch.Tensor | None:
         """Take ``count`` free slots (int64), after evictions if need be; None if too few."""
@@ -322,7 +312,11 @@ class LeylineRadixCache(UnifiedRadixCache):
                 self._census.published(slots[known:], exact - known)
 
     def unpublish(self, path: Publication, start: int, cause: str = "unpublished") -> Unpublished:
-        """Remove the cached part of a path from ``start`` on, leaf by leaf, and overwrite it."""
+        """Remove the cached part of a path from ``start`` on, leaf by leaf, and overwrite it.
+
+        With larger pages, that begins with the page of ``start``.
+        """
+        start = page_floor(start, self.page_size)
         key = _key(path.keys, path.space)
         self.announce(path, start, cause)
         if start:
@@ -370,13 +364,16 @@ class LeylineRadixCache(UnifiedRadixCache):
             self._pool.erase(slots)
 
     def scrub(self) -> None:
-        """Overwrite the contents of free slots: of evicted, aborted or duplicate KV."""
-        if self._pool is None:
-            return
-        allocator = self.token_to_kv_pool_allocator
-        # A batch's frees are delayed until all of them are known.
-        free = [allocator.get_all_free_pages(), *(allocator.free_group or ())]
-        self._pool.erase_used(torch.cat(free).to(torch.int64))
+        """Overwrite what slots hold of evicted, aborted or duplicate KV."""
+        if self._pool is not None:
+            self._pool.erase_used(self.idle_slots())
+
+    def idle_slots(self) -> torch.Tensor:
+        """Return slots, int64, that hold no token: free ones, and the rest of running requests'
+        last pages."""
+        rows = self.req_to_token_pool.req_to_token
+        unwritten = unwritten_slots(tuple(self._requests), rows, self.page_size)
+        return torch.cat([free_slots(self.token_to_kv_pool_allocator), *unwritten])
 
 
 def _key(keys: array[int], space: Space, limit: int | None = None) -> RadixKey:

@@ -55,7 +55,7 @@ def refuse_chunked(scheduler: Any, engine: SchedulerEngine) -> None:
         return
     with contained("asking whether claims leave room for a chunk"):
         rest = len(req.origin_input_ids) + len(req.output_ids) - req.extend_end
-        chunk = min(rest, scheduler.chunked_prefill_size or rest)
+        chunk = engine.cache.in_pages(min(rest, scheduler.chunked_prefill_size or rest))
         if chunk <= engine.room() or (engine.give_way() and chunk <= engine.room()):
             return
         req.discard_output_reason = _ending(engine.refuse_running(req))

@@ -6,14 +6,15 @@
     step                    stage row    splice      stage row     splice        the request itself
 
 A copy needs nothing computed before it but its place in the tree, and the tree holds whole prefixes
-only; so each gap is computed first, by a row of its own that is prefilled and nothing else. Rows of
-several requests share a forward. All of it is under the turn's lineage: until the request itself
+only; so each gap is computed first, by a row of its own that is prefilled and nothing else. With
+larger pages, the tree holds whole pages only: rows and copies end at their edges. Rows of several
+requests share a forward. All of it is under the turn's lineage: until the request itself
 runs, no other request can match the copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +24,10 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchResult
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from leyline_engine.contract import ATTENTION_SINK, CopySegment, TokenCounts
+from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import Carried
 from leyline_engine.lineage import fold_keys
-from leyline_engine.plan import Plan, plan_turn
+from leyline_engine.plan import Plan, clip_copies, copy_runs, page_floor, plan_turn
 from leyline_engine.rules import CheckedRequest, Rules, extend_lineage
 from leyline_engine.sglang.publishing import Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
@@ -132,13 +134,14 @@ class Splicer:
             plan = plan_turn(
                 len(prompt),
                 staging.cursor,
-                edit.copies,
+                self._cacheable(edit, available),
                 available,
                 sink=max(edit.payload.sink, ATTENTION_SINK),
                 min_copy=self._min_copy,
                 kinds=edit.kinds,
+                page=self._cache.page_size,
             )
-            if plan.copies and plan.copied + plan.prefilled > room():
+            if plan.copies and self._cache.in_pages(plan.copied + plan.prefilled) > room():
                 raise NoRoomError
             turn.carried = self._carried(turn, checked, plan, staging.cursor)
         except BaseException:
@@ -149,6 +152,13 @@ class Splicer:
         turn.staging = staging
         turn.move(Phase.STAGING)
         self._publisher.enter(turn)
+
+    def _cacheable(self, edit: ResolvedEdit, available: Sequence[int]) -> tuple[CopySegment, ...]:
+        """Return copies of what the tree may ever have had: the last page of a source is partial,
+        and nothing was evicted of it."""
+        page = self._cache.page_size
+        ends = [page_floor(len(source.tokens) - 1, page) for source in edit.sources]
+        return clip_copies(edit.copies, [max(pair) for pair in zip(ends, available, strict=True)])
 
     def _carried(
         self, turn: Turn, checked: CheckedRequest, plan: Plan, cursor: int
@@ -183,32 +193,42 @@ class Splicer:
             staging.row = None
         if turn.restarts > MAX_RESTARTS:
             raise NoRoomError
-        for copy in plan.copies:
-            if copy.dest_end <= staging.cursor:
+        for run in copy_runs(plan.copies):
+            end = run[-1].dest_end
+            if end <= staging.cursor:
                 continue
-            if copy.dest > staging.cursor:
-                return self._send_row(turn, copy.dest, admit)
-            if copy.dest_end - staging.cursor > room():
+            if run[0].dest > staging.cursor:
+                return self._send_row(turn, run[0].dest, admit)
+            if end - staging.cursor > room():
                 return AddReqResult.NO_TOKEN
-            self._copy(turn, copy, staging)
+            self._copy(turn, run, staging)
         return None
 
-    def _copy(self, turn: Turn, copy: CopySegment, staging: Staging) -> None:
-        """Copy a segment, rotated, to the end of the cached part, and move the lock there."""
-        start = copy.start + staging.cursor - copy.dest
-        source = staging.sources[copy.source].slots[start : copy.end]
-        slots = self._cache.take(int(source.numel()))
+    def _copy(self, turn: Turn, run: Sequence[CopySegment], staging: Staging) -> None:
+        """Copy a run, rotated, to the end of the cached part, and move the lock there."""
+        begin, end = staging.cursor, run[-1].dest_end
+        slots = self._cache.take(end - begin)
         if slots is None:
             raise NoRoomError
         try:
-            self._splice_rows(source, slots, start, staging.cursor)
-            tokens = turn.req.origin_input_ids[: copy.dest_end]
+            self._splice_run(run, staging, slots)
+            tokens = turn.req.origin_input_ids[:end]
             self._publisher.note(turn, tokens)
             node = self._cache.graft(turn.keys(tokens), staging.lock.node, slots, turn)
         except BaseException:
             self._cache.give_back(slots)
             raise
-        self._hold(staging, node, copy.dest_end)
+        self._hold(staging, node, end)
+
+    def _splice_run(self, run: Sequence[CopySegment], staging: Staging, slots: Any) -> None:
+        """Copy what a run has after the cached part to ``slots``."""
+        begin = staging.cursor
+        for copy in run:
+            dest = max(copy.dest, begin)
+            if dest < copy.dest_end:
+                start = copy.start + dest - copy.dest
+                source = staging.sources[copy.source].slots[start : copy.end]
+                self._splice_rows(source, slots[dest - begin : copy.dest_end - begin], start, dest)
 
     def _splice_rows(self, source: Any, slots: Any, start: int, dest: int) -> None:
         """Copy and rotate on all ranks, or on none: they must not hold different trees."""

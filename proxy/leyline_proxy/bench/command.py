@@ -45,6 +45,10 @@ def command(
     checked: Annotated[
         int, typer.Option(min=0, help="Sessions per level whose answers are compared.")
     ] = 2,
+    page_size: Annotated[
+        int,
+        typer.Option(help="Tokens per page: of the server that is started, and of the reference."),
+    ] = 1,
     url: Annotated[
         str | None, typer.Option(help="A running server; without it, one starts on the CPU.")
     ] = None,
@@ -109,8 +113,10 @@ def command(
             samples,
             boundary,
             checked,
+            page_size,
         )
         own = (
+            f"--page-size={page_size}",
             f"--max-total-tokens={options.pool_tokens}",
             f"--max-running-requests={max(options.concurrency)}",
         )
@@ -178,7 +184,9 @@ def _compare(
     if not options.checked:
         return
     try:
-        reference = Reference(model or shipped_model(), options.reference_pool_tokens)
+        reference = Reference(
+            model or shipped_model(), options.reference_pool_tokens, options.page_tokens
+        )
     except EngineUnavailable as error:
         console.print(f"no logit deltas: {error}", style="yellow", markup=False)
         return

@@ -19,7 +19,15 @@ from leyline_engine.contract import RECEIPT_PATH, EditPayload, TurnRecord, edit_
 
 from ..upstream.embedded import create_embedded_engine
 from .generate import TOP, ServerAnswer, ServerAnswerError, StepLogprobs
-from .workload import Retained, Session, SessionName, edit_turn, replay_turn
+from .workload import (
+    BUILD_TOKENS,
+    Retained,
+    Session,
+    SessionName,
+    edit_turn,
+    lost_to_pages,
+    replay_turn,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +63,20 @@ class Reference:
     Args:
         model: in the replay engine's form.
         pool_tokens: KV slots; a session takes about three times its prompt.
+        page_tokens: tokens per page, as the measured server has them.
 
     Raises:
         EngineUnavailable: it can't be created here.
     """
 
-    def __init__(self, model: Path | str, pool_tokens: int) -> None:
-        options = {"model": str(model), "dtype": "float32", "pool_tokens": pool_tokens}
+    def __init__(self, model: Path | str, pool_tokens: int, page_tokens: int = 1) -> None:
+        options = {
+            "model": str(model),
+            "dtype": "float32",
+            "pool_tokens": pool_tokens,
+            "page_tokens": page_tokens,
+        }
+        self._page_tokens = page_tokens
         self._http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=create_embedded_engine("replay", options)),
             base_url="http://engine",
@@ -77,13 +92,15 @@ class Reference:
             ServerAnswerError: it wasn't spliced, for example if the same prompt was prefilled
                 before.
         """
-        last = await self._retain(session.builds[-1], name.registered("build"))
+        # As many tokens as the server writes: with larger pages, they fill a turn's last one.
+        last = await self._retain(session.builds[-1], name.registered("build"), BUILD_TOKENS)
         payload = edit_turn(session, name, last, boundary).payload
-        edited = await self._retain(session.edited, payload)
+        edited = await self._retain(session.edited, payload, max_new_tokens)
         turn = replay_turn(session, name, last, edited, boundary)
         steps = await self._complete(session.replayed, max_new_tokens, turn.payload)
         receipt = (await self._record(turn.payload)).receipt
-        if receipt.tokens.prefilled != turn.must.total:
+        beyond = receipt.tokens.prefilled - turn.must.total
+        if not 0 <= beyond <= lost_to_pages(turn.payload, self._page_tokens):
             raise ServerAnswerError(f"the replay engine did not splice: {receipt.detail}")
         return steps
 
@@ -91,8 +108,8 @@ class Reference:
         """Return the steps of the replayed prompt, prefilled."""
         return await self._complete(session.replayed, max_new_tokens)
 
-    async def _retain(self, prompt: Sequence[int], payload: EditPayload) -> Retained:
-        await self._complete(prompt, 1, payload)
+    async def _retain(self, prompt: Sequence[int], payload: EditPayload, tokens: int) -> Retained:
+        await self._complete(prompt, tokens, payload)
         record = await self._record(payload)
         return Retained(payload.turn, (*prompt, *record.output_ids), record.receipt.lineage)
 

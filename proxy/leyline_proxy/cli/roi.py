@@ -79,6 +79,9 @@ def roi(
             min=1, help="Live tokens, the least recently used go first. Default: no bound."
         ),
     ] = None,
+    page_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens per page of your engine's cache.")
+    ] = 1,
     mode: Annotated[
         CountedMode,
         typer.Option(help="Count content beside the cache as it is, or as if it were copied."),
@@ -121,7 +124,9 @@ def roi(
     errors = Console(stderr=True)
     rules = parse_rules(undeclared or ())
     named = tuple(f"{role}={what}" for role, what in rules.items())
-    settings = RoiSettings(policy, named, tokenizer, retained_turns, cache_tokens, mode.value)
+    settings = RoiSettings(
+        policy, named, tokenizer, retained_turns, cache_tokens, mode.value, page_tokens
+    )
     try:
         player = _player(settings)
         traces = [(file.name, read_conversations(file).first(limit)) for file in files]
@@ -161,6 +166,7 @@ def _player(settings: RoiSettings) -> Player:
         settings.cache_tokens,
         ReuseMode(settings.mode),
         partial(TimeLimit(_TIMEOUT_S), "roi"),
+        settings.page_tokens,
     )
 
 

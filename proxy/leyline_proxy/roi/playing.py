@@ -50,6 +50,7 @@ class Player:
     mode: ReuseMode = ReuseMode.OBSERVE
     limit: Limit | None = None
     """Calls policies that aren't trusted; see `PolicySession.limit`."""
+    page_tokens: int = 1
 
     def play(self, trace: Trace, name: str, done: Callable[[], None] = lambda: None) -> FileRoi:
         """Play a file's sessions, one after the other, to a cache of their own.
@@ -60,7 +61,7 @@ class Player:
         Raises:
             MissingExtraError: a library of the engine is not installed.
         """
-        cache = _new_cache(self.cache_tokens)
+        cache = _new_cache(self.cache_tokens, self.page_tokens)
         sessions: list[SessionRoi] = []
         notes = list(trace.skipped)
         for number, recorded in enumerate(trace.sessions):
@@ -80,12 +81,12 @@ class _RefusedError(Exception):
     """A request that the proxy would not send."""
 
 
-def _new_cache(tokens: int | None) -> DryCache:
+def _new_cache(tokens: int | None, page_tokens: int) -> DryCache:
     try:
         from leyline_engine.replay.dry_run import DryCache
     except ImportError as error:
         raise MissingExtraError(error.name or "numpy") from error
-    return DryCache(tokens=tokens)
+    return DryCache(tokens=tokens, page_tokens=page_tokens)
 
 
 class _Playing:

@@ -122,6 +122,8 @@ class RoiSettings:
     """Bound of live tokens; None if nothing is ever evicted."""
     mode: str = "observe"
     """``observe`` counts content beside a cache that prefills it; ``live`` copies it."""
+    page_tokens: int = 1
+    """Tokens per page of the cache."""
 
 
 @dataclass(frozen=True, slots=True)

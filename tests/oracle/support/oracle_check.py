@@ -9,6 +9,7 @@ import torch
 from oracle_cases import Case, EditedTurn
 from oracle_engine import Conversation, edited_prompt, kept_edits, start_engine, tamper
 from oracle_models import OracleModel
+from oracle_pages import in_whole_pages
 from oracle_reference import (
     SINK,
     Fresh,
@@ -22,6 +23,7 @@ from oracle_reference import (
 )
 
 from leyline_engine.contract import Outcome, Receipt
+from leyline_engine.plan import page_floor
 
 BOUND = 1e-4
 """Largest |Δlogit| allowed, as a share of the largest |logit|."""
@@ -48,9 +50,9 @@ def relative_error(got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
     )
 
 
-def play(subject: OracleModel, case: Case, tampering: str = "") -> list[Compared]:
+def play(subject: OracleModel, case: Case, tampering: str = "", *, page: int = 1) -> list[Compared]:
     """Run a case through the engine and the long way round, turn by turn."""
-    engine = start_engine(subject, case.chunk_tokens)
+    engine = start_engine(subject, case.chunk_tokens, page_tokens=page)
     if tampering:
         tamper(engine, tampering, subject)
     conversation = Conversation(engine)
@@ -74,15 +76,18 @@ def play(subject: OracleModel, case: Case, tampering: str = "") -> list[Compared
             boundary=turn.boundary,
         )
         pieces = contracted_pieces(source, turn)
+        first = turn.edits[0][0]
+        if page > 1:
+            pieces = in_whole_pages(pieces, min(first, source.computed), page)
         truth = long_way_round(subject, pieces, turn.answer.fed, turn.answer.unfed)
         prompt = len(edited_prompt(source.tokens, turn.edits, turn.tail))
-        first = turn.edits[0][0]
+        prefix = page_floor(min(first, source.computed, prompt - 1), page)
         results.append(
             Compared(
                 relative_error(ran.logits, truth.logits),
                 ran.receipt,
-                min(first, source.computed, prompt - 1),
-                spliced_by_contract(truth, first),
+                prefix,
+                spliced_by_contract(truth, first if page == 1 else prefix),
                 prompt,
             )
         )

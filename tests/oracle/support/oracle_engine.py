@@ -55,13 +55,17 @@ class Ran:
     receipt: Receipt
 
 
-def start_engine(subject: OracleModel, chunk_tokens: int = 128) -> ReplayEngine:
+def start_engine(
+    subject: OracleModel, chunk_tokens: int = 128, *, page_tokens: int = 1
+) -> ReplayEngine:
     """A fresh engine over a model."""
     no_tokenizer: Any = None
     loaded = LoadedModel(
         name=subject.name, model=subject.model, tokenizer=no_tokenizer, fingerprint="f", path=""
     )
-    return ReplayEngine(loaded, pool_tokens=POOL_TOKENS, chunk_tokens=chunk_tokens)
+    return ReplayEngine(
+        loaded, pool_tokens=POOL_TOKENS, page_tokens=page_tokens, chunk_tokens=chunk_tokens
+    )
 
 
 def run_request(

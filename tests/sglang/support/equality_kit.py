@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -18,6 +19,7 @@ import httpx
 import msgspec
 import torch
 from oracle_models import OracleModel
+from oracle_pages import in_whole_pages
 from oracle_reference import SINK, Fresh, Keep, LongWay, Piece, Remembered, long_way_round, placed
 from pool_probe import ROTARY, ROWS, WATCH, Rows, read_rows
 from sglang_server import SglangServer
@@ -108,6 +110,7 @@ class PlayedSession:
         session: a name that no other session on the server has.
         scope: tenant scope.
         lock: shared by sessions that are played at the same time on one reference.
+        page: tokens per page of the server.
     """
 
     server: SglangServer
@@ -117,6 +120,7 @@ class PlayedSession:
     scope: str = "tenant"
     turns: list[Played] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
+    page: int = 1
 
     def open(self, prompt: Sequence[int], **options: Any) -> Played:
         """A turn without edits."""
@@ -143,7 +147,11 @@ class PlayedSession:
         segments: Sequence[Segment],
         options: dict[str, Any],
     ) -> Played:
-        pieces, spliced_end = contracted(prompt, [turn.truth for turn in sources], segments)
+        truths = [turn.truth for turn in sources]
+        if self.page == 1:
+            pieces, spliced_end = contracted(prompt, truths, segments)
+        else:
+            pieces, spliced_end = contracted_pages(prompt, truths, segments, self.page)
         prefix = segments[0].dest_end
         options["lineage"] = tuple(r for r in sources[0].receipt.lineage if r.start < prefix)
         options["sources"] = tuple(turn.ref for turn in sources)
@@ -263,10 +271,30 @@ def contracted(
     return [piece for piece in pieces if piece_length(piece)], spliced_end
 
 
+def contracted_pages(
+    prompt: Sequence[int], sources: Sequence[Remembered], segments: Sequence[Segment], page: int
+) -> tuple[list[Piece], int]:
+    """The same where a tree holds whole pages only."""
+    pieces: list[Piece] = []
+    for segment in segments:
+        tokens = tuple(prompt[segment.dest : segment.dest_end])
+        if isinstance(segment, LiteralSegment):
+            pieces.append(Fresh(tokens))
+            continue
+        turn = sources[segment.source]
+        last = min(segment.end, turn.computed)
+        pieces += [Keep(turn, segment.start, last), Fresh(tokens[last - segment.start :])]
+    paged = in_whole_pages(pieces, segments[0].dest_end, page, min_copy=MIN_COPY)
+    ends = accumulate(piece_length(piece) for piece in paged)
+    kept = [end for piece, end in zip(paged, ends, strict=True) if isinstance(piece, Keep)]
+    return paged, max(kept, default=0)
+
+
 def spliced_by_contract(pieces: Sequence[Piece]) -> int:
     """Kept tokens after the prefix."""
+    begins = pieces and isinstance(pieces[0], Keep)
     kept = [piece_length(piece) for piece in pieces if isinstance(piece, Keep)]
-    return sum(kept[1:])
+    return sum(kept[1:] if begins else kept)
 
 
 def moves_keys(pieces: Sequence[Piece]) -> bool:

@@ -21,7 +21,10 @@ import msgspec
 import torch
 from census_kit import Seen, check_census
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
-from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator import (
+    PagedTokenToKVPoolAllocator,
+    TokenToKVPoolAllocator,
+)
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome, EvictParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
@@ -144,6 +147,7 @@ class Scheduler:
         limits: how much may be claimed.
         replica: which of several it is.
         recompute: tokens after edits that aren't copied.
+        page: tokens per page; as in SGLang, the pool has whole pages only.
     """
 
     def __init__(
@@ -159,18 +163,27 @@ class Scheduler:
         limits: Limits | None = None,
         replica: Replica = Replica(),  # noqa: B008 - immutable
         recompute: Recompute = Recompute(),  # noqa: B008 - immutable
+        page: int = 1,
     ) -> None:
+        self.page = page
+        capacity -= capacity % page
         self.pool = MLATokenToKVPool(
-            capacity, 1, torch.float32, LATENT, ROTARY, LAYERS, "cpu", False
+            capacity, page, torch.float32, LATENT, ROTARY, LAYERS, "cpu", False
         )
-        self.allocator = TokenToKVPoolAllocator(capacity, torch.float32, "cpu", self.pool, False)
+        self.allocator = (
+            TokenToKVPoolAllocator(capacity, torch.float32, "cpu", self.pool, False)
+            if page == 1
+            else PagedTokenToKVPoolAllocator(
+                capacity, page, torch.float32, "cpu", self.pool, need_sort=False
+            )
+        )
         self.rows = ReqToTokenPool(rows, _LONGEST, "cpu", False)
         self.cache = LeylineRadixCache(
             CacheInitParams(
                 disable=False,
                 req_to_token_pool=self.rows,
                 token_to_kv_pool_allocator=self.allocator,
-                page_size=1,
+                page_size=page,
                 tree_components=(ComponentType.FULL,),
                 tree_core_backend=core,
                 enable_kv_cache_events=events,
@@ -320,7 +333,7 @@ class Scheduler:
 
     def _admit(self) -> list[Req]:
         adder = LeylinePrefillAdder(
-            1,
+            self.page,
             self.cache,
             self.allocator,
             _Batch([running.req for running in self.running]),
@@ -345,12 +358,23 @@ class Scheduler:
             self.chunked.inflight_middle_chunks += 1
         return list(adder.can_run_list)
 
-    def _slots(self, count: int) -> torch.Tensor:
+    def _slots(self, req: Req, start: int, end: int) -> torch.Tensor:
+        """Allocate slots for a request's positions, as SGLang does before a forward."""
+        count = (-(-end // self.page) - -(-start // self.page)) * self.page
         missing = count - self.allocator.available_size()
         if missing > 0:
             self.cache.evict(EvictParams(num_tokens=missing))
-        slots = self.allocator.alloc(count)
+        slots = self.allocator.alloc(count) if self.page == 1 else self._page_slots(req, start, end)
         assert slots is not None, "admission promised more than there is"
+        return slots
+
+    def _page_slots(self, req: Req, start: int, end: int) -> torch.Tensor | None:
+        row = self.rows.req_to_token[req.kv.req_pool_idx]
+        last = row[start - 1 : start].long() if start else torch.tensor([-1])
+        starts, ends = torch.tensor([start]), torch.tensor([end])
+        slots: torch.Tensor | None = self.allocator.alloc_extend(
+            starts, starts, ends, ends, last, end - start
+        )
         return slots
 
     def _prefill(self, batch: list[Req]) -> None:
@@ -382,7 +406,7 @@ class Scheduler:
                 self.rows.write((req.kv.req_pool_idx, slice(0, req.prefix_len)), prefix)
                 req.kv.cache_protected_len = req.prefix_len
         for req in batch:
-            slots = self._slots(req.extend_end - req.prefix_len)
+            slots = self._slots(req, req.prefix_len, req.extend_end)
             self.rows.write((req.kv.req_pool_idx, slice(req.prefix_len, req.extend_end)), slots)
             req.kv.kv_allocated_len = req.kv.kv_committed_len = req.extend_end
 
@@ -404,12 +428,13 @@ class Scheduler:
         if self.running:
             self.forwards += 1
         for running in tuple(self.running):
-            if self.allocator.available_size() + self.cache.evictable_size() < 1:
-                self.retract(running)
-                continue
             req = running.req
             position = req.kv.kv_committed_len
-            slot = self._slots(1)
+            room = self.allocator.available_size() + self.cache.evictable_size()
+            if room < self.page and position % self.page == 0:
+                self.retract(running)
+                continue
+            slot = self._slots(req, position, position + 1)
             self.rows.write((req.kv.req_pool_idx, slice(position, position + 1)), slot)
             req.kv.kv_allocated_len = req.kv.kv_committed_len = position + 1
             self._compute(req, position, position + 1)
@@ -479,7 +504,9 @@ class Scheduler:
         own = [running.req for running in self.running]
         if self.chunked is not None and self.chunked.kv.holds_kv:
             own.append(self.chunked)
-        private = sum(req.kv.kv_allocated_len - req.kv.cache_protected_len for req in own)
+        private = sum(
+            self.cache.in_pages(req.kv.kv_allocated_len) - req.kv.cache_protected_len for req in own
+        )
         total = (
             self.allocator.available_size()
             + self.cache.evictable_size()
@@ -504,6 +531,8 @@ class Scheduler:
         assert [token for token, _, _ in rows] == list(tokens)
         assert [h for _, h, _ in rows[:exact]] == histories(tokens)[:exact], "foreign memory"
         slots = self.slots_of(req)[: len(tokens)].long()
+        places = torch.arange(len(tokens))
+        assert torch.equal(slots % self.page, places % self.page), "a page isn't whole"
         for layer in range(LAYERS):
             keys = self.pool.kv_buffer[layer][slots, 0, LATENT:]
             turned = torch.allclose(keys, self.keys[: len(tokens)], atol=1e-4)

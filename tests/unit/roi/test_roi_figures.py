@@ -176,6 +176,7 @@ def test_json_table_and_picture(tmp_path: Path) -> None:
         "tokenizer": "shipped",
         "retained_turns": 2,
         "cache_tokens": 90000,
+        "page_tokens": 1,
         "mode": "observe",
     }
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -39,11 +39,13 @@ def check_nodes(tree: RadixTree) -> None:
     for node in (*tree.nodes(), *tree.doomed()):
         if not len(node.keys) == len(node.slots) > 0:
             raise IntegrityError("a radix node has not exactly one slot per key")
+        if len(node.keys) % tree.page:
+            raise IntegrityError("a radix node has a part of a page")
     for node in (tree.root, *tree.nodes()):
         if node.detached:
             raise IntegrityError("a detached radix node is still in the tree")
         for first_key, child in node.children.items():
-            if child.keys[0] != first_key or child.parent is not node:
+            if tree.name(child.keys) != first_key or child.parent is not node:
                 raise IntegrityError("a radix child isn't reachable under its first key")
             known = node is tree.root or SHARED in node.owners
             if not (known or child.owners <= node.owners):

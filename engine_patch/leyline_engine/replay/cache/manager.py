@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +20,7 @@ from leyline_engine.lineage import exact_length, first_under, lineage_bits
 from leyline_engine.metrics import EngineMetrics
 from leyline_engine.occupancy import Cached, PoolLevels
 from leyline_engine.pending import PendingForgets
+from leyline_engine.plan import page_floor
 from leyline_engine.proof.witness import ForgetWitness
 from leyline_engine.replay.cache.integrity import (
     check_anchors,
@@ -37,7 +37,7 @@ from leyline_engine.replay.cache.radix import (
     slots_of,
     subtree,
 )
-from leyline_engine.replay.cache.slots import SlotAllocator, Slots
+from leyline_engine.replay.cache.slots import PoolExhaustedError, PoolStats, SlotAllocator, Slots
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.sources import SessionKey, SourceRegistry
 
@@ -49,23 +49,12 @@ log = logging.getLogger(__name__)
 _EVICTION_BATCH = 64
 
 
-class PoolExhaustedError(Exception):
-    """There are too few slots, and nothing left to evict: retry when a request has finished."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """Slots by owner."""
-
-    capacity: int
-    free: int
-    cached: int
-    doomed: int
-    in_flight: int
-
-
 class CacheManager:
-    """The owner of every slot that no running request owns."""
+    """The owner of every slot that no running request owns.
+
+    With pages of several tokens, the tree holds whole pages only, as in an engine that allocates
+    those; here slots are still allocated one by one.
+    """
 
     def __init__(
         self,
@@ -74,12 +63,15 @@ class CacheManager:
         registry: SourceRegistry,
         ledger: SpanLedger,
         metrics: EngineMetrics,
+        *,
+        page_tokens: int = 1,
     ) -> None:
         self._metrics = metrics
+        self.page_tokens = page_tokens
         self.pool = pool
         self.registry = registry
         self.ledger = ledger
-        self.tree = RadixTree()
+        self.tree = RadixTree(page_tokens)
         self.listener = CacheListener()
         self.witness = ForgetWitness()
         self.reuse: ReuseIndex | None = None
@@ -122,8 +114,7 @@ class CacheManager:
         missing = count - self.free_count
         if 0 < missing <= self.tree.evictable_count():
             gone = self.tree.evict_nodes(max(missing, _EVICTION_BATCH))
-            freed = slots_of(gone)
-            self._unindex(freed)
+            self._unindex(freed := slots_of(gone))
             self.release(freed)
             self._metrics.evicted(len(freed))
             self.listener.evicted(request, gone)
@@ -210,7 +201,8 @@ class CacheManager:
             request: its name, for the listener.
 
         Returns:
-            The sequence as the tree has it now, locked in place of ``node``.
+            The sequence as the tree has it now, locked in place of ``node``. A partial page at its
+            end isn't there: its slots stay the request's.
         """
         present, match = self.tree.insert(keys, held, session)
         self.tree.lock(match.node)
@@ -345,9 +337,10 @@ class CacheManager:
 
     def lose(self, keys: array[int], start: int, cause: str) -> None:
         """Give up the cached part of a path after its first ``start`` keys, and all below it."""
+        start = page_floor(start, self.page_tokens)
         if len(self.tree.peek(keys)) <= start:
             return
-        top = self.tree.cut(keys[:start]).children[keys[start]]
+        top = self.tree.cut(keys[:start]).children[self.tree.name(keys, start)]
         released, _ = self._remove([top], cause)
         self.erase(slots_of(released))
 

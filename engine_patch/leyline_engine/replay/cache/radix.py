@@ -6,7 +6,8 @@
                           └────[k3' …]── leaf
 
 ``match`` and ``cut`` split a node when a key sequence ends inside it; nothing else changes the tree
-but ``insert``, ``evict`` and ``detach``. Recency is a counter, never a clock.
+but ``insert``, ``evict`` and ``detach``. Recency is a counter, never a clock. With pages of several
+keys, nodes begin and end at their edges, and a partial page at a sequence's end isn't there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 
 from leyline_engine.contract import common_prefix
 from leyline_engine.lineage import exact_length
+from leyline_engine.plan import page_floor
 from leyline_engine.replay.cache.slots import Slots
 
 SHARED = None
@@ -55,7 +57,8 @@ class Node:
         self.keys = keys
         self.slots = slots
         self.serial = serial
-        self.children: dict[int, Node] = {}
+        self.children: dict[Hashable, Node] = {}
+        """Children by their first page; see :meth:`RadixTree.name`."""
         self.owners: set[Hashable] = set()
         """Publishers of this run of keys; an owner of a node owns its ancestors too."""
         self.ranks: dict[Hashable, int] = {}
@@ -86,7 +89,9 @@ class Match(NamedTuple):
 class RadixTree:
     """A tree that shares prefixes; unlocked leaves are evicted by rank, lowest first, then LRU."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: int = 1) -> None:
+        self.page = page
+        """Keys per page."""
         self.root = Node(None, array("q"), EMPTY_SLOTS, 0)
         self._doomed: set[Node] = set()
         self._tick = 0
@@ -100,6 +105,10 @@ class RadixTree:
         node = Node(parent, keys, slots, self._serial)
         node.last_access = self._tick
         return node
+
+    def name(self, keys: array[int], at: int = 0) -> Hashable:
+        """Return the name of a page of ``keys``, which begins ``at``: children have it."""
+        return keys[at] if self.page == 1 else keys[at : at + self.page].tobytes()
 
     def nodes(self) -> Iterator[Node]:
         """Yield every node below the root, parents first, without detached ones."""
@@ -131,12 +140,14 @@ class RadixTree:
     def _walk(self, keys: array[int], limit: int | None) -> Iterator[tuple[Node, int]]:
         """Yield the nodes of the longest prefix of ``keys[:limit]``, with the keys each shares."""
         end = len(keys) if limit is None else min(limit, len(keys))
+        end = page_floor(end, self.page)
         node, length = self.root, 0
         while length < end:
-            child = node.children.get(keys[length])
+            child = node.children.get(self.name(keys, length))
             if child is None:
                 return
             same = min(common_prefix(keys, child.keys, length), end - length)
+            same = page_floor(same, self.page)
             whole = same == len(child.keys)
             yield child, same
             if not whole:
@@ -157,7 +168,11 @@ class RadixTree:
         return node
 
     def split(self, node: Node, at: int) -> tuple[Node | None, Node | None]:
-        """Return ``node`` as its first ``at`` keys and the rest; an empty part is None."""
+        """Return ``node`` as its first ``at`` keys and the rest; an empty part is None.
+
+        The page that has the key ``at`` goes with the rest.
+        """
+        at = page_floor(at, self.page)
         if at == 0:
             return None, node
         if at == len(node.keys):
@@ -171,8 +186,8 @@ class RadixTree:
         head = self._new_node(parent, node.keys[:at], node.slots[:at])
         head.locks, head.last_access = node.locks, node.last_access
         head.owners, head.ranks = set(node.owners), dict(node.ranks)
-        head.children[node.keys[at]] = node
-        parent.children[head.keys[0]] = head
+        head.children[self.name(node.keys, at)] = node
+        parent.children[self.name(head.keys)] = head
         node.parent, node.keys, node.slots = head, node.keys[at:], node.slots[at:]
         return head
 
@@ -181,15 +196,18 @@ class RadixTree:
 
         Returns:
             The number of leading keys that were there already (their old slots stay; the caller
-            still owns its own for those), and the whole sequence as it is cached now.
+            still owns its own for those), and the whole sequence as it is cached now: without a
+            partial page at its end, whose slots stay the caller's.
         """
+        keys = keys[: page_floor(len(keys), self.page)]
+        slots = slots[: len(keys)]
         match = self.match(keys)
         node = match.node
         held = np.concatenate([match.slots, slots[match.length :]])
         if match.length < len(keys):
             # From here on nothing can fail: the caller's slots become the tree's.
             child = self._new_node(node, keys[match.length :], slots[match.length :].copy())
-            node.children[child.keys[0]] = child
+            node.children[self.name(child.keys)] = child
             self._count(child, 1)
             node = child
         for ancestor in self.path(node):
@@ -250,7 +268,7 @@ class RadixTree:
             _, _, node = heapq.heappop(leaves)
             parent = node.parent
             assert parent is not None  # noqa: S101 - the root is no leaf of this list
-            del parent.children[node.keys[0]]
+            del parent.children[self.name(node.keys)]
             released.append(node)
             self._count(node, -1)
             freed += len(node.slots)
@@ -282,7 +300,7 @@ class RadixTree:
         """
         parent = node.parent
         assert parent is not None  # noqa: S101 - the root is never detached
-        del parent.children[node.keys[0]]
+        del parent.children[self.name(node.keys)]
         released: list[Node] = []
         held: list[Node] = []
         for current in subtree(node):

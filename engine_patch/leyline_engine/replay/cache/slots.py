@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 Slots = npt.NDArray[np.int64]
+
+
+class PoolExhaustedError(Exception):
+    """There are too few slots, and nothing left to evict: retry when a request has finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Slots by owner."""
+
+    capacity: int
+    free: int
+    cached: int
+    doomed: int
+    in_flight: int
 
 
 class SlotAllocator:

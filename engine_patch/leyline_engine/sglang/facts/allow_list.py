@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from leyline_engine.plan import PAGE_SIZES
+
 ARCHITECTURES = frozenset(
     {
         "DeepseekV2ForCausalLM",
@@ -70,7 +72,7 @@ def refusal(setup: Setup) -> str:
         (setup.diffusion, "diffusion language model"),
         (setup.architecture not in ARCHITECTURES, f"architecture {setup.architecture}"),
         (setup.kv_dtype not in KV_DTYPES, f"KV dtype {setup.kv_dtype}"),
-        (setup.page_size != 1, f"pages of {setup.page_size} tokens"),
+        (setup.page_size not in PAGE_SIZES, f"pages of {setup.page_size} tokens"),
         (setup.hierarchical_cache, "hierarchical cache (HiCache)"),
         (setup.external_cache, "external KV cache"),
         (setup.unified_memory, "unified memory pool"),

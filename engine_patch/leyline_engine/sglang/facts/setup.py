@@ -75,7 +75,9 @@ def read_facts(context: Any, *, origins: int | None = None) -> EngineFacts:
             _capability(context, f"the model can't be measured ({type(error).__name__})")
         )
     capability = msgspec.structs.replace(
-        _capability(context, ""), rotary=rotary_facts, kv=_kv_facts(tensors)
+        _capability(context, ""),
+        rotary=rotary_facts,
+        kv=_kv_facts(tensors, int(context.params.page_size)),
     )
     return EngineFacts(capability, rotary, pool)
 
@@ -165,13 +167,14 @@ def _measure_rotary(model: torch.nn.Module, kv_pool: Any) -> tuple[Rotary, Rotar
     )
 
 
-def _kv_facts(tensors: PoolTensors) -> KVFacts:
+def _kv_facts(tensors: PoolTensors, page: int) -> KVFacts:
     return KVFacts(
         pool_class=tensors.pool_class,
         dtype=str(tensors.dtype).removeprefix("torch."),
         layers=len(tensors.keys),
         bytes_per_token=tensors.bytes_per_token,
         capacity_tokens=tensors.capacity,
+        page_tokens=page,
     )
 
 

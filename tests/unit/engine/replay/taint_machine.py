@@ -36,10 +36,13 @@ class TaintMachine(RuleBasedStateMachine):
     asked: ReusePayload | None = None
     """What every request asks for."""
     matcher = MatcherKind.WINNOW
+    page = 1
 
     @initialize()
     def start(self) -> None:
-        self.engine: ReplayEngine = make_engine(pool=2500, chunk=16, matcher=self.matcher)
+        self.engine: ReplayEngine = make_engine(
+            pool=2500, page=self.page, chunk=16, matcher=self.matcher
+        )
         self.taint = Taint(self.engine, SECRET)
         self.tainted = self.taint.flags
         self.turns: list[tuple[str, list[int], tuple[LineageRun, ...]]] = []

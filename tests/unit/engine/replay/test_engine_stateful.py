@@ -56,10 +56,12 @@ class Job:
 class EngineMachine(RuleBasedStateMachine):
     """One engine, three sessions, up to five running requests."""
 
+    page = 1
+
     @initialize(kind=st.sampled_from(["gqa", "mla"]))
     def start(self, kind: str) -> None:
         self.kind = kind
-        self.engine = make_engine(kind, pool=330, chunk=24)
+        self.engine = make_engine(kind, pool=330, page=self.page, chunk=24)
         self.turns: dict[str, list[Turn]] = {name: [] for name in SESSIONS}
         self.jobs: list[Job] = []
         self.count = 0

@@ -21,7 +21,7 @@ from support.replay_engine import (
 
 from leyline_engine.contract import Directive, EditPayload, Outcome, Reason, Receipt
 from leyline_engine.replay import admission
-from leyline_engine.replay.cache.manager import PoolExhaustedError
+from leyline_engine.replay.cache.slots import PoolExhaustedError
 from leyline_engine.replay.engine import PromptTooLongError, ReplayEngine
 
 SOURCE = random_tokens(120, 2)

@@ -1,0 +1,40 @@
+"""Condemned KV: what a forget reached while a request holds it. Pure."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from leyline_engine.contract import common_prefix
+from leyline_engine.plan import page_floor
+from leyline_engine.sglang.publications import Publication
+
+
+@dataclass(slots=True, eq=False)
+class Condemned:
+    """A path whose part after ``start`` waits for its holders: no request can match it."""
+
+    path: Publication
+    start: int
+    """A page's edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpublished:
+    """The fate of the cached part of a path, in tokens."""
+
+    erased: int = 0
+    held: int = 0
+    """Tokens locked by running requests."""
+    shared: int = 0
+    """Tokens from which somebody else's path continues."""
+
+
+def allowed_length(condemned: Iterable[Condemned], keys: array[int], page: int) -> int:
+    """Return the number of leading keys that may be matched: no page of them is condemned."""
+    length = len(keys)
+    for doomed in condemned:
+        if page_floor(common_prefix(doomed.path.keys, keys), page) > doomed.start:
+            length = min(length, doomed.start)
+    return length
