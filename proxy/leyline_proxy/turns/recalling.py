@@ -114,7 +114,10 @@ class Recalls:
         except PartStoreError as error:
             log.warning("parts_unavailable", error=type(error).__name__)
             return replace(shelf, problem="store_down")
-        parts = tuple(each for each in listed if holder.may_have(each.address))
+        known = {each.address for each in listed}
+        # Only the newest are listed.
+        older = [part.facts for part in found.parts.values() if part.address not in known]
+        parts = tuple(each for each in (*older, *listed) if holder.may_have(each.address))
         forgotten = frozenset(filter(holder.may_have, found.forgotten))
         return replace(shelf, parts=parts, forgotten=forgotten)
 
