@@ -43,6 +43,17 @@ def stack(files: Path, script: Script, **settings: Any) -> Iterator[tuple[str, S
             yield origin, model
 
 
+def noting(script: Script) -> tuple[list[Prompt], Script]:
+    """Return a script that notes the prompts it answers, and its notes."""
+    seen: list[Prompt] = []
+
+    def noted(prompt: Prompt) -> Reply:
+        seen.append(prompt)
+        return script(prompt)
+
+    return seen, noted
+
+
 def client_of(origin: str, key: str = "none") -> openai.OpenAI:
     """Return a client of the proxy."""
     return openai.OpenAI(base_url=f"{origin}/v1", api_key=key, max_retries=0)

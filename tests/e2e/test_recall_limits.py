@@ -19,6 +19,7 @@ from recall_kit import (
     called,
     client_of,
     history,
+    noting,
     stack,
     warmed,
 )
@@ -59,12 +60,7 @@ def shows(tokens: Any, text: str, model: Any) -> bool:
 def test_a_quarantine_takes_recalled_text_away(files: Path) -> None:
     """After a quarantine the aside's text is out of the prompt and out of the store, a recall says
     why, and the engine proves that nothing is left."""
-    seen: list[Prompt] = []
-
-    def script(prompt: Prompt) -> Reply:
-        seen.append(prompt)
-        return asks_once(prompt)
-
+    seen, script = noting(asks_once)
     with stack(files, script) as (origin, _), client_of(origin) as client:
         warmed(client)
         answer = ask(client, history())
@@ -90,12 +86,7 @@ def test_a_quarantine_takes_recalled_text_away(files: Path) -> None:
 def test_a_forget_of_this_turn_reaches_its_own_asides(files: Path) -> None:
     """A message's own demand to be forgotten takes the recalled text out of the very prompt that
     carries the demand."""
-    seen: list[Prompt] = []
-
-    def script(prompt: Prompt) -> Reply:
-        seen.append(prompt)
-        return asks_once(prompt)
-
+    seen, script = noting(asks_once)
     with stack(files, script) as (origin, _), client_of(origin) as client:
         warmed(client)
         answer = ask(client, history())
@@ -108,12 +99,7 @@ def test_a_forget_of_this_turn_reaches_its_own_asides(files: Path) -> None:
 
 def test_reference_in_a_message(files: Path) -> None:
     """A line that is a reference becomes the text, in the prompt only."""
-    seen: list[Prompt] = []
-
-    def script(prompt: Prompt) -> Reply:
-        seen.append(prompt)
-        return Reply("Done.")
-
+    seen, script = noting(quiet)
     with stack(files, script) as (origin, _), client_of(origin) as client:
         warmed(client)
         ask(client, history())
@@ -197,12 +183,7 @@ def test_a_store_that_is_down_costs_recalls_only(files: Path, tmp_path: Path) ->
 
 def test_recall_is_refused_where_it_is_off(files: Path) -> None:
     """A tenant without recall can't ask for it, and its requests leave without the tool."""
-    seen: list[Prompt] = []
-
-    def script(prompt: Prompt) -> Reply:
-        seen.append(prompt)
-        return Reply("Done.")
-
+    seen, script = noting(quiet)
     with stack(files, script, recall="off") as (origin, _), client_of(origin) as client:
         answer = ask(client, history())
         assert "recall" not in account(answer)
@@ -221,12 +202,7 @@ def needed(**context: Any) -> dict[str, Any]:
 
 def test_working_set_restores_in_place(files: Path) -> None:
     """A needed text that a policy evicted is sent whole, in its place, from the KV that it had."""
-    seen: list[Prompt] = []
-
-    def script(prompt: Prompt) -> Reply:
-        seen.append(prompt)
-        return Reply("Done.")
-
+    seen, script = noting(quiet)
     with stack(files, script) as (origin, _), client_of(origin) as client:
         warmed(client)
         answer = ask(client, history(), **needed(need=[ADDRESS, "tool:shell"]))
@@ -245,12 +221,7 @@ def test_working_set_restores_in_place(files: Path) -> None:
 
 def test_working_set_brings_back_what_the_client_dropped(files: Path) -> None:
     """A needed text that only the store has comes back once, and stays in later prompts."""
-    seen: list[Prompt] = []
-
-    def script(prompt: Prompt) -> Reply:
-        seen.append(prompt)
-        return Reply("Done.")
-
+    seen, script = noting(quiet)
     with stack(files, script) as (origin, _), client_of(origin) as client:
         warmed(client)
         ask(client, history())
@@ -270,12 +241,7 @@ def test_working_set_brings_back_what_the_client_dropped(files: Path) -> None:
 
 def test_working_set_excludes(files: Path) -> None:
     """An excluded text leaves the prompt with a stub that has its address."""
-    seen: list[Prompt] = []
-
-    def script(prompt: Prompt) -> Reply:
-        seen.append(prompt)
-        return Reply("Done.")
-
+    seen, script = noting(quiet)
     with stack(files, script, policy="keep_all") as (origin, _), client_of(origin) as client:
         warmed(client)
         answer = ask(client, history(), **needed(exclude=[ADDRESS]))
