@@ -20,7 +20,7 @@ from leyline_policies.conversation import RESULT_ROLES
 from leyline_policies.verbs import is_condemned, is_forgotten
 
 from ..model.asides import RECALL_TOOL, Aside, RecallCall, RecalledTexts, note_of, places_of
-from ..model.messages import Message, call_ids
+from ..model.messages import Message, call_ids, is_text_part
 from ..model.prepared import Change, SentMessage
 from ..model.vocabulary import RECALL
 from .stage import Stage
@@ -240,10 +240,7 @@ def _with_texts(texts: Sequence[str], entry: SentMessage) -> SentMessage:
     filled: Any = fill(content) if isinstance(content, str) else content
     if isinstance(content, list):
         filled = [
-            {**part, "text": fill(part["text"])}
-            if isinstance(part, Mapping) and isinstance(part.get("text"), str)
-            else part
-            for part in content
+            {**part, "text": fill(part["text"])} if is_text_part(part) else part for part in content
         ]
     message = {**entry.message, "content": filled}
     return msgspec.structs.replace(entry, message=message, changes=(*entry.changes, CHANGE))
@@ -254,5 +251,5 @@ def _texts(content: object) -> Iterator[str]:
         yield content
     elif isinstance(content, list):
         for part in content:
-            if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            if is_text_part(part):
                 yield part["text"]

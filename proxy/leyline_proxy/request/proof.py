@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ..errors import BadRequestError
-from ..model.fields import field_error
+from .checked import checked_body
 
 MAX_SPANS = 1024
 MAX_WAIT_S = 60.0
@@ -33,10 +32,4 @@ def proof_body(body: Mapping[str, Any]) -> ProofBody:
     Raises:
         BadRequestError: names the field.
     """
-    try:
-        return msgspec.convert(body, ProofBody)
-    except msgspec.ValidationError as error:
-        found = field_error("", str(error), ProofBody.__struct_fields__)
-        param = found.param.removeprefix(".")
-        text = str(found).removeprefix(".")
-        raise BadRequestError(text if param else f"The body{text}", param=param or None) from error
+    return checked_body(body, ProofBody)

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ..errors import BadRequestError
-from ..model.fields import field_error
 from ..model.verdicts import MAX_VERDICTS
+from .checked import checked_body
 
 Why = Literal["injection", "malware", "secret", "personal_data", "policy", "other"]
 """Reasons for a quarantine, for the audit log. Words from a list hold no text of a prompt."""
@@ -36,13 +36,7 @@ def quarantine_body(body: Mapping[str, Any]) -> QuarantineBody:
     Raises:
         BadRequestError: names the field.
     """
-    try:
-        wanted = msgspec.convert(body, QuarantineBody)
-    except msgspec.ValidationError as error:
-        found = field_error("", str(error), QuarantineBody.__struct_fields__)
-        param = found.param.removeprefix(".")
-        text = str(found).removeprefix(".")
-        raise BadRequestError(text if param else f"The body{text}", param=param or None) from error
+    wanted = checked_body(body, QuarantineBody)
     if not wanted.messages and not wanted.spans:
         raise BadRequestError(
             "Name what goes into quarantine: messages, as indices into the newest list, or spans, "

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ..errors import BadRequestError
-from ..model.fields import field_error
+from .checked import checked_body
 
 MAX_ADDRESSES = 256
 _ADDRESS = re.compile(r"(?:leyline://sha256/|sha256:)([0-9a-f]{12,64})")
@@ -32,12 +32,7 @@ def recall_body(document: Mapping[str, Any]) -> RecallBody:
     Raises:
         BadRequestError: names the field.
     """
-    try:
-        body = msgspec.convert(document, RecallBody)
-    except msgspec.ValidationError as error:
-        wrong = field_error("body", str(error), RecallBody.__struct_fields__)
-        param = wrong.param.removeprefix("body.")
-        raise BadRequestError(str(wrong), param=param) from error
+    body = checked_body(document, RecallBody)
     found = [_ADDRESS.fullmatch(each.strip()) for each in body.addresses]
     for number, match in enumerate(found):
         if match is None:

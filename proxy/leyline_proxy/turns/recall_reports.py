@@ -48,11 +48,19 @@ def recall_outcomes(turn: Turn, receipt: Receipt) -> tuple[RecallOutcome, ...]:
     """Return what became of the texts that came into a turn's prompt, or that were asked for."""
     if not turn.request.tenant.recall and turn.planned.prepared.working_set is None:
         return ()
-    planned, served = turn.planned, served_extents(turn.planned, receipt)
-    places = places_of(planned)
-    session = turn.identity.session
+    planned, session = turn.planned, turn.identity.session
     asides = (*(session.asides if session is not None else ()), *turn.appended)
     calls = {call.id: call for aside in asides for call in aside.calls}
+    found = [*_answered(planned, calls), *_referred(turn)]
+    if planned.prepared.working_set is not None:
+        policies = {call.address: call.policy for call in calls.values()}
+        found += [
+            RecallOutcome("context", each, policies.get(each.address or "", ""))
+            for each in planned.prepared.working_set.reports
+        ]
+    if not found:
+        return ()
+    places = places_of(planned)
     appended = {
         call.address: places[at]
         for at, entry in enumerate(planned.prepared.sent)
@@ -66,16 +74,8 @@ def recall_outcomes(turn: Turn, receipt: Receipt) -> tuple[RecallOutcome, ...]:
         for at, entry in enumerate(planned.prepared.sent)
         if entry.client_index is not None and at in places
     }
-    found = [*_answered(planned, calls), *_referred(turn)]
-    if planned.prepared.working_set is not None:
-        policies = {call.address: call.policy for call in calls.values()}
-        found += [
-            RecallOutcome("context", each, policies.get(each.address or "", ""))
-            for each in planned.prepared.working_set.reports
-        ]
-    final = settled(
-        WorkingSet(reports=tuple(each.report for each in found)), messages, appended, served
-    )
+    asked = WorkingSet(reports=tuple(each.report for each in found))
+    final = settled(asked, messages, appended, served_extents(planned, receipt))
     return tuple(
         RecallOutcome(each.way, report, each.policy)
         for each, report in zip(found, final, strict=True)
