@@ -1,4 +1,4 @@
-"""The facts of a model, a pool and a server: read from SGLang's own modules, refused by name."""
+"""The facts of a server: read from SGLang's own context, refused by name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from sglang.srt.layers.radix_attention import RadixAttention
@@ -15,42 +16,15 @@ from sglang.srt.layers.rotary_embedding import get_rope
 from sglang.srt.mem_cache.memory_pool import (
     KVCache,
     MHATokenToKVPool,
-    MLATokenToKVPool,
     NoOpMHATokenToKVPool,
 )
 from sglang.srt.runtime_context import get_context
 from transformers import LlamaConfig
 
-from leyline_engine.rotation import Pairing
-from leyline_engine.sglang.facts.allow_list import ARCHITECTURES, Setup, refusal
-from leyline_engine.sglang.facts.rotary import UnsupportedRotaryError, measure_rotary
+from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.sglang.facts.allow_list import Setup, refusal
 from leyline_engine.sglang.facts.setup import EngineFacts, model_fingerprint, read_facts
-
-CPU = torch.device("cpu")
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 2048,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
-DEEPSEEK = YARN | {"rope_type": "deepseek_yarn", "mscale": 0.707, "mscale_all_dim": 0.3}
-KINDS: dict[str, tuple[dict[str, Any] | None, bool, int, str]] = {
-    "default": (None, True, 64, "default"),
-    "interleaved": (None, False, 64, "default"),
-    "partial": (None, True, 48, "default"),
-    "linear": ({"rope_type": "linear", "factor": 2.5}, True, 64, "linear"),
-    "llama3": (LLAMA3, True, 64, "llama3"),
-    "yarn": (YARN, True, 64, "yarn"),
-    "deepseek": (DEEPSEEK, False, 64, "yarn"),
-}
-
-
-def rope(kind: str, dtype: torch.dtype = torch.float32, head: int = 64) -> Any:
-    """A rotary module of SGLang's; the tables that it keeps are made again for each test."""
-    scaling, neox, width, _ = KINDS[kind]
-    return get_rope(head, width, 8192, 10000, neox, scaling, dtype)
+from leyline_engine.sglang.rows.pool import SplicePool, read_pool
 
 
 @pytest.fixture(autouse=True)
@@ -59,113 +33,11 @@ def fresh_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sglang.srt.layers.rotary_embedding.factory._ROPE_DICT", {})
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-def test_measured_facts_predict_what_the_module_does(kind: str, dtype: torch.dtype) -> None:
-    """Keys moved by the facts are those that the module computes at the new position."""
-    module = rope(kind, dtype)
-    rotary, facts = measure_rotary([module, module], dtype, CPU)
-    _, neox, width, rope_type = KINDS[kind]
-    pairing = Pairing.HALF_SPLIT if neox else Pairing.INTERLEAVED
-    assert (facts.rope_type, facts.pairing, facts.rotary_dim) == (rope_type, pairing, width)
-    here, there = torch.tensor([5000, 17, 8000]), torch.tensor([4100, 7900, 3])
-    keys = torch.randn(3, 2, 64).to(dtype)
-    _, at_here = module(here, keys.clone(), keys.clone())
-    _, at_there = module(there, keys.clone(), keys.clone())
-    moved = rotary.rotate(at_here[..., :width], here, there).float()
-    scale = at_there.float().abs().max()
-    # Fresh keys carry the roundings of the table, the product and the sum.
-    tolerance = {torch.float32: 2e-3, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
-    assert (moved - at_there[..., :width].float()).abs().max() <= tolerance * scale
-    wrong = replace(rotary, inv_freq=rotary.inv_freq * 1.01)
-    off = wrong.rotate(at_here[..., :width], here, there).float()
-    assert (off - at_there[..., :width].float()).abs().max() > 5 * tolerance * scale
-
-
-def test_attention_scaling_is_reported_and_not_applied() -> None:
-    """YaRN's mscale is in the key already: facts name it, the rotation keeps lengths."""
-    module = rope("deepseek")
-    rotary, facts = measure_rotary([module], torch.float32, CPU)
-    assert facts.attention_scaling == pytest.approx(module.mscale)
-    assert abs(facts.attention_scaling - 1) > 0.01
-    keys = torch.randn(4, 1, 64)
-    moved = rotary.rotate(keys, torch.zeros(4, dtype=torch.int64), torch.arange(4) * 999)
-    assert torch.allclose(moved.norm(dim=-1), keys.norm(dim=-1), rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("scaling", "name"),
-    [
-        ({"rope_type": "dynamic", "factor": 2.0}, "DynamicNTKScalingRotaryEmbedding"),
-        ({"rope_type": "dynamic", "alpha": 2.0}, "DynamicNTKAlphaRotaryEmbedding"),
-        (
-            {
-                "rope_type": "longrope",
-                "short_factor": [1.0] * 32,
-                "long_factor": [2.0] * 32,
-                "original_max_position_embeddings": 2048,
-            },
-            "Phi3LongRoPEScaledRotaryEmbedding",
-        ),
-        ({"rope_type": "default", "mrope_section": [8, 12, 12]}, "MRotaryEmbedding"),
-        ({"rope_type": "proportional"}, "Gemma4RotaryEmbedding"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_other_rotary_embeddings_are_refused_by_name(scaling: dict[str, Any], name: str) -> None:
-    """Only exact classes that are known are measured at all."""
-    module = get_rope(64, 64, 8192, 10000, True, scaling, torch.float32)
-    with pytest.raises(UnsupportedRotaryError, match=name):
-        measure_rotary([module], torch.float32, CPU)
-
-
-def _another_table(module: Any) -> None:
-    module.cos_sin_cache = module.cos_sin_cache.roll(1, dims=0)
-
-
-def _not_a_number(module: Any) -> None:
-    module.cos_sin_cache = module.cos_sin_cache * float("nan")
-
-
-def _no_turn(module: Any) -> None:
-    module._forward_method = lambda positions, query, key: (query, key)
-
-
-def _turn_back(module: Any) -> None:
-    forward = module._forward_method
-    module._forward_method = lambda positions, query, key: forward(
-        positions.max() - positions, query, key
-    )
-
-
-@pytest.mark.parametrize("spoil", [_another_table, _not_a_number, _no_turn, _turn_back])
-def test_a_module_that_does_not_do_what_it_says_is_refused(spoil: Any) -> None:
-    """Control: facts are measured, so a module that lies about itself is found out."""
-    module = rope("default")
-    measure_rotary([module], torch.float32, CPU)
-    spoil(module)
-    with pytest.raises(UnsupportedRotaryError, match=r"cached cosines|no one rotation"):
-        measure_rotary([module], torch.float32, CPU)
-
-
-def test_layers_must_agree() -> None:
-    """Layers that turn differently, or not at all, can't share one rotation."""
-    with pytest.raises(UnsupportedRotaryError, match="differ"):
-        measure_rotary([rope("default"), rope("llama3")], torch.float32, CPU)
-    with pytest.raises(UnsupportedRotaryError, match="differ"):
-        measure_rotary([rope("default"), rope("interleaved")], torch.float32, CPU)
-    for modules in ([rope("default"), None], []):
-        with pytest.raises(UnsupportedRotaryError, match="without a rotary embedding"):
-            measure_rotary(modules, torch.float32, CPU)
-
-
 REFUSED: dict[str, tuple[object, str]] = {
-    "architecture": ("SmolLM3ForCausalLM", "architecture SmolLM3ForCausalLM"),
     "kv_dtype": ("float8_e4m3fn", "KV dtype float8_e4m3fn"),
     "page_size": (8, "pages of 8 tokens"),
     "radix_cache": (False, "the radix cache is disabled"),
     "generates": (False, "no generating model"),
-    "multimodal": (True, "multimodal model (M-RoPE)"),
     "hybrid_window": (True, "layers with a sliding window"),
     "recurrent": (True, "recurrent layers"),
     "sparse_attention": (True, "sparse attention with an index key (DSA)"),
@@ -195,11 +67,10 @@ def test_every_setting_that_is_not_covered_is_refused_by_name(name: str) -> None
     assert refusal(replace(Setup(), **{name: value})) == reason
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_what_is_on_the_list_is_not_refused(architecture: str, dtype: str) -> None:
-    """The supported models and dtypes pass."""
-    assert refusal(Setup(architecture=architecture, kv_dtype=dtype)) == ""
+def test_these_dtypes_are_not_refused(dtype: str) -> None:
+    """The supported dtypes pass."""
+    assert refusal(Setup(kv_dtype=dtype)) == ""
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64, 128])
@@ -213,17 +84,17 @@ class Attention(torch.nn.Module):
 
     def __init__(self, layer: int, rotary: Any) -> None:
         super().__init__()
-        self.rotary_emb = rotary
+        self.rotary = rotary
         self.attn = RadixAttention(4, 64, 1.0, 2, layer)
 
 
-class LlamaForCausalLM(torch.nn.Module):
-    """Two such layers and a norm, under a name on the list."""
+class Layers(torch.nn.Module):
+    """Two such layers and a norm. It has no forward: nothing can be measured on it."""
 
-    def __init__(self, kind: str = "default", *, other: str | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        kinds = (kind, other or kind)
-        self.layers = torch.nn.ModuleList(Attention(i, rope(k)) for i, k in enumerate(kinds))
+        rotary = get_rope(64, 64, 8192, 10000, True, None, torch.float32)
+        self.layers = torch.nn.ModuleList(Attention(i, rotary) for i in range(2))
         self.norm = torch.nn.LayerNorm(8, bias=False)
 
 
@@ -262,6 +133,11 @@ def context_of(model: torch.nn.Module, pool: KVCache, folder: Path, **changes: A
     return context
 
 
+def facts_of(context: Any) -> EngineFacts:
+    """What is read from a context, without a tree: no probe can run."""
+    return read_facts(context, None)
+
+
 def gqa_pool(dtype: torch.dtype = torch.float32, layers: int = 2) -> MHATokenToKVPool:
     """A small pool."""
     return MHATokenToKVPool(32, 1, dtype, 2, 64, layers, "cpu", False)
@@ -274,28 +150,6 @@ def published() -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("published")
-def test_a_supported_engine_is_described_whole(tmp_path: Path) -> None:
-    """Capability, rotation and pool come from the model's modules and its pool."""
-    facts = read_facts(context_of(LlamaForCausalLM("yarn"), gqa_pool(), tmp_path))
-    capability = facts.capability
-    assert capability.splices, capability.unsupported_reason
-    assert capability.unsupported_reason == ""
-    assert (capability.engine, capability.model) == ("sglang", "tiny")
-    assert capability.engine_version == "sglang 0.5.23"
-    assert capability.architecture == "LlamaForCausalLM"
-    assert (capability.vocab_size, capability.max_context) == (100, 8192)
-    assert capability.kv is not None
-    assert capability.kv.pool_class == "gqa"
-    assert (capability.kv.layers, capability.kv.capacity_tokens) == (2, 32)
-    assert capability.kv.bytes_per_token == 2 * 2 * 2 * 64 * 4
-    assert capability.rotary is not None
-    assert capability.rotary.rope_type == "yarn"
-    assert facts.pool is not None
-    assert facts.rotary is not None
-    assert facts.pool.origins == 4
-
-
 def refused_pools() -> dict[str, tuple[KVCache, str]]:
     """Pools that rows aren't spliced in."""
     return {
@@ -303,10 +157,6 @@ def refused_pools() -> dict[str, tuple[KVCache, str]]:
         "subclass": (
             NoOpMHATokenToKVPool(32, 1, torch.float32, 2, 64, 2, "cpu", False),
             "KV pool class NoOpMHATokenToKVPool",
-        ),
-        "mla": (
-            MLATokenToKVPool(32, 1, torch.float32, 64, 16, 2, "cpu", False),
-            "the pool keeps 16 rotary dimensions, the model turns 64",
         ),
         "layers": (gqa_pool(layers=3), "layers of the KV pool without an attention of their own"),
     }
@@ -317,7 +167,7 @@ def refused_pools() -> dict[str, tuple[KVCache, str]]:
 def test_a_pool_that_is_not_covered_is_refused_by_name(name: str, tmp_path: Path) -> None:
     """The engine still gets its facts; they say why it doesn't splice."""
     pool, reason = refused_pools()[name]
-    facts = read_facts(context_of(LlamaForCausalLM(), pool, tmp_path))
+    facts = facts_of(context_of(Layers(), pool, tmp_path))
     assert not facts.capability.splices
     assert facts.capability.unsupported_reason == reason
     assert facts == EngineFacts(facts.capability)
@@ -326,7 +176,7 @@ def test_a_pool_that_is_not_covered_is_refused_by_name(name: str, tmp_path: Path
 @pytest.mark.usefixtures("published")
 def test_what_the_context_says_is_heeded(tmp_path: Path) -> None:
     """Hybrid models, sparse attention, HiCache, sessions, pages and a disabled cache are read."""
-    model, pool = LlamaForCausalLM(), gqa_pool()
+    model, pool = Layers(), gqa_pool()
     for name, reason in {
         "is_hybrid_swa": "layers with a sliding window",
         "is_hybrid_ssm": "recurrent layers",
@@ -334,7 +184,7 @@ def test_what_the_context_says_is_heeded(tmp_path: Path) -> None:
         "enable_hierarchical_cache": "hierarchical cache (HiCache)",
         "disable_radix_cache": "the radix cache is disabled",
     }.items():
-        facts = read_facts(context_of(model, pool, tmp_path, **{name: True}))
+        facts = facts_of(context_of(model, pool, tmp_path, **{name: True}))
         assert facts.capability.unsupported_reason == reason
     for name, value, reason in (
         ("page_size", 256, "pages of 256 tokens"),
@@ -343,10 +193,7 @@ def test_what_the_context_says_is_heeded(tmp_path: Path) -> None:
     ):
         context = context_of(model, pool, tmp_path)
         setattr(context.params, name, value)
-        assert read_facts(context).capability.unsupported_reason == reason
-    context = context_of(model, pool, tmp_path)
-    context.model_config.is_multimodal = True
-    assert read_facts(context).capability.unsupported_reason == "multimodal model (M-RoPE)"
+        assert facts_of(context).capability.unsupported_reason == reason
 
 
 SETTINGS: dict[str, tuple[object, str]] = {
@@ -373,41 +220,58 @@ def test_what_the_server_was_started_with_is_heeded(name: str, tmp_path: Path) -
     """Flags are read from SGLang's resolved configuration, under its own names."""
     value, reason = SETTINGS[name]
     with get_context().override_server_args(**{name: value}):
-        facts = read_facts(context_of(LlamaForCausalLM(), gqa_pool(), tmp_path))
+        facts = facts_of(context_of(Layers(), gqa_pool(), tmp_path))
     assert facts.capability.unsupported_reason == reason
 
 
 def test_replicas_are_counted(tmp_path: Path) -> None:
     """The capability document gives the number of data-parallel replicas at one address."""
     with get_context().override_server_args(dp_size=3):
-        facts = read_facts(context_of(LlamaForCausalLM(), gqa_pool(), tmp_path))
+        facts = facts_of(context_of(Layers(), gqa_pool(), tmp_path))
     assert facts.capability.data_parallel == 3
-    assert facts.capability.splices, facts.capability.unsupported_reason
 
 
 @pytest.mark.usefixtures("published")
 def test_what_single_layers_do_is_heeded(tmp_path: Path) -> None:
-    """A window, missing rotation or another rotation in one layer is enough."""
-    windowed = LlamaForCausalLM()
+    """A window in one layer is enough."""
+    windowed = Layers()
     windowed.layers[1].attn.sliding_window_size = 128
-    unturned = LlamaForCausalLM()
-    unturned.layers[1].rotary_emb = None
-    for model, reason in (
-        (windowed, "attention that is not plain and causal: sliding window"),
-        (unturned, "layers without a rotary embedding"),
-        (LlamaForCausalLM("default", other="llama3"), "the layers' rotary embeddings differ"),
-    ):
-        facts = read_facts(context_of(model, gqa_pool(), tmp_path))
-        assert facts.capability.unsupported_reason == reason
+    facts = facts_of(context_of(windowed, gqa_pool(), tmp_path))
+    reason = "attention that is not plain and causal: sliding window"
+    assert facts.capability.unsupported_reason == reason
 
 
 @pytest.mark.usefixtures("published")
 def test_a_model_that_cannot_be_measured_is_served_without_splicing(tmp_path: Path) -> None:
-    """A surprise in the model's modules is no reason to fail the server."""
-    model = LlamaForCausalLM()
-    model.layers[0].rotary_emb.cos_sin_cache = None
-    facts = read_facts(context_of(model, gqa_pool(), tmp_path))
-    assert facts.capability.unsupported_reason.startswith("the model can't be measured (")
+    """A surprise in the model is no reason to fail the server."""
+    facts = facts_of(context_of(Layers(), gqa_pool(), tmp_path))
+    assert facts.capability.unsupported_reason == "the model can't be measured (AttributeError)"
+    assert not facts.capability.splices
+
+
+@pytest.mark.usefixtures("published")
+def test_ranks_splice_together_or_not_at_all(tmp_path: Path) -> None:
+    """A rank whose keys were explained splices only where all ranks' keys were."""
+    refused = facts_of(context_of(Layers(), gqa_pool(), tmp_path))
+    tensors = read_pool(gqa_pool()).turning(0, 64)
+    rotary = Rotary(torch.ones(32), Pairing.HALF_SPLIT)
+    capability = msgspec.structs.replace(
+        refused.capability, splices=True, reuse_within=True, unsupported_reason=""
+    )
+    measured = EngineFacts(capability, rotary, SplicePool(tensors, rotary))
+    asked: list[bool] = []
+
+    def another_failed(succeeded: bool) -> bool:
+        asked.append(succeeded)
+        return False
+
+    assert measured.agreed(bool) is measured
+    together = measured.agreed(another_failed)
+    assert (together.pool, together.rotary, together.capability.splices) == (None, None, False)
+    assert "another tensor-parallel rank" in together.capability.unsupported_reason
+    assert not together.capability.reuses
+    assert refused.agreed(another_failed) is refused
+    assert asked == [True, False]
 
 
 def test_fingerprints_tell_models_apart_and_ranks_agree(tmp_path: Path) -> None:
@@ -416,7 +280,7 @@ def test_fingerprints_tell_models_apart_and_ranks_agree(tmp_path: Path) -> None:
     for folder in (one, other):
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"weights" * 100)
-    model = LlamaForCausalLM()
+    model = Layers()
     config = {"hidden_size": 8, "_name_or_path": "one"}
 
     def digest(folder: Path, **changes: Any) -> str:

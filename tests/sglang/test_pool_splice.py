@@ -14,6 +14,7 @@ from pool_kit import (
     SHAPES,
     SLOTS,
     Shape,
+    banded,
     error,
     random_pool,
     rotary_of,
@@ -129,7 +130,7 @@ def test_a_splice_of_many_rows_is_the_same_in_pieces(generator: torch.Generator)
     """More rows than one step takes are moved like few."""
     shape = SHAPES[0]
     pool = MLATokenToKVPool(20_000, 1, torch.float32, 8, shape.rotary_dim, 1, "cpu", False)
-    tensors = read_pool(pool, shape.rotary_dim)
+    tensors = banded(pool, shape)
     tensors.keys[0].copy_(torch.randn(tensors.keys[0].shape, generator=generator))
     source, target = torch.arange(1, 9_001), torch.arange(10_000, 19_000)
     wanted = rotary_of(shape).rotate(
@@ -141,7 +142,7 @@ def test_a_splice_of_many_rows_is_the_same_in_pieces(generator: torch.Generator)
 
 def test_nothing_to_splice_is_fine_and_unequal_lists_are_refused() -> None:
     """No slots is no work; a source without a target is the caller's mistake."""
-    tensors = read_pool(sglang_pool(SHAPES[0], torch.float32), 16)
+    tensors = banded(sglang_pool(SHAPES[0], torch.float32), SHAPES[0])
     pool = SplicePool(tensors, rotary_of(SHAPES[0]))
     none = torch.empty(0, dtype=torch.int64)
     pool.splice(none, none, 3, 5)
@@ -179,8 +180,9 @@ def test_erased_rows_and_their_origins_are_gone(shape: Shape, generator: torch.G
 
 def test_what_is_kept_beside_is_small_and_bounded(generator: torch.Generator) -> None:
     """By default less than a sixteenth of the pool is held beside it, however much is spliced."""
-    tensors = read_pool(MHATokenToKVPool(4096, 1, torch.bfloat16, 4, 64, 8, "cpu", False), 64)
-    pool = SplicePool(tensors, rotary_of(Shape("gqa", Pairing.HALF_SPLIT, 64)))
+    shape = Shape("gqa", Pairing.HALF_SPLIT, 64)
+    tensors = banded(MHATokenToKVPool(4096, 1, torch.bfloat16, 4, 64, 8, "cpu", False), shape)
+    pool = SplicePool(tensors, rotary_of(shape))
     whole = tensors.bytes_per_token * tensors.slots
     before = pool.bytes_beside
     assert before < whole / 15
@@ -191,29 +193,36 @@ def test_what_is_kept_beside_is_small_and_bounded(generator: torch.Generator) ->
 
 
 def test_other_pool_classes_and_layouts_are_refused_by_name() -> None:
-    """A subclass, a foreign class, another layout and a wrong width are each named."""
+    """A subclass, a foreign class and another layout are each named."""
 
     class Derived(MHATokenToKVPool):
         """A subclass may keep more than its base does."""
 
     refused = [
-        (Derived(8, 1, torch.float32, 1, 8, 1, "cpu", False), 8, "Derived"),
-        (object(), 8, "object"),
-        (sglang_pool(SHAPES[0], torch.float32), 8, "the pool keeps 16 rotary dimensions"),
-        (sglang_pool(SHAPES[2], torch.float32), 64, "more rotary dimensions than a key has"),
+        (Derived(8, 1, torch.float32, 1, 8, 1, "cpu", False), "Derived"),
+        (object(), "object"),
     ]
     page_major = sglang_pool(SHAPES[2], torch.float32)
     page_major.kv_cache_layout = "page_major"
-    refused.append((page_major, 32, "page_major"))
+    refused.append((page_major, "page_major"))
     uneven = sglang_pool(SHAPES[2], torch.float32)
     uneven.k_buffer = [uneven.k_buffer[0], uneven.k_buffer[1][:-1], uneven.k_buffer[2]]
-    refused.append((uneven, 32, "layers differ"))
+    refused.append((uneven, "layers differ"))
     strided = sglang_pool(SHAPES[2], torch.float32)
     strided.v_buffer = [buffer.transpose(1, 2) for buffer in strided.v_buffer]
-    refused.append((strided, 32, "contiguous"))
-    for pool, width, reason in refused:
+    refused.append((strided, "contiguous"))
+    for pool, reason in refused:
         with pytest.raises(UnsupportedPoolError, match=reason):
-            read_pool(pool, width)
+            read_pool(pool)
+
+
+def test_a_band_lies_within_a_key() -> None:
+    """More turning dimensions than a key has are a mistake, before any row is moved."""
+    tensors = read_pool(sglang_pool(SHAPES[2], torch.float32))
+    assert tensors.turning(0, 32).rotary_dim == 32
+    for start, dim in ((0, 64), (-2, 8), (24, 16)):
+        with pytest.raises(ValueError, match="keys of 32 dimensions"):
+            tensors.turning(start, dim)
 
 
 @pytest.mark.parametrize("erase", [SplicePool.erase, SplicePool.erase_used])

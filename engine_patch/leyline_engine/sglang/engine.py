@@ -203,9 +203,9 @@ class SchedulerEngine:
 
     # Requests come and go.
 
-    def receive(self, req: Any) -> None:
-        """Read the envelope of a request that reached the scheduler, if it has one."""
-        hints = self._replica.checked(take_hints(req, self._secret))
+    def receive(self, req: Any, *, beside: str = "") -> None:
+        """Read a new request's envelope, if it has one; ``beside`` as :func:`.hints.take_hints`."""
+        hints = self._replica.checked(take_hints(req, self._secret, beside=beside))
         if hints.nameless:
             self._kept_out.add(req)
         if hints.message_id is None:

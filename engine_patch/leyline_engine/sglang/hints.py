@@ -76,7 +76,7 @@ def pack_hints(request: CarriesHints) -> None:
     request.sampling_params = {**params, "custom_params": {**(custom or {}), _MEMBER: packed}}
 
 
-def take_hints(request: CarriesHints, secret: str | None) -> Hints:
+def take_hints(request: CarriesHints, secret: str | None, *, beside: str = "") -> Hints:
     """Read a request's envelope in the scheduler, and remove it from ``custom_params``.
 
     Afterwards the request's sampling parameters are those of one without an envelope. Errors of an
@@ -85,23 +85,46 @@ def take_hints(request: CarriesHints, secret: str | None) -> Hints:
     Args:
         request: a ``Req``, right after it was made.
         secret: the result of :func:`hints_secret`.
+        beside: what the prompt holds beside tokens, in words; empty for a text.
     """
     try:
         hints = _read_and_remove(request, secret)
     except Exception:
         log.exception("an envelope could not be read")
         return Hints(invalid=Reason.INVALID_EDIT, detail="kv_hints: can't be read")
-    if hints.payload is not None and request.sampling_params.n > 1:
-        return _of_several_answers(hints, hints.payload)
+    if hints.payload is None:
+        return hints
+    if beside:
+        return _without_splices(hints, hints.payload, f"a prompt with {beside} isn't spliced")
+    if request.sampling_params.n > 1:
+        # SGLang runs one request for each answer, and one before them: all are turns of one name.
+        return _without_splices(hints, hints.payload, "a turn has one answer, and n is greater")
     return hints
 
 
-def _of_several_answers(hints: Hints, payload: EditPayload) -> Hints:
-    """Return the hints of a request that wants several answers: it is neither edited nor a source,
-    and reuses nothing.
+def beside_tokens(received: Any) -> str:
+    """Return what a request's prompt holds beside its tokens, in words; empty for a text.
 
-    SGLang runs one request for each answer, and one before them: all are turns of one name. The
-    prompt's owner and what it forgets stay.
+    The KV of such a prompt depends on more than its tokens say.
+
+    Args:
+        received: SGLang's record of a request, as it reached the scheduler.
+    """
+    held = {
+        "images, audio or video": received.mm_inputs,
+        "embeddings in place of tokens": received.input_embeds,
+        "embeddings for some positions": received.positional_embed_overrides,
+        "token types": received.token_type_ids,
+        "shared tokens between items": received.multi_item_delimiter_indices,
+        "slots of its own": received.token_indices_to_pool,
+    }
+    return next((name for name, value in held.items() if value is not None), "")
+
+
+def _without_splices(hints: Hints, payload: EditPayload, why: str) -> Hints:
+    """Return the hints of a request that is neither edited nor a source, and reuses nothing.
+
+    The prompt's owner and what it forgets stay.
     """
     hints = replace(hints, payload=msgspec.structs.replace(payload, turn=""), reuse=None)
     if hints.invalid is not None or not carries_edit(payload):
@@ -109,7 +132,7 @@ def _of_several_answers(hints: Hints, payload: EditPayload) -> Hints:
     return replace(
         hints,
         invalid=Reason.UNSUPPORTED_RUNTIME,
-        detail="kv_hints: a turn has one answer, and n is greater",
+        detail=f"kv_hints: {why}",
     )
 
 

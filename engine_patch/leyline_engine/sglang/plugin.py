@@ -74,7 +74,8 @@ def create_cache(context: Any) -> Any:
 
     cache = create_unified_radix_cache(context, cache_class=LeylineRadixCache)
     group = context.params.attn_tp_cache_group or context.params.tp_cache_group
-    facts = read_facts(context)
+    agree = agreement(group)
+    facts = read_facts(context, cache).agreed(agree)
     parallel = get_parallel()
     metrics = open_metrics(
         enabled=get_observability().enable_metrics, attn_tp_rank=parallel.attn_tp_rank
@@ -95,7 +96,7 @@ def create_cache(context: Any) -> Any:
         min_copy=int(os.environ.get(MIN_COPY_VARIABLE) or _MIN_COPY),
         recompute=recompute_from(facts.capability),
         matcher=read_matcher(os.environ.get(MATCHER_VARIABLE) or MatcherKind.WINNOW),
-        agree=agreement(group),
+        agree=agree,
         limits=limits_from(),
         energy=open_account(
             metrics, lambda: cuda_uuids(_gpus(context, int(parallel.attn_tp_size)))
@@ -137,12 +138,16 @@ def _engine(scheduler: Any) -> Any:
     return getattr(scheduler.tree_cache, "leyline", None)
 
 
-def _receive(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def _receive(
+    original: Callable[..., Any], self: Any, received: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Read a new request's envelope."""
-    req = original(self, *args, **kwargs)
+    req = original(self, received, *args, **kwargs)
     engine = _engine(self)
     if engine is not None:
-        engine.receive(req)
+        from leyline_engine.sglang.hints import beside_tokens
+
+        engine.receive(req, beside=beside_tokens(received))
     return req
 
 

@@ -47,6 +47,13 @@ def rotary_of(shape: Shape, base: float = 10000.0) -> Rotary:
     return Rotary(inv_freq, shape.pairing)
 
 
+def banded(pool: MLATokenToKVPool | MHATokenToKVPool, shape: Shape) -> PoolTensors:
+    """A pool's tensors with the band that turns: after the latent, or at a key's beginning."""
+    tensors = read_pool(pool)
+    start = int(tensors.keys[0].shape[-1]) - shape.rotary_dim if shape.mla else 0
+    return tensors.turning(start, shape.rotary_dim)
+
+
 def sglang_pool(shape: Shape, dtype: torch.dtype) -> MLATokenToKVPool | MHATokenToKVPool:
     """An empty pool of SGLang's."""
     if shape.mla:
@@ -66,7 +73,7 @@ def sglang_pool(shape: Shape, dtype: torch.dtype) -> MLATokenToKVPool | MHAToken
 
 def random_pool(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> PoolTensors:
     """A pool of SGLang's with every slot filled."""
-    tensors = read_pool(sglang_pool(shape, dtype), shape.rotary_dim)
+    tensors = banded(sglang_pool(shape, dtype), shape)
     for tensor in (*tensors.keys, *tensors.values):
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
     return tensors

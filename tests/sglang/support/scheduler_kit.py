@@ -197,7 +197,7 @@ class Scheduler:
         rotary = Rotary(_INV_FREQ, Pairing.INTERLEAVED)
         self.engine = SchedulerEngine(
             self.cache,
-            SplicePool(read_pool(self.pool, ROTARY), rotary) if splices else None,
+            SplicePool(read_pool(self.pool).turning(LATENT, ROTARY), rotary) if splices else None,
             CAPABILITY,
             self.sender,
             self.seen,

@@ -1,4 +1,7 @@
-"""The allow-list of SGLang setups in which Leyline splices; all others are refused by name."""
+"""The SGLang setups in which Leyline doesn't splice, each refused by name.
+
+A model's name decides nothing: :mod:`.measuring` asks the loaded model itself.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,6 @@ from dataclasses import dataclass
 
 from leyline_engine.plan import PAGE_SIZES
 
-ARCHITECTURES = frozenset(
-    {
-        "DeepseekV2ForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-    }
-)
-"""Model classes of SGLang that turn every key of every layer by their rotary module, once."""
 KV_DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -29,12 +19,10 @@ class Setup:
     The defaults are a plain server of a supported model.
     """
 
-    architecture: str = "LlamaForCausalLM"
     kv_dtype: str = "bfloat16"
     page_size: int = 1
     radix_cache: bool = True
     generates: bool = True
-    multimodal: bool = False
     hybrid_window: bool = False
     recurrent: bool = False
     sparse_attention: bool = False
@@ -63,14 +51,12 @@ def refusal(setup: Setup) -> str:
     kinds = ", ".join(sorted(setup.attention_kinds))
     refusals = (
         (not setup.radix_cache, "the radix cache is disabled"),
-        (setup.multimodal, "multimodal model (M-RoPE)"),
         (setup.sparse_attention, "sparse attention with an index key (DSA)"),
         (setup.hybrid_window, "layers with a sliding window"),
         (setup.recurrent, "recurrent layers"),
         (setup.attention_kinds, f"attention that is not plain and causal: {kinds}"),
         (not setup.generates, "no generating model"),
         (setup.diffusion, "diffusion language model"),
-        (setup.architecture not in ARCHITECTURES, f"architecture {setup.architecture}"),
         (setup.kv_dtype not in KV_DTYPES, f"KV dtype {setup.kv_dtype}"),
         (setup.page_size not in PAGE_SIZES, f"pages of {setup.page_size} tokens"),
         (setup.hierarchical_cache, "hierarchical cache (HiCache)"),

@@ -17,12 +17,13 @@ from leyline_engine.contract import (
     ATTENTION_SINK,
     Capability,
     KVFacts,
-    RotaryFacts,
     engine_actions,
 )
 from leyline_engine.rotation import Rotary
 from leyline_engine.sglang.facts.allow_list import Setup, refusal
-from leyline_engine.sglang.facts.rotary import UnsupportedRotaryError, measure_rotary
+from leyline_engine.sglang.facts.frequencies import UnsupportedRotaryError
+from leyline_engine.sglang.facts.measuring import measure_keys
+from leyline_engine.sglang.facts.probe import ProbeError
 from leyline_engine.sglang.rows.mover import PoolTensors
 from leyline_engine.sglang.rows.pool import SplicePool, UnsupportedPoolError, read_pool
 
@@ -43,31 +44,54 @@ class EngineFacts:
     """The model's rotary embedding; None, like ``pool``, if nothing is spliced."""
     pool: SplicePool | None = None
 
+    def agreed(self, agree: Callable[[bool], bool]) -> EngineFacts:
+        """Return the same facts, or those of an engine that doesn't splice if a rank can't.
 
-def read_facts(context: Any, *, origins: int | None = None) -> EngineFacts:
-    """Read all facts from SGLang's context for its tree cache.
+        Args:
+            agree: returns True if all tensor-parallel ranks succeeded; takes this rank's success.
+        """
+        if agree(self.pool is not None) or self.pool is None:
+            return self
+        reason = "another tensor-parallel rank can't splice"
+        return EngineFacts(
+            msgspec.structs.replace(
+                self.capability,
+                splices=False,
+                reuse_within=False,
+                unsupported_reason=reason,
+                actions=engine_actions(splices=False),
+                rotary=None,
+                kv=None,
+            )
+        )
+
+
+def read_facts(context: Any, tree: Any, *, origins: int | None = None) -> EngineFacts:
+    """Read all facts from SGLang's context for its tree cache, and measure the model's keys.
 
     A model's or server's properties never raise: an engine that can't splice is the result.
 
     Args:
         context: a ``TreeCacheBuildContext``.
+        tree: the tree cache that was made from it, still empty.
         origins: see :class:`~leyline_engine.sglang.rows.pool.SplicePool`.
     """
-    model = context.tp_worker.model_runner.model
     kv_pool = context.params.token_to_kv_pool_allocator.get_kvcache()
     reason = refusal(read_setup(context))
     if reason:
         return EngineFacts(_capability(context, reason))
     try:
-        rotary, rotary_facts = _measure_rotary(model, kv_pool)
-        tensors = read_pool(kv_pool, rotary.dim)
+        tensors = read_pool(kv_pool)
+        _check_layers(context.tp_worker.model_runner.model, kv_pool)
+        measured = measure_keys(context, tree, tensors.dtype)
+        tensors = tensors.turning(measured.start, measured.rotary.dim)
         pool = SplicePool(
             tensors,
-            rotary,
+            measured.rotary,
             origins=origins,
             behind_forwards=_behind_forwards(context.tp_worker.model_runner),
         )
-    except (UnsupportedRotaryError, UnsupportedPoolError) as error:
+    except (UnsupportedRotaryError, UnsupportedPoolError, ProbeError) as error:
         return EngineFacts(_capability(context, str(error)))
     except Exception as error:  # an engine that can't be measured serves without splicing
         log.exception("Leyline can't measure this model")
@@ -76,10 +100,10 @@ def read_facts(context: Any, *, origins: int | None = None) -> EngineFacts:
         )
     capability = msgspec.structs.replace(
         _capability(context, ""),
-        rotary=rotary_facts,
+        rotary=measured.facts,
         kv=_kv_facts(tensors, int(context.params.page_size)),
     )
-    return EngineFacts(capability, rotary, pool)
+    return EngineFacts(capability, measured.rotary, pool)
 
 
 def read_setup(context: Any) -> Setup:
@@ -99,17 +123,15 @@ def read_setup(context: Any) -> Setup:
     model = context.tp_worker.model_runner.model
     kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
     return Setup(
-        architecture=type(model).__name__,
         kv_dtype=str(getattr(kv_pool, "dtype", "unknown")).removeprefix("torch."),
         page_size=int(params.page_size),
         radix_cache=not (context.disable_radix_cache or params.disable),
         generates=bool(context.model_config.is_generation),
-        multimodal=bool(context.model_config.is_multimodal),
         hybrid_window=bool(context.is_hybrid_swa or params.sliding_window_size),
         recurrent=bool(context.is_hybrid_ssm),
         sparse_attention=bool(context.is_dsa or memory.enable_hisparse),
         attention_kinds=frozenset(
-            kind for attention, _ in _attentions(model) for kind in _special_kinds(attention)
+            kind for attention in _attentions(model) for kind in _special_kinds(attention)
         ),
         hierarchical_cache=bool(context.enable_hierarchical_cache),
         external_cache=bool(
@@ -130,14 +152,11 @@ def read_setup(context: Any) -> Setup:
     )
 
 
-def _attentions(model: torch.nn.Module) -> Iterator[tuple[Any, torch.nn.Module]]:
-    """Yield every attention that reads the KV pool, and the module that owns it."""
+def _attentions(model: torch.nn.Module) -> Iterator[Any]:
+    """Yield every attention that reads the KV pool."""
     from sglang.srt.layers.radix_attention import RadixAttention
 
-    for owner in model.modules():
-        for child in owner.children():
-            if isinstance(child, RadixAttention):
-                yield child, owner
+    return (module for module in model.modules() if isinstance(module, RadixAttention))
 
 
 def _special_kinds(attention: Any) -> Iterator[str]:
@@ -153,18 +172,16 @@ def _special_kinds(attention: Any) -> Iterator[str]:
         yield str(attention.attn_type.value)
 
 
-def _measure_rotary(model: torch.nn.Module, kv_pool: Any) -> tuple[Rotary, RotaryFacts]:
-    owners = {attention.layer_id: owner for attention, owner in _attentions(model)}
+def _check_layers(model: torch.nn.Module, kv_pool: Any) -> None:
+    """Check that each layer of the pool has an attention of its own, which writes to it.
+
+    Raises:
+        UnsupportedPoolError: layers share rows, or are computed by something else.
+    """
     first = int(kv_pool.start_layer)
-    if set(owners) != set(range(first, first + int(kv_pool.layer_num))):
-        raise UnsupportedRotaryError("layers of the KV pool without an attention of their own")
-    weights = next(model.parameters())
-    return measure_rotary(
-        [getattr(owner, "rotary_emb", None) for owner in owners.values()],
-        # A quantised model computes in the dtype that its KV has here.
-        kv_pool.dtype,
-        weights.device,
-    )
+    owned = {attention.layer_id for attention in _attentions(model)}
+    if owned != set(range(first, first + int(kv_pool.layer_num))):
+        raise UnsupportedPoolError("layers of the KV pool without an attention of their own")
 
 
 def _kv_facts(tensors: PoolTensors, page: int) -> KVFacts:

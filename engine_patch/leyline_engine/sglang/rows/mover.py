@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -22,11 +22,11 @@ class PoolTensors:
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
     """Values per layer; empty if a key's row holds everything (MLA)."""
-    rotary_start: int
-    rotary_dim: int
-    """The key's dimensions ``[rotary_start, rotary_start + rotary_dim)`` turn with position."""
     capacity: int
     """Number of slots that can hold tokens; the tensors have a few more."""
+    rotary_start: int = 0
+    rotary_dim: int = 0
+    """The key's dimensions ``[rotary_start, rotary_start + rotary_dim)`` turn with position."""
 
     @property
     def slots(self) -> int:
@@ -44,6 +44,16 @@ class PoolTensors:
     def bytes_per_token(self) -> int:
         """Bytes of one slot over all layers."""
         return sum(t[0].numel() * t.element_size() for t in (*self.keys, *self.values))
+
+    def turning(self, start: int, dim: int) -> PoolTensors:
+        """Return the same tensors with a rotary band.
+
+        Raises:
+            ValueError: a key has no such dimensions.
+        """
+        if not 0 <= start <= start + dim <= int(self.keys[0].shape[-1]):
+            raise ValueError(f"keys of {self.keys[0].shape[-1]} dimensions, turned {start}…{dim}")
+        return replace(self, rotary_start=start, rotary_dim=dim)
 
     def band(self, keys: torch.Tensor) -> torch.Tensor:
         """Return the rotary part of ``[..., dim]`` keys, as a view."""

@@ -28,13 +28,15 @@ class UnsupportedPoolError(Exception):
     """The pool is of no form in which rows can be spliced."""
 
 
-def read_pool(pool: object, rotary_dim: int) -> PoolTensors:
+def read_pool(pool: object) -> PoolTensors:
     """Return the tensors of one of SGLang's KV pools.
 
     Args:
         pool: ``MLATokenToKVPool`` or ``MHATokenToKVPool``, and no subclass: those keep more, or
             keep it elsewhere.
-        rotary_dim: number of a key's dimensions that turn with position.
+
+    Returns:
+        tensors whose rotary band isn't known yet.
 
     Raises:
         UnsupportedPoolError: another class, or another layout of these.
@@ -43,7 +45,7 @@ def read_pool(pool: object, rotary_dim: int) -> PoolTensors:
     layout = _LAYOUTS.get(f"{kind.__module__}.{kind.__qualname__}")
     if layout is None:
         raise UnsupportedPoolError(f"KV pool class {kind.__qualname__}")
-    tensors = layout(pool, rotary_dim)
+    tensors = layout(pool)
     every = (*tensors.keys, *tensors.values)
     if not tensors.keys:
         raise UnsupportedPoolError("a KV pool without layers")
@@ -56,42 +58,31 @@ def read_pool(pool: object, rotary_dim: int) -> PoolTensors:
     return tensors
 
 
-def _mla(pool: Any, rotary_dim: int) -> PoolTensors:
-    if pool.qk_rope_head_dim != rotary_dim:
-        raise UnsupportedPoolError(
-            f"the pool keeps {pool.qk_rope_head_dim} rotary dimensions, "
-            f"the model turns {rotary_dim}"
-        )
-    if pool.kv_cache_dim != pool.kv_lora_rank + rotary_dim:
+def _mla(pool: Any) -> PoolTensors:
+    if pool.kv_cache_dim != pool.kv_lora_rank + pool.qk_rope_head_dim:
         raise UnsupportedPoolError("an MLA pool whose rows hold more than latent and rotary key")
     return PoolTensors(
         pool_class="mla_latent",
         keys=tuple(pool.kv_buffer),
         values=(),
-        rotary_start=pool.kv_lora_rank,
-        rotary_dim=rotary_dim,
         capacity=pool.size,
     )
 
 
-def _mha(pool: Any, rotary_dim: int) -> PoolTensors:
+def _mha(pool: Any) -> PoolTensors:
     if pool.kv_cache_layout != "nhd":
         raise UnsupportedPoolError(f"KV pool layout {pool.kv_cache_layout!r}")
     if pool.is_quantized_kv_cache:
         raise UnsupportedPoolError("quantised KV")
-    if rotary_dim > pool.head_dim:
-        raise UnsupportedPoolError("more rotary dimensions than a key has")
     return PoolTensors(
         pool_class="gqa",
         keys=tuple(pool.k_buffer),
         values=tuple(pool.v_buffer),
-        rotary_start=0,
-        rotary_dim=rotary_dim,
         capacity=pool.size,
     )
 
 
-_LAYOUTS: Mapping[str, Callable[[Any, int], PoolTensors]] = {
+_LAYOUTS: Mapping[str, Callable[[Any], PoolTensors]] = {
     "sglang.srt.mem_cache.memory_pool.MLATokenToKVPool": _mla,
     "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool": _mha,
 }

@@ -1,0 +1,97 @@
+"""The gate for models: measured facts of a loaded model's keys, whatever its class is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import torch
+
+from leyline_engine.contract import RotaryFacts
+from leyline_engine.rotation import Rotary
+from leyline_engine.sglang.facts.frequencies import (
+    Frequencies,
+    UnsupportedRotaryError,
+    read_frequencies,
+    rotary_modules,
+)
+from leyline_engine.sglang.facts.keys import TOLERANCE, Explained, explain
+from leyline_engine.sglang.facts.probe import probe_layers
+
+_POSITIONS = (0, 1, 17, 977, 4093)
+_LEAST_DISTANCE = 64
+"""Smallest distance between the first and the last probe that says anything."""
+_ROPE_TYPES = {
+    "RotaryEmbedding": "default",
+    "LinearScalingRotaryEmbedding": "linear",
+    "Llama3RotaryEmbedding": "llama3",
+    "YaRNScalingRotaryEmbedding": "yarn",
+    "DeepseekScalingRotaryEmbedding": "yarn",
+}
+"""Names for display; the class of any other module is its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The measured rotation of a model's keys."""
+
+    rotary: Rotary
+    """On the CPU."""
+    start: int
+    """First of the dimensions of a pool's key that turn."""
+    facts: RotaryFacts
+
+
+def measure_keys(context: Any, tree: Any, dtype: torch.dtype) -> Measured:
+    """Probe the model and find the one rotation that explains the keys in its pool.
+
+    Args:
+        context: SGLang's ``TreeCacheBuildContext``.
+        tree: its tree cache, which is empty.
+        dtype: of the pool.
+
+    Raises:
+        UnsupportedRotaryError: the keys turn otherwise, or can't be measured.
+        ProbeError: the server has no room for the probe.
+    """
+    model = context.tp_worker.model_runner.model
+    candidates, problems = _candidates(model)
+    if not candidates:
+        raise UnsupportedRotaryError(problems or "layers without a rotary embedding")
+    longest = min(int(module.cos_sin_cache.shape[0]) for module in rotary_modules(model))
+    last = min(longest, int(context.model_config.context_len)) - 1
+    if last < _LEAST_DISTANCE:
+        raise UnsupportedRotaryError(f"a context of {last + 1} tokens, too short to measure keys")
+    positions = sorted({p for p in (*_POSITIONS, last // 2, last) if p <= last})
+    vocabulary = int(context.model_config.vocab_size)
+    tokens = (vocabulary // 3, vocabulary // 2)
+    layers = probe_layers(context, tree, tokens, positions)
+    coarsest = max(
+        (dtype, context.model_config.dtype), key=lambda each: TOLERANCE.get(each, torch.inf)
+    )
+    explained = explain(layers, torch.tensor(positions), candidates, coarsest)
+    return Measured(explained.rotary, explained.start, _facts(explained))
+
+
+def _candidates(model: torch.nn.Module) -> tuple[list[Frequencies], str]:
+    """Return the frequencies of all tables that can be explained, and why the last one can't."""
+    found, problem = list[Frequencies](), ""
+    for module in rotary_modules(model):
+        try:
+            found.append(read_frequencies(module))
+        except UnsupportedRotaryError as error:
+            problem = f"{error} ({type(module).__qualname__})"
+    return found, problem
+
+
+def _facts(explained: Explained) -> RotaryFacts:
+    inv_freq = explained.rotary.inv_freq
+    kind = explained.frequencies.kind
+    return RotaryFacts(
+        rope_type=_ROPE_TYPES.get(kind, kind),
+        pairing=str(explained.rotary.pairing),
+        rotary_dim=explained.rotary.dim,
+        inv_freq_digest=blake2b(inv_freq.numpy().tobytes(), digest_size=8).hexdigest(),
+        attention_scaling=explained.frequencies.scaling,
+    )

@@ -1,0 +1,163 @@
+"""A probe of a loaded model: the KV rows that its own forward writes at chosen positions.
+
+SGLang runs sequences of one token, as it runs every prefill: the same layers, kernels, collectives
+and writes to the pool as for a user's prompt. Only the positions are set from outside.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from leyline_engine.sglang.facts.keys import ProbedLayer
+
+_AT_ONCE = 4
+"""Sequences per forward: a server that runs few requests has few places for them."""
+
+
+class ProbeError(Exception):
+    """The probe can't run on this server; nothing is known of its keys."""
+
+
+def probe_layers(
+    context: Any, tree: Any, tokens: Sequence[int], positions: Sequence[int]
+) -> list[ProbedLayer]:
+    """Return the cached rows of each token alone at each position, in every layer of the pool.
+
+    All ranks of a server do this at the same time, before its first request.
+
+    Args:
+        context: SGLang's ``TreeCacheBuildContext``.
+        tree: its tree cache, which is empty.
+        tokens: ids.
+        positions: below the model's maximum length.
+
+    Raises:
+        ProbeError: the server has no room for the probe.
+    """
+    pool = context.params.token_to_kv_pool_allocator.get_kvcache()
+    sequences = [(token, position) for token in tokens for position in positions]
+    at_once = min(_AT_ONCE, context.params.req_to_token_pool.available_size())
+    if at_once < 1:
+        raise ProbeError("no room to run a probe of the model")
+    parts: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+    for start in range(0, len(sequences), at_once):
+        with _computed(context, tree, sequences[start : start + at_once]) as slots:
+            parts.append(_rows(pool, slots))
+    shape = (len(tokens), len(positions))
+    return [
+        ProbedLayer(
+            torch.cat([keys for keys, _ in layer]).view(*shape, *layer[0][0].shape[1:]),
+            torch.cat([values for _, values in layer]).view(*shape, *layer[0][1].shape[1:]),
+        )
+        for layer in zip(*parts, strict=True)
+    ]
+
+
+def _rows(pool: Any, slots: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return keys and values of slots in every layer, fp32 ``[n, heads, dim]`` on the CPU.
+
+    In an MLA pool a key is a whole row, and a value the part that doesn't turn.
+    """
+
+    def read(buffer: torch.Tensor) -> torch.Tensor:
+        return buffer[slots].to("cpu", torch.float32)
+
+    first = int(pool.start_layer)
+    return [
+        (read(pool.get_key_buffer(layer)), read(pool.get_value_buffer(layer)))
+        for layer in range(first, first + int(pool.layer_num))
+    ]
+
+
+@contextmanager
+def _computed(
+    context: Any, tree: Any, sequences: Sequence[tuple[int, int]]
+) -> Iterator[torch.Tensor]:
+    """Run tokens at positions, each in a sequence of its own; yields their slots, then frees them.
+
+    The rows stay until other tokens take the slots: they are of no prompt.
+    """
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    rows, slots = context.params.req_to_token_pool, context.params.token_to_kv_pool_allocator
+    if slots.available_size() < len(sequences) * int(context.params.page_size):
+        raise ProbeError("a KV pool with no room to probe the model")
+    batch = ScheduleBatch.init_new(
+        reqs=[_request(token) for token, _ in sequences],
+        req_to_token_pool=rows,
+        token_to_kv_pool_allocator=slots,
+        tree_cache=tree,
+        model_config=context.tp_worker.model_runner.model_config,
+        enable_overlap=False,
+        spec_algorithm=SpeculativeAlgorithm.NONE,
+    )
+    batch.prepare_for_extend()
+    try:
+        _forward(context, batch, [position for _, position in sequences])
+        yield batch.out_cache_loc
+    finally:
+        slots.free(batch.out_cache_loc)
+        for req in batch.reqs:
+            rows.free(req)
+
+
+def _request(token: int) -> Any:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    prompt = array("q", [token])
+    req = Req(
+        rid="leyline-probe",
+        origin_input_text="",
+        origin_input_ids=prompt,
+        sampling_params=SamplingParams(temperature=0, max_new_tokens=1),
+    )
+    req.full_untruncated_fill_ids = prompt
+    req.logprob_start_len = -1
+    req.extend_end = 1
+    return req
+
+
+def _forward(context: Any, batch: Any, positions: Sequence[int]) -> None:
+    """Run a prepared batch as the scheduler does, but at other positions."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+    runner = context.tp_worker.model_runner
+    _join_ranks(batch, runner)
+    if batch.input_ids is None:
+        batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device)
+        batch.prefill_input_ids_cpu = None
+    forward = ForwardBatch.init_new(batch, runner, return_hidden_states_before_norm=False)
+    forward.positions = torch.tensor(
+        positions, dtype=forward.positions.dtype, device=forward.positions.device
+    )
+    if forward.mrope_positions is not None:
+        # A text has the same position in all three sections.
+        forward.mrope_positions = forward.positions.expand(3, -1).contiguous()
+    with torch.inference_mode():
+        runner.forward(forward)
+
+
+def _join_ranks(batch: Any, runner: Any) -> None:
+    """Agree with other data-parallel ranks on sizes, where attention alone is data-parallel."""
+    from sglang.srt.managers.scheduler_components.dp_attn import prepare_mlp_sync_batch_raw
+    from sglang.srt.model_executor.cuda_graph_config import cuda_graph_fully_disabled
+    from sglang.srt.runtime_context import get_schedule
+    from sglang.srt.utils import require_mlp_sync, require_mlp_tp_gather
+
+    if require_mlp_sync():
+        prepare_mlp_sync_batch_raw(
+            batch,
+            model_runner=runner,
+            get_idle_batch=None,
+            disable_cuda_graph=cuda_graph_fully_disabled(),
+            require_mlp_tp_gather=require_mlp_tp_gather(),
+            disable_overlap_schedule=get_schedule().disable_overlap_schedule,
+            offload_tags=set(),
+        )
