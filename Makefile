@@ -11,7 +11,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 export PYTEST_ARGS
 
-.PHONY: help setup sglang-setup tools clients-setup serve sglang demo test nightly clients lint fmt boards docs metrics-docs chart-schema screenshots clean
+.PHONY: help setup sglang-setup tools clients-setup serve sglang demo test nightly clients lint fmt boards docs metrics-docs models-docs chart-schema screenshots clean
 
 help: ## show this list
 	@echo "Leyline: an OpenAI-compatible proxy that keeps the KV cache when agents edit their history."
@@ -65,7 +65,8 @@ lint: setup ## ruff, mypy and import-linter, without the tests
 	@$(BIN)/mypy
 	@$(BIN)/mypy grafana/build_dashboards.py grafana/draw_board.py
 	@$(BIN)/mypy deploy/helm/values_schema.py
-	@$(BIN)/mypy deploy/docs/build.py deploy/docs/metrics_page.py deploy/docs/reference.py
+	@$(BIN)/mypy deploy/docs/build.py deploy/docs/metrics_page.py deploy/docs/models_page.py \
+		deploy/docs/reference.py
 	@echo "── import contracts"
 	@$(BIN)/lint-imports
 
@@ -84,6 +85,9 @@ docs: setup ## write docs/api anew from the code, and the documentation as a sit
 
 metrics-docs: setup ## write docs/metrics.md anew from the catalogues of metrics
 	@$(BIN)/python deploy/docs/metrics_page.py
+
+models-docs: setup ## write docs/models.md again from the verdicts of bench/models.py
+	@$(BIN)/python deploy/docs/models_page.py
 
 chart-schema: setup ## write Leyline's settings into the Helm chart's values.schema.json anew
 	@$(BIN)/python deploy/helm/values_schema.py

@@ -70,7 +70,7 @@ def test_the_frequencies_of_a_table_are_the_module_s_own(kind: str) -> None:
     A linear scaling divides the positions, so no fp32 frequency gives its table exactly.
     """
     module = rope(kind)
-    found = read_frequencies(module)
+    found = read_frequencies(module, ROWS)
     own = KINDS[kind][2](module).to(torch.float32)
     assert torch.allclose(found.inv_freq, own, rtol=2.0**-22 if kind == "linear" else 0, atol=0)
     assert found.scaling == pytest.approx(float(getattr(module, "mscale", 1.0)))
@@ -83,9 +83,9 @@ def test_a_coarse_table_gives_angles_as_exact_as_itself(
     """At no position is an angle off by more than two roundings of the table."""
     monkeypatch.setenv("SGLANG_ROPE_CACHE_FP32", "0")
     module = rope("default")
-    exact = read_frequencies(module).inv_freq.double()
+    exact = read_frequencies(module, ROWS).inv_freq.double()
     module.cos_sin_cache = module.cos_sin_cache.to(dtype)
-    found = read_frequencies(module).inv_freq.double()
+    found = read_frequencies(module, ROWS).inv_freq.double()
     step = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[dtype]
     assert float(((found - exact) * ROWS).abs().max()) <= 2 * step
     assert not torch.equal(found, exact)
@@ -105,11 +105,11 @@ def test_any_table_of_one_frequency_per_pair_is_read_exactly(
     rows = torch.arange(last + 1, dtype=torch.float32)
     angles = rows[:, None] * inv_freq[None]
     table = scaling * torch.cat((angles.cos(), angles.sin()), dim=-1)
-    found = read_frequencies(SimpleNamespace(cos_sin_cache=table)).inv_freq
+    found = read_frequencies(SimpleNamespace(cos_sin_cache=table), last + 1).inv_freq
     again = rows[-1] * found.double() - rows[-1] * inv_freq.double()
     assert float(again.abs().max()) <= last * 2.0**-24
-    wrong = read_frequencies(SimpleNamespace(cos_sin_cache=table[: last // 2 + 2])).inv_freq
-    assert torch.allclose(wrong, inv_freq, rtol=1e-6)
+    less = read_frequencies(SimpleNamespace(cos_sin_cache=table), last // 2 + 2).inv_freq
+    assert torch.allclose(less, inv_freq, rtol=1e-6)
 
 
 def _shifted(table: torch.Tensor) -> torch.Tensor:
@@ -146,10 +146,10 @@ def _grown(table: torch.Tensor) -> torch.Tensor:
 def test_other_tables_are_refused(spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Control: a table that isn't that of one frequency per pair is found out."""
     module = rope("default")
-    read_frequencies(module)
+    read_frequencies(module, ROWS)
     module.cos_sin_cache = spoil(module.cos_sin_cache)
     with pytest.raises(UnsupportedRotaryError, match=r"no frequencies explain|begins with no"):
-        read_frequencies(module)
+        read_frequencies(module, ROWS)
 
 
 def test_tables_are_found_wherever_a_model_keeps_them() -> None:
@@ -161,3 +161,13 @@ def test_tables_are_found_wherever_a_model_keeps_them() -> None:
     model.inner = torch.nn.Module()
     model.inner.other = rope("yarn")
     assert rotary_modules(model) == [model.first, model.inner.other]
+
+
+def test_rows_that_no_prompt_reaches_are_not_looked_at() -> None:
+    """SGLang makes tables longer than the model's context, and not always by the same rule."""
+    module = rope("default")
+    own = read_frequencies(module, ROWS).inv_freq
+    module.cos_sin_cache = torch.cat((module.cos_sin_cache, module.cos_sin_cache[:256]))
+    assert torch.equal(read_frequencies(module, ROWS).inv_freq, own)
+    with pytest.raises(UnsupportedRotaryError, match="no frequencies explain"):
+        read_frequencies(module, ROWS + 256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from weakref import proxy
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.io_struct import GenerateReqInput, TokenizedGenerateReqInput
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -28,7 +29,12 @@ from leyline_engine.contract import (
     edit_envelope,
     sign_envelope,
 )
-from leyline_engine.sglang.hints import MAX_ENVELOPE_BYTES, pack_hints, take_hints
+from leyline_engine.sglang.hints import (
+    MAX_ENVELOPE_BYTES,
+    beside_tokens,
+    pack_hints,
+    take_hints,
+)
 
 SECRET = "between proxy and engine"
 PAYLOAD = EditPayload(session="s", scope="t", turn="t1")
@@ -123,6 +129,37 @@ def test_several_answers_are_no_turn() -> None:
         hints = take_hints(request, None)
         assert (hints.message_id, hints.payload) == ("m-1", replace(payload, turn=""))
         assert hints.invalid is reason
+
+
+@pytest.mark.parametrize(
+    ("member", "named"),
+    [
+        ("mm_inputs", "images, audio or video"),
+        ("input_embeds", "embeddings in place of tokens"),
+        ("positional_embed_overrides", "embeddings for some positions"),
+        ("token_type_ids", "token types"),
+        ("multi_item_delimiter_indices", "shared tokens between items"),
+        ("token_indices_to_pool", "slots of its own"),
+    ],
+)
+def test_a_prompt_with_more_than_tokens_is_no_turn(member: str, named: str) -> None:
+    """An image in the prompt, for one: nothing is retained, edits and reuse are refused by name."""
+    members = dict.fromkeys(TokenizedGenerateReqInput.__struct_fields__)
+    assert beside_tokens(SimpleNamespace(**members)) == ""
+    beside = beside_tokens(SimpleNamespace(**members | {member: [1]}))
+    assert beside == named
+    edited = replace(
+        PAYLOAD,
+        forget=("m0",),
+        directives=(Directive(1, 2),),
+        sources=(SourceRef("t0", 4, "d"),),
+    )
+    for payload, reason in ((PAYLOAD, None), (edited, Reason.UNSUPPORTED_RUNTIME)):
+        request = received({"kv_hints": json_of(edit_envelope("m-1", payload))})
+        hints = take_hints(request, None, beside=beside)
+        assert (hints.payload, hints.reuse) == (replace(payload, turn=""), None)
+        assert hints.invalid is reason
+        assert reason is None or named in hints.detail
 
 
 @pytest.mark.parametrize("native", [False, True])

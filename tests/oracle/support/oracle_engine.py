@@ -309,6 +309,19 @@ def _default_base(rotary: Any, theta: float) -> torch.Tensor:
     return 1.0 / theta ** (torch.arange(0, width, 2).float() / width)
 
 
+def _half_band(rotary: Any) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Turn a band of half the width alone, with the frequencies of its own width."""
+    turn = _mover(rotary, inv_freq=rotary.inv_freq[::2])
+
+    def move(
+        keys: torch.Tensor, computed_at: torch.Tensor, needed_at: torch.Tensor
+    ) -> torch.Tensor:
+        half = keys.shape[-1] // 2
+        return torch.cat((turn(keys[..., :half], computed_at, needed_at), keys[..., half:]), dim=-1)
+
+    return move
+
+
 TAMPERINGS: dict[str, Callable[[Any, OracleModel], Callable[..., torch.Tensor]]] = {
     "none": lambda rotary, _: _mover(rotary),
     "no_rotation": lambda *_: lambda keys, *_positions: keys,
@@ -316,6 +329,7 @@ TAMPERINGS: dict[str, Callable[[Any, OracleModel], Callable[..., torch.Tensor]]]
     "wrong_base": lambda rotary, _: _mover(rotary, inv_freq=_default_base(rotary, 500_000.0)),
     "wrong_sign": lambda rotary, _: _mover(rotary, inv_freq=-rotary.inv_freq),
     "off_by_one": lambda rotary, _: _mover(rotary, off_by=1),
+    "wrong_width": lambda rotary, _: _half_band(rotary),
     "scaling_ignored": lambda rotary, _: _mover(rotary, inv_freq=_default_base(rotary, 10_000.0)),
     "scaled_twice": lambda rotary, subject: _mover(
         rotary, scale=float(subject.model.base_model.rotary_emb.attention_scaling)

@@ -327,6 +327,24 @@ def _gqa_taps(attention: Any) -> tuple[Tap, Tap]:
     return (getattr(attention, "k_norm", attention.k_proj), heads), (attention.v_proj, heads)
 
 
+def _late_norm_taps(attention: Any) -> tuple[Tap, Tap]:
+    """Of keys that are normed once their heads are in front: ``[1, heads, T, dim]``."""
+    _, value = _gqa_taps(attention)
+    return (attention.k_norm, lambda output: output[0].transpose(0, 1)), value
+
+
+def _fused_taps(attention: Any) -> tuple[Tap, Tap]:
+    """Of one projection for queries, keys and values."""
+    config, width = attention.config, attention.head_dim
+    queries, keys = (n * width for n in (config.num_attention_heads, config.num_key_value_heads))
+
+    def part(start: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda output: output[0, :, start : start + keys].reshape(output.shape[1], -1, width)
+
+    projection = attention.qkv_proj
+    return (projection, part(queries)), (projection, part(queries + keys))
+
+
 def _mla_taps(attention: Any) -> tuple[Tap, Tap]:
     rank = attention.kv_lora_rank
     return (
@@ -367,14 +385,31 @@ def _latent_first(key: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor,
     return other, key
 
 
-_FAMILIES = {
-    "llama": _Family(_gqa_taps, _rotate_whole, _as_is),
-    "qwen3": _Family(_gqa_taps, _rotate_whole, _as_is),
-    "glm": _Family(_gqa_taps, _rotate_whole, _as_is),
+_PLAIN = _Family(_gqa_taps, _rotate_whole, _as_is)
+_WITHOUT_PECULIARITIES = (
+    "cohere",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "glm",
+    "glm4_moe",
+    "granite",
+    "llama",
+    "minimax_m2",
+    "ministral3",
+    "mistral",
+    "olmo2",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+)
+_FAMILIES = dict.fromkeys(_WITHOUT_PECULIARITIES, _PLAIN) | {
     "phi": _Family(_gqa_taps, _rotate_first_dims, _as_is),
+    "hy_v3": _Family(_late_norm_taps, _rotate_whole, _as_is),
+    "phi3": _Family(_fused_taps, _rotate_whole, _as_is),
     "stablelm": _Family(_gqa_taps, _rotate_first_dims, _as_is),
     "deepseek_v2": _Family(_mla_taps, _rotate_complex, _latent_first),
     "deepseek_v3": _Family(_mla_taps, _rotate_v3, _latent_first),
+    "glm4_moe_lite": _Family(_mla_taps, _rotate_v3, _latent_first),
 }
 
 

@@ -69,6 +69,7 @@ def load_model(folder: Path, **flags: Any) -> tuple[Any, Any]:
     runner.init_attention_backends()
     runner.init_cuda_graphs()
     randomize(runner.model)
+    _finish_wrapped(runner.model)
     seen: list[Any] = []
 
     def factory(context: Any) -> Any:
@@ -101,6 +102,13 @@ _DEFAULTS: dict[str, Any] = {
     "disable_overlap_schedule": True,
     "radix_cache_backend": _FACTORY,
 }
+
+
+def _finish_wrapped(model: torch.nn.Module) -> None:
+    """Do what loading real weights ends with; SGLang leaves it out for dummy ones in a wrapper."""
+    for module in model.children():
+        if getattr(module, "post_load_weights", None) is not None:
+            module.post_load_weights()
 
 
 def randomize(model: torch.nn.Module, *, seed: int = 3) -> None:

@@ -12,9 +12,12 @@ ATTENTION_BACKEND = "torch_native"
 
 def register_in_worker() -> None:
     """Register attention, the MLA dispatch and the rotary factory in a scheduler process."""
+    from leyline_engine.sglang.cpu.operations import register_operations
+
     _register_attention()
     _register_mla_dispatch()
     _register_rotary_factory()
+    register_operations()
 
 
 def _register_attention() -> None:

@@ -56,11 +56,10 @@ def measure_keys(context: Any, tree: Any, dtype: torch.dtype) -> Measured:
         ProbeError: the server has no room for the probe.
     """
     model = context.tp_worker.model_runner.model
-    candidates, problems = _candidates(model)
-    if not candidates:
-        raise UnsupportedRotaryError(problems or "layers without a rotary embedding")
-    longest = min(int(module.cos_sin_cache.shape[0]) for module in rotary_modules(model))
-    last = min(longest, int(context.model_config.context_len)) - 1
+    context_len = int(context.model_config.context_len)
+    candidates = _candidates(model, context_len)
+    shortest = min(int(module.cos_sin_cache.shape[0]) for module in rotary_modules(model))
+    last = min(shortest, context_len) - 1
     if last < _LEAST_DISTANCE:
         raise UnsupportedRotaryError(f"a context of {last + 1} tokens, too short to measure keys")
     positions = sorted({p for p in (*_POSITIONS, last // 2, last) if p <= last})
@@ -74,15 +73,26 @@ def measure_keys(context: Any, tree: Any, dtype: torch.dtype) -> Measured:
     return Measured(explained.rotary, explained.start, _facts(explained))
 
 
-def _candidates(model: torch.nn.Module) -> tuple[list[Frequencies], str]:
-    """Return the frequencies of all tables that can be explained, and why the last one can't."""
-    found, problem = list[Frequencies](), ""
+def _candidates(model: torch.nn.Module, longest: int) -> list[Frequencies]:
+    """Return the frequencies of all tables that can be explained.
+
+    Raises:
+        UnsupportedRotaryError: there are none.
+    """
+    found, problems = list[Frequencies](), list[str]()
     for module in rotary_modules(model):
         try:
-            found.append(read_frequencies(module))
+            found.append(read_frequencies(module, longest))
         except UnsupportedRotaryError as error:
-            problem = f"{error} ({type(module).__qualname__})"
-    return found, problem
+            problems.append(f"{error} ({type(module).__qualname__})")
+    if not found:
+        # LongRoPE, among others, keeps more tables than one and chooses by the prompt's length.
+        names = {type(m).__qualname__ for m in model.modules() if "Rotary" in type(m).__qualname__}
+        problems += [f"rotary embedding {name}" for name in sorted(names)]
+        raise UnsupportedRotaryError(
+            problems[0] if problems else "layers without a rotary embedding"
+        )
+    return found
 
 
 def _facts(explained: Explained) -> RotaryFacts:

@@ -46,7 +46,7 @@ def probe_layers(
         raise ProbeError("no room to run a probe of the model")
     parts: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
     for start in range(0, len(sequences), at_once):
-        with _computed(context, tree, sequences[start : start + at_once]) as slots:
+        with computed(context, tree, sequences[start : start + at_once]) as slots:
             parts.append(_rows(pool, slots))
     shape = (len(tokens), len(positions))
     return [
@@ -75,7 +75,7 @@ def _rows(pool: Any, slots: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tens
 
 
 @contextmanager
-def _computed(
+def computed(
     context: Any, tree: Any, sequences: Sequence[tuple[int, int]]
 ) -> Iterator[torch.Tensor]:
     """Run tokens at positions, each in a sequence of its own; yields their slots, then frees them.

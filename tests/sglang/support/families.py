@@ -1,0 +1,39 @@
+"""Small models of current families with random weights, as checkpoints that SGLang loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sglang_models import shipped_model
+from support.random_models import build_model
+from support.shrunken import small_config
+from transformers import AutoConfig, AutoTokenizer
+
+_VOCABULARY = 4096
+"""The shipped tokenizer's."""
+_CONTEXT = 16384
+
+
+def build_family(name: str, folder: Path) -> Path:
+    """Write a random float32 model of a family's text part, with the shipped tokenizer.
+
+    Returns:
+        ``folder``, loadable by SGLang and by transformers.
+    """
+    small = small_config(name)
+    text = dict(small.get("text_config", small))
+    text |= {"vocab_size": _VOCABULARY, "max_position_embeddings": _CONTEXT}
+    text |= {key: None for key in ("bos_token_id", "quantization_config") if key in text}
+    if "attention_multiplier" in text:
+        # Granite's own makes attention of random weights nearly uniform, and hides wrong keys.
+        text["attention_multiplier"] = text["hidden_size"] ** -0.5
+    kind = text.pop("model_type")
+    model = build_model(AutoConfig.for_model(kind, **text))
+    model.save_pretrained(folder)
+    saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    # What transformers' class doesn't know, SGLang's may need.
+    saved = {key: value for key, value in text.items() if key not in saved} | saved
+    (folder / "config.json").write_text(json.dumps(saved, indent=2), encoding="utf-8")
+    AutoTokenizer.from_pretrained(shipped_model()).save_pretrained(folder)
+    return folder

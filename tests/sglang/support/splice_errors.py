@@ -1,0 +1,83 @@
+"""Splices of a loaded model's own rows, compared with the rows that it computes at the new place.
+
+A token alone in its sequence has the same key everywhere, but for its turn: its row at one
+position, spliced to another, must be the row that the model's forward writes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.sglang.facts.probe import computed
+from leyline_engine.sglang.rows.mover import PoolTensors
+from leyline_engine.sglang.rows.pool import SplicePool
+
+MOVES = ((5, 700), (1500, 17), (977, 976))
+"""From and to: both directions, far and near."""
+_TOKEN = 7
+Wrong = Callable[[PoolTensors, Rotary], tuple[PoolTensors, Rotary, int]]
+
+
+def splice_errors(context: Any, tree: Any, facts: Any) -> dict[str, float]:
+    """The largest error of a right splice, and the least one of each wrong splice.
+
+    Errors are roots of mean squares over a layer's keys, as shares of the keys'.
+    """
+    right = [_error(context, tree, facts, move, _right) for move in MOVES]
+    errors = {"spliced": max(right)}
+    for name, wrong in WRONG.items():
+        errors[name] = min(_error(context, tree, facts, move, wrong) for move in MOVES)
+    return errors
+
+
+def _error(context: Any, tree: Any, facts: Any, move: tuple[int, int], how: Wrong) -> float:
+    tensors, rotary, shift = how(facts.pool.tensors, facts.rotary)
+    allocator = context.params.token_to_kv_pool_allocator
+    target = allocator.alloc(int(context.params.page_size))
+    try:
+        with computed(context, tree, [(_TOKEN, move[0]), (_TOKEN, move[1])]) as slots:
+            SplicePool(tensors, rotary).splice(slots[:1], target[:1], move[0], move[1] + shift)
+            return max(_apart(keys[target[:1]], keys[slots[1:]]) for keys in tensors.keys)
+    finally:
+        allocator.free(target)
+
+
+def _apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    off = (found.float() - wanted.float()).square().mean()
+    return float((off / wanted.float().square().mean()).sqrt())
+
+
+def _right(tensors: PoolTensors, rotary: Rotary) -> tuple[PoolTensors, Rotary, int]:
+    return tensors, rotary, 0
+
+
+def _unturned(tensors: PoolTensors, rotary: Rotary) -> tuple[PoolTensors, Rotary, int]:
+    return tensors, replace(rotary, inv_freq=torch.zeros_like(rotary.inv_freq)), 0
+
+
+def _other_pairing(tensors: PoolTensors, rotary: Rotary) -> tuple[PoolTensors, Rotary, int]:
+    (other,) = set(Pairing) - {rotary.pairing}
+    return tensors, replace(rotary, pairing=other), 0
+
+
+def _off_by_one(tensors: PoolTensors, rotary: Rotary) -> tuple[PoolTensors, Rotary, int]:
+    return tensors, rotary, 1
+
+
+def _narrower(tensors: PoolTensors, rotary: Rotary) -> tuple[PoolTensors, Rotary, int]:
+    """A band of half the width, with the frequencies of its own width."""
+    narrow = replace(rotary, inv_freq=rotary.inv_freq[::2].contiguous())
+    return tensors.turning(tensors.rotary_start, narrow.dim), narrow, 0
+
+
+WRONG: dict[str, Wrong] = {
+    "unturned": _unturned,
+    "other pairing": _other_pairing,
+    "off by one": _off_by_one,
+    "narrower band": _narrower,
+}
