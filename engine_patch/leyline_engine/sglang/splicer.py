@@ -68,6 +68,8 @@ class StageRow(Req):
             priority=parent.priority,
             http_worker_ipc=parent.http_worker_ipc,
         )
+        # None are wanted. With data-parallel attention, other ranks must know how many there are.
+        self.logprob_start_len = -1
         self.leyline = turn
         self.end = end
         self.complete = False

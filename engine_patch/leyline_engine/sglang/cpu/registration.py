@@ -7,14 +7,18 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
+from leyline_engine.sglang.cpu.experts import register_experts
+
 ATTENTION_BACKEND = "torch_native"
 
 
 def register_in_worker() -> None:
-    """Register attention, the MLA dispatch and the rotary factory in a scheduler process."""
+    """Register attention, experts, the MLA dispatch and the rotary factory in a scheduler process."""
     _register_attention()
     _register_mla_dispatch()
     _register_rotary_factory()
+    _take_cpu_for_a_cpu()
+    register_experts()
 
 
 def _register_attention() -> None:
@@ -62,3 +66,17 @@ def _rope_on_cpu(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
         return original(*args, **kwargs)
     call.pop("device", None)
     return get_rope(**call)
+
+
+def _take_cpu_for_a_cpu() -> None:
+    """Let ranks of data-parallel attention pad their batches, and exchange them.
+
+    SGLang takes only its own CPU engine for a CPU. On any other platform it pins memory for an
+    accelerator, gathers by an operation that no CPU has, and copies rows with a Triton kernel.
+    """
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.layers import dp_attention
+    from sglang.srt.model_executor import forward_batch_info
+
+    forward_batch_info._is_cpu = parallel_state._is_cpu = True
+    dp_attention.memcpy_func = dp_attention.memcpy_cpu

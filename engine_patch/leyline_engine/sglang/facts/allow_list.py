@@ -83,6 +83,5 @@ def refusal(setup: Setup) -> str:
         (setup.sessions, "streaming sessions"),
         (setup.pipeline_parallel != 1, "pipeline parallelism"),
         (setup.context_parallel != 1, "context parallelism"),
-        (setup.attention_data_parallel != 1, "data-parallel attention"),
     )
     return next((reason for applies, reason in refusals if applies), "")
