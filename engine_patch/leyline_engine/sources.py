@@ -30,6 +30,8 @@ class SourceTurn:
     """Groups of tenants that may take its KV, as its request declared."""
     cache_salt: str | None = None
     """Salt of the radix namespace that has its KV, in an engine that has several."""
+    extra_key: str | None = None
+    """Name of what computed its KV beside the model, such as an adapter; part of its namespace."""
 
     def keys(self) -> array[int]:
         """Return the radix keys of the turn's tokens."""

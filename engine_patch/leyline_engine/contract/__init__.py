@@ -13,6 +13,7 @@ from .capability import (
     RENDERER_PATH,
     Capability,
     KVFacts,
+    Refusal,
     RotaryFacts,
     engine_actions,
 )
@@ -204,6 +205,7 @@ __all__ = [
     "ReuseKind",
     "ReuseMode",
     "ReusePayload",
+    "Refusal",
     "RotaryFacts",
     "Segment",
     "SkippedAction",

@@ -7,18 +7,20 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
+from leyline_engine.sglang.cpu.adapters import register_adapters
 from leyline_engine.sglang.cpu.experts import register_experts
 
 ATTENTION_BACKEND = "torch_native"
 
 
 def register_in_worker() -> None:
-    """Register attention, experts, the MLA dispatch and the rotary factory in a scheduler process."""
+    """Register what a scheduler process lacks: attention, rotary factory, experts and adapters."""
     _register_attention()
     _register_mla_dispatch()
     _register_rotary_factory()
     _take_cpu_for_a_cpu()
     register_experts()
+    register_adapters()
 
 
 def _register_attention() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from leyline_engine.contract import Refusal
 from leyline_engine.plan import PAGE_SIZES
 
 ARCHITECTURES = frozenset(
@@ -20,6 +21,7 @@ ARCHITECTURES = frozenset(
 )
 """Model classes of SGLang that turn every key of every layer by their rotary module, once."""
 KV_DTYPES = frozenset({"float32", "bfloat16", "float16"})
+_OTHER_MODEL = "serve a model whose layers all have plain causal attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,6 @@ class Setup:
     """True with an external linker, LMCache or FlexKV: KV may come from and go to another store."""
     unified_memory: bool = False
     kv_sharding: bool = False
-    lora: bool = False
     speculative: str = ""
     """Name of the algorithm; empty for none."""
     disaggregation: str = "null"
@@ -55,33 +56,84 @@ class Setup:
     pipeline_parallel: int = 1
     context_parallel: int = 1
     """Number of ranks that share one sequence's attention, in prefill or in decode."""
-    attention_data_parallel: int = 1
 
 
-def refusal(setup: Setup) -> str:
-    """Return why ``setup`` can't splice, in words for an operator; empty if it can."""
+def refusals(setup: Setup) -> tuple[Refusal, ...]:
+    """Return all that keeps ``setup`` from splicing, each with its remedy; empty if it can."""
     kinds = ", ".join(sorted(setup.attention_kinds))
-    refusals = (
-        (not setup.radix_cache, "the radix cache is disabled"),
-        (setup.multimodal, "multimodal model (M-RoPE)"),
-        (setup.sparse_attention, "sparse attention with an index key (DSA)"),
-        (setup.hybrid_window, "layers with a sliding window"),
-        (setup.recurrent, "recurrent layers"),
-        (setup.attention_kinds, f"attention that is not plain and causal: {kinds}"),
-        (not setup.generates, "no generating model"),
-        (setup.diffusion, "diffusion language model"),
-        (setup.architecture not in ARCHITECTURES, f"architecture {setup.architecture}"),
-        (setup.kv_dtype not in KV_DTYPES, f"KV dtype {setup.kv_dtype}"),
-        (setup.page_size not in PAGE_SIZES, f"pages of {setup.page_size} tokens"),
-        (setup.hierarchical_cache, "hierarchical cache (HiCache)"),
-        (setup.external_cache, "external KV cache"),
-        (setup.unified_memory, "unified memory pool"),
-        (setup.kv_sharding, "sharded KV cache"),
-        (setup.lora, "LoRA"),
-        (setup.speculative, f"speculative decoding ({setup.speculative})"),
-        (setup.disaggregation != "null", "disaggregated prefill and decode"),
-        (setup.sessions, "streaming sessions"),
-        (setup.pipeline_parallel != 1, "pipeline parallelism"),
-        (setup.context_parallel != 1, "context parallelism"),
+    rows = (
+        (not setup.radix_cache, "the radix cache is disabled", "drop --disable-radix-cache"),
+        (setup.multimodal, "multimodal model (M-RoPE)", "serve a text model"),
+        (
+            setup.sparse_attention,
+            "sparse attention with an index key (DSA)",
+            "serve a model without DSA, and drop --enable-hisparse",
+        ),
+        (setup.hybrid_window, "layers with a sliding window", _OTHER_MODEL),
+        (setup.recurrent, "recurrent layers", _OTHER_MODEL),
+        (
+            setup.attention_kinds,
+            f"attention that is not plain and causal: {kinds}",
+            _OTHER_MODEL,
+        ),
+        (
+            not setup.generates,
+            "no generating model",
+            "drop --is-embedding, or serve a generating model",
+        ),
+        (setup.diffusion, "diffusion language model", "drop --dllm-algorithm"),
+        (
+            setup.architecture not in ARCHITECTURES,
+            f"architecture {setup.architecture}",
+            "serve one of the supported architectures (docs/sglang.md)",
+        ),
+        (
+            setup.kv_dtype not in KV_DTYPES,
+            f"KV dtype {setup.kv_dtype}",
+            "start with --kv-cache-dtype bf16",
+        ),
+        (
+            setup.page_size not in PAGE_SIZES,
+            f"pages of {setup.page_size} tokens",
+            f"start with --page-size {_nearest_page(setup.page_size)}",
+        ),
+        (
+            setup.hierarchical_cache,
+            "hierarchical cache (HiCache)",
+            "drop --enable-hierarchical-cache",
+        ),
+        (
+            setup.external_cache,
+            "external KV cache",
+            "drop --enable-lmcache, --enable-flexkv and --enable-unified-cache-external-linker",
+        ),
+        (setup.unified_memory, "unified memory pool", "drop --enable-unified-memory"),
+        (setup.kv_sharding, "sharded KV cache", "drop --enable-kv-cache-sharding"),
+        (
+            setup.speculative,
+            f"speculative decoding ({setup.speculative})",
+            "drop --speculative-algorithm",
+        ),
+        (
+            setup.disaggregation != "null",
+            "disaggregated prefill and decode",
+            "drop --disaggregation-mode",
+        ),
+        (
+            setup.sessions,
+            "streaming sessions",
+            "drop --enable-streaming-session and --enable-session-radix-cache",
+        ),
+        (setup.pipeline_parallel != 1, "pipeline parallelism", "start with --pp-size 1"),
+        (
+            setup.context_parallel != 1,
+            "context parallelism",
+            "start with --attn-cp-size 1 and --dcp-size 1",
+        ),
     )
-    return next((reason for applies, reason in refusals if applies), "")
+    return tuple(Refusal(what, fix) for applies, what, fix in rows if applies)
+
+
+def _nearest_page(size: int) -> int:
+    """Return the supported size of a page that is nearest to ``size``."""
+    return min(sorted(PAGE_SIZES), key=lambda supported: abs(supported - size))
