@@ -171,9 +171,10 @@ class Switch:
 
 
 @contextmanager
-def replay_engine() -> Iterator[Any]:
+def replay_engine(**options: Any) -> Iterator[Any]:
     """A small embedded engine."""
-    engine = create_embedded_engine("replay", {"pool_tokens": 16_384, "device": "cpu"})
+    options = {"pool_tokens": 16_384, "device": "cpu"} | options
+    engine = create_embedded_engine("replay", options)
     try:
         yield engine
     finally:
@@ -216,6 +217,29 @@ def test_a_session_goes_on_over_a_restart_of_the_engine() -> None:
     assert (after[0]["outcome"], after[0]["reason"]) == ("reprefilled", "missing_source")
     assert after[0]["tokens"]["spliced"] == 0
     assert after[-1]["reason"] == "spliced"
+
+
+def test_an_engine_that_comes_back_and_does_not_splice_serves_the_session() -> None:
+    """Its first receipt tells the proxy to ask again; turns are prefilled, the refusal is named."""
+    with replay_engine() as first, replay_engine(splicing=False) as second:
+        switch = Switch(first)
+        settings = Settings(policy=POLICY, handshake_interval_s=3600.0, log_level="error")
+        with serving(create_app(settings, engine_app=switch)) as origin:
+            agent = Agent(origin)
+            before = [agent.turn(turns) for turns in (1, 2, 3)]
+            switch.engine = second  # unnoticed: nothing was asked meanwhile
+            after = [agent.turn(4)]
+            for _ in range(500):
+                if not agent.upstream()["splices"]:
+                    break
+                time.sleep(0.02)
+            after += [agent.turn(turns) for turns in (5, 6)]
+            upstream = agent.upstream()
+    assert before[-1]["reason"] == "spliced"
+    assert (after[0]["outcome"], after[0]["reason"]) == ("reprefilled", "unsupported_runtime")
+    assert all(account["tokens"]["spliced"] == 0 for account in after)
+    assert (upstream["engine"], upstream["splices"]) == ("replay", False)
+    assert upstream["obstacle"] == "switched off by configuration"
 
 
 def test_an_engine_that_comes_back_without_the_plugin_gets_no_envelope() -> None:
