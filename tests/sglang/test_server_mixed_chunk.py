@@ -1,4 +1,4 @@
-"""A real server with mixed chunks: gaps of splices are computed in the steps in which others decode."""
+"""A real server with mixed chunks: gaps of splices are computed in steps that others decode in."""
 
 from __future__ import annotations
 

@@ -102,6 +102,13 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
         """True if answers bring their records when envelopes ask for them: :mod:`.answer`."""
         return RECEIPT_IN_ANSWER in self.actions
 
+    def is_of(self, model: str) -> bool:
+        """Return True if ``model`` names the engine's model, or a LoRA adapter of it.
+
+        SGLang takes ``base:adapter``; an adapter has its base's tokenizer and template.
+        """
+        return model == self.model or model.startswith(f"{self.model}:")
+
     @property
     def unsupported_fix(self) -> str:
         """The remedies of all refusals; empty unless all of them have one."""
