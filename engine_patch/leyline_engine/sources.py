@@ -69,6 +69,12 @@ class SourceRegistry:
         self._sessions.move_to_end(session)
         return turns.get(turn)
 
+    def get_plain(self, session: SessionKey, turn: str) -> SourceTurn | None:
+        """Return a turn that the model computed without an adapter, as claims need it: they look
+        for its keys in no namespace, which may have other KV of the same tokens."""
+        found = self.get(session, turn)
+        return None if found is None or found.extra_key is not None else found
+
     def seal(self, source: SourceTurn) -> str:
         """Return the source's digest as proxies name it."""
         return sealed_digest(source.digest, self._secret)

@@ -1,4 +1,4 @@
-"""A real server with LoRA adapters: KV of one is never another's, and edits are spliced with each."""
+"""A real server with LoRA adapters: KV of one is never another's, and edits splice with each."""
 
 from __future__ import annotations
 

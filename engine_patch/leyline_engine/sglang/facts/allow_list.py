@@ -21,6 +21,8 @@ ARCHITECTURES = frozenset(
 )
 """Model classes of SGLang that turn every key of every layer by their rotary module, once."""
 KV_DTYPES = frozenset({"float32", "bfloat16", "float16"})
+_Row = tuple[object, str, str]
+"""A condition, its name and its remedy."""
 _OTHER_MODEL = "serve a model whose layers all have plain causal attention"
 
 
@@ -60,9 +62,13 @@ class Setup:
 
 def refusals(setup: Setup) -> tuple[Refusal, ...]:
     """Return all that keeps ``setup`` from splicing, each with its remedy; empty if it can."""
+    rows = (*_rows_of_model(setup), *_rows_of_server(setup))
+    return tuple(Refusal(what, fix) for applies, what, fix in rows if applies)
+
+
+def _rows_of_model(setup: Setup) -> tuple[_Row, ...]:
     kinds = ", ".join(sorted(setup.attention_kinds))
-    rows = (
-        (not setup.radix_cache, "the radix cache is disabled", "drop --disable-radix-cache"),
+    return (
         (setup.multimodal, "multimodal model (M-RoPE)", "serve a text model"),
         (
             setup.sparse_attention,
@@ -87,6 +93,12 @@ def refusals(setup: Setup) -> tuple[Refusal, ...]:
             f"architecture {setup.architecture}",
             "serve one of the supported architectures (docs/sglang.md)",
         ),
+    )
+
+
+def _rows_of_server(setup: Setup) -> tuple[_Row, ...]:
+    return (
+        (not setup.radix_cache, "the radix cache is disabled", "drop --disable-radix-cache"),
         (
             setup.kv_dtype not in KV_DTYPES,
             f"KV dtype {setup.kv_dtype}",
@@ -131,7 +143,6 @@ def refusals(setup: Setup) -> tuple[Refusal, ...]:
             "start with --attn-cp-size 1 and --dcp-size 1",
         ),
     )
-    return tuple(Refusal(what, fix) for applies, what, fix in rows if applies)
 
 
 def _nearest_page(size: int) -> int:
