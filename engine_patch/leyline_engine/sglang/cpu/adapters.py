@@ -17,7 +17,7 @@ def register_adapters() -> None:
 
     for module in (layers, torch_backend):
         module.torch = _Unpinned(module.torch)
-    Tensor.pin_memory = _as_it_is
+    Tensor.pin_memory = _as_it_is  # type: ignore[method-assign,assignment]
 
 
 class _Unpinned(ModuleType):
