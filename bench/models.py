@@ -139,7 +139,7 @@ def _by_configuration(folder: Path, error: BaseException) -> dict[str, Any]:
     )
     from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
 
-    from leyline_engine.sglang.facts.allow_list import Setup, refusal
+    from leyline_engine.sglang.facts.allow_list import Setup, refusals
 
     verdict = _VERDICT | {"reason": f"not loaded on a CPU ({type(error).__name__})"}
     try:
@@ -155,7 +155,7 @@ def _by_configuration(folder: Path, error: BaseException) -> dict[str, Any]:
         traceback.print_exc()
         architectures = json.loads((folder / "config.json").read_text())["architectures"]
         return verdict | {"architecture": architectures[0]}
-    reason = refusal(setup)
+    reason = "; ".join(refused.what for refused in refusals(setup))
     return verdict | {
         "architecture": config.hf_config.architectures[0],
         "reason": reason or verdict["reason"],

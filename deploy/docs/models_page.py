@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leyline_engine.sglang.facts.allow_list import Setup, refusal
+from leyline_engine.sglang.facts.allow_list import Setup, refusals
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "models.md"
@@ -38,8 +38,8 @@ class Setting:
     name: str
     setup: Setup
     tested: str
-    """``server``: a real server on a CPU; ``parts``: SGLang's own tree, scheduler and pools, without
-    a model; empty: not tested."""
+    """``server``: a real server on a CPU; ``parts``: SGLang's own tree, scheduler and pools,
+    without a model; empty: not tested."""
     where: str
     """The test, below ``tests/sglang``."""
 
@@ -59,9 +59,11 @@ SETTINGS = (
     Setting("DFLASH", Setup(speculative="DFLASH"), "", ""),
     Setting("tensor parallel", Setup(), "server", "test_server_tensor_parallel.py"),
     Setting("data parallel", Setup(), "server", "test_server_data_parallel.py"),
-    Setting("data-parallel attention", Setup(attention_data_parallel=2), "", ""),
+    Setting("data-parallel attention", Setup(), "server", "test_server_data_parallel.py"),
+    Setting("expert parallel", Setup(), "server", "test_server_data_parallel.py"),
+    Setting("mixed chunks", Setup(), "server", "test_server_mixed_chunk.py"),
     Setting("HiCache", Setup(hierarchical_cache=True), "", ""),
-    Setting("LoRA", Setup(lora=True), "", ""),
+    Setting("LoRA", Setup(), "server", "test_server_adapters.py"),
     Setting("pipeline parallel", Setup(pipeline_parallel=2), "", ""),
     Setting("context parallel", Setup(context_parallel=2), "", ""),
     Setting("disaggregated prefill", Setup(disaggregation="prefill"), "", ""),
@@ -119,20 +121,22 @@ def recipe_refusal(recipe: Mapping[str, Any]) -> str:
 
     A recipe that gets other pages on other hardware counts by its largest.
     """
-    return refusal(
+    return _refused(
         Setup(
             kv_dtype=_kv_dtype(str(recipe.get("kv_cache_dtype", "bfloat16"))),
             page_size=max(recipe.get("pages", [1])),
             radix_cache=not recipe.get("radix_off", False),
             speculative=str(recipe.get("speculative", "")),
             hierarchical_cache=bool(recipe.get("hicache")),
-            lora=bool(recipe.get("lora")),
             disaggregation="prefill" if recipe.get("disaggregation") else "null",
             pipeline_parallel=2 if recipe.get("pp") else 1,
             context_parallel=2 if recipe.get("context_parallel") else 1,
-            attention_data_parallel=2 if recipe.get("dp_attention") else 1,
         )
     )
+
+
+def _refused(setup: Setup) -> str:
+    return "; ".join(refused.what for refused in refusals(setup))
 
 
 def _kv_dtype(name: str) -> str:
@@ -185,7 +189,7 @@ def _settings() -> Iterator[str]:
     yield "\n| setting | | test |"
     yield "|---|---|---|"
     for setting in SETTINGS:
-        reason = refusal(setting.setup)
+        reason = _refused(setting.setup)
         result = f"served without: {reason}" if reason else _TESTED[setting.tested]
         test = f"`{setting.where}`" if setting.where and not reason else ""
         yield f"| {setting.name} | {result} | {test} |"

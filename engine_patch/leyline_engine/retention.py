@@ -25,6 +25,7 @@ def source_of(
     spans: Sequence[SpanLabel],
     reuse: ReusePayload | None = None,
     cache_salt: str | None = None,
+    extra_key: str | None = None,
 ) -> SourceTurn:
     """Return a turn's tokens, all or its prompt's, as a source; see :func:`retain_turn`."""
     groups = frozenset(reuse.groups) if reuse is not None else frozenset[str]()
@@ -37,6 +38,7 @@ def source_of(
         spans=tuple(spans),
         groups=groups,
         cache_salt=cache_salt,
+        extra_key=extra_key,
     )
 
 
@@ -52,6 +54,7 @@ def retain_turn(
     spans: Sequence[SpanLabel],
     reuse: ReusePayload | None = None,
     cache_salt: str | None = None,
+    extra_key: str | None = None,
 ) -> SourceTurn:
     """Retain a turn, and label what the engine wrote in it.
 
@@ -59,6 +62,7 @@ def retain_turn(
         spans: labels of the prompt's parts.
         reuse: the turn's request for reuse, which names the groups that may take its content.
         cache_salt: salt of the radix namespace that has its KV.
+        extra_key: the rest of that namespace; see :class:`~leyline_engine.sources.SourceTurn`.
     """
     tokens = prompt + output
     written = SpanLabel(output_span(turn), len(prompt), len(tokens))
@@ -71,6 +75,7 @@ def retain_turn(
         spans=(*spans, written),
         reuse=reuse,
         cache_salt=cache_salt,
+        extra_key=extra_key,
     )
     registry.retain(session, source)
     return source

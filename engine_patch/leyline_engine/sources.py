@@ -30,6 +30,8 @@ class SourceTurn:
     """Groups of tenants that may take its KV, as its request declared."""
     cache_salt: str | None = None
     """Salt of the radix namespace that has its KV, in an engine that has several."""
+    extra_key: str | None = None
+    """Name of what computed its KV beside the model, such as an adapter; part of its namespace."""
 
     def keys(self) -> array[int]:
         """Return the radix keys of the turn's tokens."""
@@ -66,6 +68,12 @@ class SourceRegistry:
             return None
         self._sessions.move_to_end(session)
         return turns.get(turn)
+
+    def get_plain(self, session: SessionKey, turn: str) -> SourceTurn | None:
+        """Return a turn that the model computed without an adapter, as claims need it: they look
+        for its keys in no namespace, which may have other KV of the same tokens."""
+        found = self.get(session, turn)
+        return None if found is None or found.extra_key is not None else found
 
     def seal(self, source: SourceTurn) -> str:
         """Return the source's digest as proxies name it."""

@@ -171,9 +171,10 @@ class Switch:
 
 
 @contextmanager
-def replay_engine() -> Iterator[Any]:
+def replay_engine(**options: Any) -> Iterator[Any]:
     """A small embedded engine."""
-    engine = create_embedded_engine("replay", {"pool_tokens": 16_384, "device": "cpu"})
+    options = {"pool_tokens": 16_384, "device": "cpu"} | options
+    engine = create_embedded_engine("replay", options)
     try:
         yield engine
     finally:
@@ -216,6 +217,69 @@ def test_a_session_goes_on_over_a_restart_of_the_engine() -> None:
     assert (after[0]["outcome"], after[0]["reason"]) == ("reprefilled", "missing_source")
     assert after[0]["tokens"]["spliced"] == 0
     assert after[-1]["reason"] == "spliced"
+
+
+@pytest.mark.parametrize("adapted", ["red", {"lora_path": "red"}])
+def test_turns_of_an_adapter_draw_on_its_own(adapted: str | dict[str, str]) -> None:
+    """The first turn of another adapter finds no source, wherever it is named; later ones do."""
+    with replay_engine() as engine:
+        settings = Settings(policy=POLICY, log_level="error")
+        with serving(create_app(settings, engine_app=AnyAdapter(engine))) as origin:
+            agent = Agent(origin)
+            base = agent.model
+            members = adapted if isinstance(adapted, dict) else {}
+            accounts = [agent.turn(turns) for turns in (1, 2, 3)]
+            agent.model = base if members else f"{base}:{adapted}"
+            accounts += [agent.turn(turns, **members) for turns in (4, 5)]
+            agent.model = base
+            accounts.append(agent.turn(6))
+    reasons = [account["reason"] for account in accounts]
+    assert reasons[2:] == ["spliced", "missing_source", "spliced", "spliced"]
+    assert accounts[3]["tokens"]["spliced"] == 0
+
+
+class AnyAdapter:
+    """An engine that takes any adapter's name, and serves its model."""
+
+    def __init__(self, engine: ASGIApp) -> None:
+        self._engine = engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+
+        async def of_the_model() -> Message:
+            message = await receive()
+            body = message.get("body", b"")
+            return message | {"body": body.replace(b':red"', b'"')} if body else message
+
+        if scope["type"] == "http":
+            named = (b"content-length",)
+            headers = [pair for pair in scope["headers"] if pair[0] not in named]
+            scope = {**scope, "headers": headers}
+        await self._engine(scope, of_the_model, send)
+
+
+def test_an_engine_that_comes_back_and_does_not_splice_serves_the_session() -> None:
+    """Its first receipt tells the proxy to ask again; turns are prefilled, the refusal is named."""
+    with replay_engine() as first, replay_engine(splicing=False) as second:
+        switch = Switch(first)
+        settings = Settings(policy=POLICY, handshake_interval_s=3600.0, log_level="error")
+        with serving(create_app(settings, engine_app=switch)) as origin:
+            agent = Agent(origin)
+            before = [agent.turn(turns) for turns in (1, 2, 3)]
+            switch.engine = second  # unnoticed: nothing was asked meanwhile
+            after = [agent.turn(4)]
+            for _ in range(500):
+                if not agent.upstream()["splices"]:
+                    break
+                time.sleep(0.02)
+            after += [agent.turn(turns) for turns in (5, 6)]
+            upstream = agent.upstream()
+    assert before[-1]["reason"] == "spliced"
+    assert (after[0]["outcome"], after[0]["reason"]) == ("reprefilled", "unsupported_runtime")
+    assert all(account["tokens"]["spliced"] == 0 for account in after)
+    assert (upstream["engine"], upstream["splices"]) == ("replay", False)
+    assert upstream["obstacle"] == "switched off by configuration"
 
 
 def test_an_engine_that_comes_back_without_the_plugin_gets_no_envelope() -> None:

@@ -16,6 +16,7 @@ from support.fake_engine import CAPABILITY, FakeEngine
 from support.stack import serving
 from typer.testing import CliRunner
 
+from leyline_engine.contract import Refusal
 from leyline_proxy.cli import build_app
 
 LEYLINE = str(Path(sys.executable).parent / "leyline")
@@ -106,10 +107,16 @@ def test_doctor_tells_who_splices() -> None:
             vocab_size=1,
             max_context=1,
             splices=False,
-            unsupported_reason="its KV is FP8",
+            unsupported_reason="its KV is FP8; LMCache",
+            refusals=(
+                Refusal("its KV is FP8", "start with --kv-cache-dtype bf16"),
+                Refusal("LMCache"),
+            ),
         )
         code, output = run("doctor", origin)
-        assert (code, "its KV is FP8" in output) == (1, True)
+        assert (code, "its KV is FP8; LMCache" in output) == (1, True)
+        assert "  its KV is FP8: start with --kv-cache-dtype bf16" in output
+        assert "  LMCache: the engine names no remedy" in output
         engine.capability = None
         code, output = run("doctor", origin)
         assert (code, "without the Leyline plugin" in output) == (1, True)

@@ -154,16 +154,16 @@ def test_a_message_that_cannot_be_read_is_skipped(channel: ReceiptChannel) -> No
 
 def test_the_engine_splices_only_where_every_replica_does() -> None:
     """The capability is known once all replicas have spoken; one that can't splice decides."""
-    channel = ReceiptChannel(replicas=2)
+    channel = ReceiptChannel()
     refusing = msgspec.structs.replace(CAPABILITY, splices=False, unsupported_reason="fp8")
     senders = [ReceiptSender(channel.endpoint, dp_rank=rank) for rank in range(2)]
     senders[0].announce(CAPABILITY)
     senders[0].send(record("m-1"))
     assert eventually(lambda: channel.records.get("m-1") is not None)
-    assert channel.capability() is None
+    assert channel.capability(2) is None
     senders[1].announce(refusing)
-    assert eventually(lambda: channel.capability() is not None)
-    assert channel.capability() == refusing
+    assert eventually(lambda: channel.capability(2) is not None)
+    assert channel.capability(2) == refusing
     for sender in senders:
         sender.close()
     channel.close()

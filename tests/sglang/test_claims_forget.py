@@ -223,6 +223,19 @@ def test_a_forget_in_another_namespace_harms_no_claim() -> None:
     scheduler.check()
 
 
+def test_kv_of_an_adapter_is_not_claimed() -> None:
+    """A claim on it is refused, as on an unknown turn: it would protect the base model's KV."""
+    scheduler = ClaimScheduler(400)
+    tokens = told(scheduler)
+    adapted = scheduler.submit(tokens, opens("adapted", spans=LABELS))
+    adapted.extra_key = "adapter"
+    scheduler.drain()
+    problem = scheduler.try_claim("adapted", 90).problem
+    assert problem is not None
+    assert "source" in problem.message
+    assert list(scheduler.engine.claims.keeper.holds()) == []
+
+
 def test_a_flush_harms_what_it_takes() -> None:
     """Locked, ranked or demoted: nothing is left, the pool is whole, and each claim says why."""
     scheduler = ClaimScheduler(200)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from re import findall
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +21,11 @@ from sglang.srt.mem_cache.memory_pool import (
     NoOpMHATokenToKVPool,
 )
 from sglang.srt.runtime_context import get_context
+from sglang.srt.server_args import ServerArgs
 from transformers import LlamaConfig
 
 from leyline_engine.rotation import Pairing, Rotary
-from leyline_engine.sglang.facts.allow_list import Setup, refusal
+from leyline_engine.sglang.facts.allow_list import Setup, refusals
 from leyline_engine.sglang.facts.setup import EngineFacts, model_fingerprint, read_facts
 from leyline_engine.sglang.rows.pool import SplicePool, read_pool
 
@@ -49,34 +52,61 @@ REFUSED: dict[str, tuple[object, str]] = {
     "external_cache": (True, "external KV cache"),
     "unified_memory": (True, "unified memory pool"),
     "kv_sharding": (True, "sharded KV cache"),
-    "lora": (True, "LoRA"),
     "speculative": ("EAGLE", "speculative decoding (EAGLE)"),
     "disaggregation": ("decode", "disaggregated prefill and decode"),
     "sessions": (True, "streaming sessions"),
     "diffusion": (True, "diffusion language model"),
     "pipeline_parallel": (2, "pipeline parallelism"),
     "context_parallel": (2, "context parallelism"),
-    "attention_data_parallel": (2, "data-parallel attention"),
 }
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Setup)])
 def test_every_setting_that_is_not_covered_is_refused_by_name(name: str) -> None:
-    """Each field alone turns splicing off and says so; there is a row for each."""
+    """Each field alone turns splicing off, says so, and names a remedy; there is a row for each."""
     value, reason = REFUSED[name]
-    assert refusal(replace(Setup(), **{name: value})) == reason
+    (refused,) = refusals(replace(Setup(), **{name: value}))
+    assert refused.what == reason
+    assert refused.fix
+
+
+def test_all_that_is_refused_is_named_at_once(tmp_path: Path) -> None:
+    """The capability lists each refusal with its remedy, in the order of the list."""
+    flags = {"speculative_algorithm": "NGRAM", "pp_size": 2}
+    with get_context().override_server_args(**flags):
+        context = context_of(Layers(), gqa_pool(), tmp_path)
+        context.params.page_size = 24
+        capability = facts_of(context).capability
+    assert [(refused.what, refused.fix) for refused in capability.refusals] == [
+        ("pages of 24 tokens", "start with --page-size 16"),
+        ("speculative decoding (NGRAM)", "drop --speculative-algorithm"),
+        ("pipeline parallelism", "start with --pp-size 1"),
+    ]
+    assert capability.unsupported_reason == "; ".join(each.what for each in capability.refusals)
+    assert capability.unsupported_fix == "; ".join(each.fix for each in capability.refusals)
+
+
+def test_remedies_name_flags_that_sglang_has() -> None:
+    """Each flag is one of SGLang's own, spelt as its command line takes it."""
+    parser = ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    known = {option for action in parser._actions for option in action.option_strings}
+    every = Setup(**{name: value for name, (value, _) in REFUSED.items()})
+    named = {flag for each in refusals(every) for flag in findall(r"--[a-z-]+", each.fix)}
+    assert len(named) >= 15
+    assert named <= known
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_these_dtypes_are_not_refused(dtype: str) -> None:
     """The supported dtypes pass."""
-    assert refusal(Setup(kv_dtype=dtype)) == ""
+    assert refusals(Setup(kv_dtype=dtype)) == ()
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64, 128])
 def test_pages_of_these_sizes_are_not_refused(page_size: int) -> None:
     """Tokens per page for which splices are tested pass."""
-    assert refusal(Setup(page_size=page_size)) == ""
+    assert refusals(Setup(page_size=page_size)) == ()
 
 
 class Attention(torch.nn.Module):
@@ -197,7 +227,6 @@ def test_what_the_context_says_is_heeded(tmp_path: Path) -> None:
 
 
 SETTINGS: dict[str, tuple[object, str]] = {
-    "enable_lora": (True, "LoRA"),
     "speculative_algorithm": ("NGRAM", "speculative decoding (NGRAM)"),
     "disaggregation_mode": ("prefill", "disaggregated prefill and decode"),
     "enable_unified_cache_external_linker": (True, "external KV cache"),
@@ -211,7 +240,6 @@ SETTINGS: dict[str, tuple[object, str]] = {
     "pp_size": (2, "pipeline parallelism"),
     "attn_cp_size": (2, "context parallelism"),
     "dcp_size": (2, "context parallelism"),
-    "attn_dp_size": (2, "data-parallel attention"),
 }
 
 
@@ -224,9 +252,11 @@ def test_what_the_server_was_started_with_is_heeded(name: str, tmp_path: Path) -
     assert facts.capability.unsupported_reason == reason
 
 
-def test_replicas_are_counted(tmp_path: Path) -> None:
-    """The capability document gives the number of data-parallel replicas at one address."""
-    with get_context().override_server_args(dp_size=3):
+@pytest.mark.parametrize("flags", [{"dp_size": 3}, {"attn_dp_size": 3}])
+def test_replicas_are_counted(flags: dict[str, int], tmp_path: Path) -> None:
+    """The capability document gives the number of data-parallel replicas at one address, ranks of
+    data-parallel attention included."""
+    with get_context().override_server_args(**flags):
         facts = facts_of(context_of(Layers(), gqa_pool(), tmp_path))
     assert facts.capability.data_parallel == 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from leyline_engine.contract import EditPayload, Outcome, Reason, edit_envelope
 from leyline_engine.sglang.hints import pack_hints
-from leyline_engine.sglang.ranks import Replica, pin_session, session_rank
+from leyline_engine.sglang.ranks import Replica, pin_session, replica_of, session_rank
 
 pytestmark = pytest.mark.usefixtures("server_args")
 
@@ -71,6 +72,29 @@ def test_who_names_no_session_goes_where_sglang_likes(hints: object) -> None:
     alone = sent(hints_of("s"))
     pin_session(alone, 1)
     assert alone.routed_dp_rank is None
+
+
+@pytest.mark.parametrize(
+    ("widths", "ranks", "replica"),
+    [
+        ((1, 1), (None, 0), Replica()),
+        ((1, 1), (3, 0), Replica()),
+        ((4, 1), (2, 0), Replica(2, 4)),
+        ((1, 4), (2, 2), Replica(2, 4)),
+        ((1, 4), (None, 2), Replica(2, 4)),
+    ],
+)
+def test_a_scheduler_knows_which_replica_it_is(
+    widths: tuple[int, int], ranks: tuple[int | None, int], replica: Replica
+) -> None:
+    """Replicas count by their own rank, ranks of data-parallel attention by theirs, once."""
+    parallel = SimpleNamespace(
+        num_dp_ranks=widths[0] * widths[1],
+        attn_dp_size=widths[1],
+        dp_rank=ranks[0],
+        attn_dp_rank=ranks[1],
+    )
+    assert replica_of(parallel) == replica
 
 
 def test_sessions_are_spread() -> None:

@@ -1,19 +1,25 @@
-"""Two data-parallel replicas at one address: a session and its KV stay on one of them."""
+"""Two data-parallel replicas at one address, or two ranks of data-parallel attention: a session and
+its KV stay on one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from random import Random
+from threading import Event
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 from conftest import ModelFolder
-from equality_kit import fetch_record
+from equality_cases import play_random
+from equality_kit import PlayedSession, fetch_record
 from ledger_client import post_question
 from sglang_models import SglangModel
 from sglang_server import SglangServer
+from test_splice_equality import check_turn
 
 from leyline_engine.contract import (
     CAPABILITY_PATH,
@@ -32,20 +38,27 @@ from leyline_engine.contract import (
 from leyline_engine.sglang.ranks import session_rank
 
 RANKS = 2
+REPLICAS = (SglangModel.MLA, ())
+ATTENTION = (SglangModel.MLA_MOE, (f"--tp={RANKS}", "--enable-dp-attention"))
+"""Ranks that share the experts: each computes with the other's tokens in every forward."""
 HEAD, SECRET, TAIL = 120, 40, 140
 
 pytestmark = pytest.mark.nightly
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[REPLICAS, ATTENTION], ids=["replicas", "attention"])
 def replicas(
-    model_folder: ModelFolder, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    model_folder: ModelFolder,
+    probed: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SglangServer]:
     """A server of two replicas; its log must be clean in the end."""
     log = tmp_path_factory.mktemp("replicas") / "log"
-    flags = (f"--dp-size={RANKS}", "--max-total-tokens=4096")
-    environment = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    with SglangServer(model_folder(SglangModel.MLA), log, flags, environment) as server:
+    model, more = request.param
+    flags = (f"--dp-size={RANKS}", "--max-total-tokens=4096", *more)
+    environment = probed | {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    with SglangServer(model_folder(model), log, flags, environment) as server:
         yield server
         server.check_clean()
 
@@ -161,3 +174,60 @@ def test_sessions_are_spread_and_spliced(replicas: SglangServer) -> None:
         assert receipt.outcome is Outcome.SPLICED
         homes.add(max(range(RANKS), key=lambda rank: cached(replicas, opening, rank)))
     assert homes == set(range(RANKS))
+
+
+@contextmanager
+def busy(server: SglangServer, rank: int, tokens: int) -> Iterator[Event]:
+    """Answers of so many tokens on one replica, without a session, until the block ends.
+
+    Yields:
+        Set while none has ended.
+    """
+    stop, first = Event(), Event()
+
+    def answer() -> None:
+        while not stop.is_set():
+            written = server.generate(text(HEAD, f"busy {rank}"), tokens, routed_dp_rank=rank)
+            assert len(written["output_ids"]) == tokens
+            first.clear()
+
+    first.set()
+    with ThreadPoolExecutor(1) as pool:
+        answering = pool.submit(answer)
+        try:
+            yield first
+        finally:
+            stop.set()
+        answering.result()
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_an_idle_replica_forgets_while_another_answers(replicas: SglangServer, rank: int) -> None:
+    """A forget on a replica without other requests doesn't wait for the other's long answer."""
+    session = next(s for s in map("idle{}".format, range(9)) if session_rank(("t", s), 2) == rank)
+    prompt = converse(replicas, session)
+    with busy(replicas, 1 - rank, 1500) as first:
+        redacted = [*prompt[:HEAD], 7, *prompt[HEAD + SECRET :]]
+        spans = (SpanLabel("head", 0, HEAD), SpanLabel("rest", HEAD, len(redacted)))
+        forget = EditPayload(session=session, scope="t", turn="f", spans=spans, forget=("secret",))
+        _, receipt = send(replicas, redacted, forget)
+        found = post_question(replicas.base_url, "secret", session=session)
+        assert first.is_set()
+    assert receipt.forgot == ForgetCounts(overwritten=len(prompt) - 1 - HEAD)
+    assert found.spans["secret"].turns == 0
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_splices_beside_another_replica_s_answer_are_the_contract_s(
+    replicas: SglangServer, rank: int, start_session: Callable[[SglangServer, str], PlayedSession]
+) -> None:
+    """Answers and KV of edited turns agree while the other replica decodes."""
+    session = start_session(replicas, "beside")
+    while session_rank((session.scope, session.session), RANKS) != rank:
+        session.session += "."
+    spliced = 0
+    with busy(replicas, 1 - rank, 200):
+        for played in play_random(session, Random(rank), 3):
+            check_turn(session, played)
+            spliced += played.receipt.tokens.spliced
+    assert spliced >= 100

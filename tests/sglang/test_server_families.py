@@ -40,6 +40,7 @@ pytestmark = pytest.mark.nightly
 def test_a_family_gives_the_contracts_answers(
     name: str,
     page: int,
+    *,
     start_server: Callable[..., SglangServer],
     probed: dict[str, str],
     start_session: Start,

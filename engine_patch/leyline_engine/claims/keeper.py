@@ -195,7 +195,7 @@ class ClaimKeeper:
             ClaimRefusedError: names the limit or field; an earlier revision stays as it is.
         """
         session = (claim.tenant, claim.session)
-        turn = self._registry.get(session, claim.predicate.source)
+        turn = self._registry.get_plain(session, claim.predicate.source)
         # The last token was sampled and never fed back: it has no KV.
         length = None if turn is None else len(turn.tokens) - 1
         self._apply(self.book.submit(claim, length))

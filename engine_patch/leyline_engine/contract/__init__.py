@@ -13,6 +13,7 @@ from .capability import (
     RENDERER_PATH,
     Capability,
     KVFacts,
+    Refusal,
     RotaryFacts,
     engine_actions,
 )
@@ -199,6 +200,7 @@ __all__ = [
     "Reason",
     "Receipt",
     "Recompute",
+    "Refusal",
     "ReleaseClaim",
     "ReuseCounts",
     "ReuseKind",

@@ -56,6 +56,15 @@ class KVFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per page: prefixes are found, and spliced, in whole pages."""
 
 
+class Refusal(msgspec.Struct, frozen=True):
+    """One thing that keeps an engine from splicing."""
+
+    what: str
+    """Name of it, in words for an operator."""
+    fix: str = ""
+    """The remedy, such as a flag to drop; empty if none is known."""
+
+
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's properties, and whether it splices."""
 
@@ -74,7 +83,9 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     reuse_within: bool = False
     """True if reuse keeps to a request's ``within`` and ``own``; other engines ignore both."""
     unsupported_reason: str = ""
-    """Reason why ``splices`` is false."""
+    """Reason why ``splices`` is false; all of them, if there are several."""
+    refusals: tuple[Refusal, ...] = ()
+    """The same one by one, each with its remedy; empty if the engine gives only the text."""
     protocol_version: str = PROTOCOL_VERSION
     actions: tuple[str, ...] = ()
     """Supported actions as ``type@version``."""
@@ -90,6 +101,19 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     def receipt_in_answer(self) -> bool:
         """True if answers bring their records when envelopes ask for them: :mod:`.answer`."""
         return RECEIPT_IN_ANSWER in self.actions
+
+    def is_of(self, model: str) -> bool:
+        """Return True if ``model`` names the engine's model, or a LoRA adapter of it.
+
+        SGLang takes ``base:adapter``; an adapter has its base's tokenizer and template.
+        """
+        return model == self.model or model.startswith(f"{self.model}:")
+
+    @property
+    def unsupported_fix(self) -> str:
+        """The remedies of all refusals; empty unless all of them have one."""
+        fixes = [refusal.fix for refusal in self.refusals]
+        return "; ".join(dict.fromkeys(fixes)) if all(fixes) else ""
 
     @property
     def reuses(self) -> bool:

@@ -123,6 +123,7 @@ class Accounts:
             spans=turn.spans,
             reuse=turn.reuse,
             cache_salt=turn.space.cache_salt,
+            extra_key=turn.space.extra_key,
         )
 
     def progressed(self, ticket: str, counts: ForgetCounts) -> None:

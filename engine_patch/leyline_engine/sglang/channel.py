@@ -187,17 +187,13 @@ def open_sender(
 class ReceiptChannel:
     """The HTTP process's end: a thread that files the schedulers' messages."""
 
-    def __init__(self, *, replicas: int = 1, records: RecordBook | None = None) -> None:
+    def __init__(self, *, records: RecordBook | None = None) -> None:
         """Bind a new endpoint and begin to listen.
-
-        Args:
-            replicas: data-parallel replicas that will announce themselves.
 
         Raises:
             OSError: the directory or the socket can't be made.
         """
         self.records = records or RecordBook()
-        self._replicas = replicas
         self._capabilities: dict[int, Capability] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="leyline-"))  # mode 0700
         self.endpoint = f"ipc://{self._folder / 'receipts'}"
@@ -215,13 +211,16 @@ class ReceiptChannel:
         )
         self._thread.start()
 
-    def capability(self) -> Capability | None:
+    def capability(self, replicas: int = 1) -> Capability | None:
         """Return the capability of the whole engine; None until every replica has sent its own.
 
         One replica that doesn't splice speaks for all: the proxy can't choose a request's replica.
+
+        Args:
+            replicas: number of the engine's data-parallel replicas.
         """
         known = dict(self._capabilities)
-        if len(known) < self._replicas:
+        if len(known) < replicas:
             return None
         return min((known[rank] for rank in sorted(known)), key=lambda found: found.splices)
 

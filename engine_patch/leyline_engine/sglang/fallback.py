@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from leyline_engine.contract import Reason
 from leyline_engine.edits import EditRefusedError
@@ -41,11 +42,17 @@ class Fallback:
         """Return a turn's request, checked; its edit is refused if that fails."""
         prompt = turn.req.origin_input_ids
         try:
-            return self._rules.check(prompt, turn.payload, turn.refusal, turn.reuse)
+            checked = self._rules.check(prompt, turn.payload, turn.refusal, turn.reuse)
         except Exception:
             log.exception("an edit could not be checked; the request runs as an ordinary prefill")
             refusal = EditRefusedError(Reason.TRANSFORM_FAILED, "the edit could not be checked")
             return CheckedRequest(prompt, turn.payload, None, refusal, (), None)
+        sources = checked.edit.sources if checked.edit is not None else ()
+        if all(source.extra_key == turn.space.extra_key for source in sources):
+            return checked
+        detail = "a source was computed with another adapter"
+        refusal = EditRefusedError(Reason.INCOMPATIBLE_IDENTITY, detail)
+        return replace(checked, edit=None, refusal=refusal)
 
     def strip(self, turn: Turn, reason: Reason, detail: str) -> None:
         """Reduce a turn to its prompt, and drop the copies that were made for it."""

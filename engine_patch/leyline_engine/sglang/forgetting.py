@@ -22,9 +22,9 @@ from leyline_engine.plan import page_floor
 from leyline_engine.proof.witness import ForgetWitness
 from leyline_engine.sglang.condemned import Condemned, Unpublished
 from leyline_engine.sglang.containment import contained
-from leyline_engine.sglang.publications import Publication, Publications
+from leyline_engine.sglang.publications import Publication, Publications, Space
 from leyline_engine.sglang.radix import LeylineRadixCache
-from leyline_engine.sources import SessionKey, SourceRegistry
+from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Forgetter:
             clean = [t for t in turns if self._ledger.first_reader(t, spans) == len(t.tokens)]
         else:
             spans, clean = self._ledger.hidden_spans(session), []
-        kept = [*spared, *(Publication(turn.keys(), turn.lineage) for turn in clean)]
+        kept = [*spared, *(_path_of(turn) for turn in clean)]
         tainted = self._ledger.lineages_reading(scope, spans)
         doomed = []
         for owner, path, reader in self._publications.under(tainted):
@@ -245,3 +245,7 @@ class Forgetter:
         """Record that the tree is empty: nothing is held."""
         self.pending.let_go(tuple(self._cache.condemned))
         self.pending.settle()
+
+
+def _path_of(turn: SourceTurn) -> Publication:
+    return Publication(turn.keys(), turn.lineage, Space(turn.extra_key, turn.cache_salt))

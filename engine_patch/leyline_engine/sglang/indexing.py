@@ -44,6 +44,7 @@ class TurnIndexer:
                 spans=turn.spans,
                 reuse=turn.reuse,
                 cache_salt=turn.space.cache_salt,
+                extra_key=turn.space.extra_key,
             )
 
         with contained("indexing a prompt"):

@@ -69,7 +69,7 @@ def create_cache(context: Any) -> Any:
     from leyline_engine.sglang.hints import hints_secret
     from leyline_engine.sglang.metrics import open_metrics
     from leyline_engine.sglang.radix import LeylineRadixCache
-    from leyline_engine.sglang.ranks import Replica
+    from leyline_engine.sglang.ranks import replica_of
     from leyline_engine.sglang.tensor_parallel import agreement, common_salt
 
     cache = create_unified_radix_cache(context, cache_class=LeylineRadixCache)
@@ -77,12 +77,13 @@ def create_cache(context: Any) -> Any:
     agree = agreement(group)
     facts = read_facts(context, cache).agreed(agree)
     parallel = get_parallel()
+    replica = replica_of(parallel)
     metrics = open_metrics(
         enabled=get_observability().enable_metrics, attn_tp_rank=parallel.attn_tp_rank
     )
     sender = open_sender(
         attn_tp_rank=parallel.attn_tp_rank,
-        dp_rank=parallel.dp_rank,
+        dp_rank=replica.rank,
         on_drop=metrics.receipt_dropped,
     )
     SchedulerEngine(
@@ -101,8 +102,7 @@ def create_cache(context: Any) -> Any:
         energy=open_account(
             metrics, lambda: cuda_uuids(_gpus(context, int(parallel.attn_tp_size)))
         ),
-        # Replicas have no attention groups of their own: one of the two numbers is 0.
-        replica=Replica((parallel.dp_rank or 0) + parallel.attn_dp_rank, parallel.num_dp_ranks),
+        replica=replica,
     )
     if facts.capability.splices:
         log.info("Leyline splices the KV cache of this scheduler")

@@ -1,6 +1,7 @@
 """Data-parallel replicas of one server: each session is served by one of them.
 
-SGLang gives a request to any replica, each of which has a pool and a tree of its own. A session's
+SGLang gives a request to any replica, each of which has a pool and a tree of its own. Ranks of
+data-parallel attention are replicas, too: they share the experts' forwards only. A session's
 KV is only found, spliced and forgotten on its own replica. So the process that distributes requests
 sends those with an envelope to the replica that their session's name gives, whatever the client
 asks for; a scheduler that gets a request of another replica's session keeps nothing of it.
@@ -44,6 +45,19 @@ class Replica:
             invalid=Reason.UNSUPPORTED_RUNTIME,
             detail="kv_hints: the request came to another data-parallel replica than its session's",
         )
+
+
+def replica_of(parallel: Any) -> Replica:
+    """Return the replica of this scheduler process.
+
+    Args:
+        parallel: SGLang's ``ParallelContext``; with data-parallel attention it names a rank twice.
+    """
+    count = int(parallel.num_dp_ranks)
+    if count == 1:
+        return Replica()
+    attention = int(parallel.attn_dp_size) > 1
+    return Replica(int(parallel.attn_dp_rank if attention else parallel.dp_rank), count)
 
 
 def session_rank(session: SessionKey, replicas: int) -> int:

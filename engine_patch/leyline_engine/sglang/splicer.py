@@ -63,11 +63,14 @@ class StageRow(Req):
             parameters,
             eos_token_ids=parent.eos_token_ids,
             vocab_size=parent.vocab_size,
-            extra_key=parent.extra_key,
             cache_salt=parent.cache_salt,
             priority=parent.priority,
             http_worker_ipc=parent.http_worker_ipc,
         )
+        # The row computes what its turn would; SGLang would append the adapter to the key again.
+        self.lora_id, self.extra_key = parent.lora_id, parent.extra_key
+        # None are wanted. With data-parallel attention, other ranks must know how many there are.
+        self.logprob_start_len = -1
         self.leyline = turn
         self.end = end
         self.complete = False

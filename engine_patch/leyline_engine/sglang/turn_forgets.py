@@ -141,11 +141,11 @@ class TurnForgets:
         if turn.plan is not None:
             reused = max(reused, turn.plan.prefix)
         prompt = checked.prompt
-        found = Publication(turn.keys(prompt)[:reused], runs_before(turn.lineage, reused))
+        found = Publication(turn.keys(prompt), turn.lineage, turn.space).cut(reused)
         done = self._forgetter.forget(
             session,
             checked.forgotten,
-            spared=(Publication(prompt), found),
+            spared=(Publication(prompt, (), turn.space), found),
             ticket=turn.message_id,
         )
         turn.forgot = done.counts

@@ -250,7 +250,9 @@ def _get(url: str, timeout: float) -> httpx.Response:
 def _print(capability: Capability) -> None:
     console = Console()
     table = Table("Fact", "Value", title="Capability", title_justify="left")
-    for name, value in _rows(msgspec.to_builtins(capability)):
+    # Its refusals are listed below.
+    shown = msgspec.structs.replace(capability, refusals=())
+    for name, value in _rows(msgspec.to_builtins(shown)):
         table.add_row(name, escape(value))
     console.print(table)
     if capability.splices:
@@ -258,6 +260,9 @@ def _print(capability: Capability) -> None:
     else:
         reason = capability.unsupported_reason or "it doesn't say why"
         console.print(f"[red]This engine does not splice: {escape(reason)}[/red]")
+    for refusal in capability.refusals:
+        fix = refusal.fix or "the engine names no remedy"
+        console.print(f"  {escape(refusal.what)}: [bold]{escape(fix)}[/bold]")
 
 
 def _rows(document: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

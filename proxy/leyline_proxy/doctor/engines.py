@@ -30,6 +30,7 @@ from .stores import clock_verdict
 _SLOW_S = 0.25
 _BYTES_A_TOKEN = 4
 """Approximate bytes of a request's JSON per token."""
+_AS_REQUIRED = "Start the engine as the reason requires"
 _BAD_SIGNATURE = "invalid_signature"
 
 
@@ -197,8 +198,7 @@ def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Fin
         return fail(
             name,
             f"{answer.engine} {answer.engine_version} can't splice: {reason}",
-            "Start the engine as the reason requires (docs/sglang.md lists what can be spliced), "
-            "or set splice: false.",
+            _remedy(answer),
         )
     if f"{EDIT_ACTION}@{ACTION_VERSION}" not in answer.actions:
         return fail(
@@ -209,6 +209,12 @@ def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Fin
     claims = "takes claims" if CLAIMS in answer.actions else "takes no claims"
     off = "" if needs.splice else "; splicing is switched off here (splice: false)"
     return ok(name, f"{answer.engine} {answer.engine_version} splices and {claims}{off}")
+
+
+def _remedy(refused: Capability) -> str:
+    fix = refused.unsupported_fix
+    advice = f"Restart the engine, and for that: {fix}" if fix else _AS_REQUIRED
+    return f"{advice} (docs/sglang.md lists what can be spliced). Or set splice: false."
 
 
 def secret_verdict(needs: EngineNeeds, facts: SecretFacts | None) -> Finding:

@@ -108,7 +108,7 @@ def policy_session(
 
 def _serves(status: UpstreamStatus, model: str) -> bool:
     """Return True if the known facts of the engine's model apply to ``model``."""
-    return status.capability is not None and status.capability.model == model
+    return status.capability is not None and status.capability.is_of(model)
 
 
 def renderer_of(status: UpstreamStatus, model: str) -> ChatRenderer | None:

@@ -71,7 +71,7 @@ class RetainedTurn:
     replica: str = field(default="", kw_only=True)
     """Name of the upstream that served it."""
     model: str = field(default="", kw_only=True)
-    """The model's name as the caller gave it."""
+    """The model's name as the caller gave it, with that of its adapter."""
 
     @cached_property
     def tokens(self) -> array[int]:

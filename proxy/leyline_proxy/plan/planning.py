@@ -271,7 +271,7 @@ def _located(given: PlanInput, prepared: Prepared, tokens: Sequence[int]) -> Ren
 def _is_renderable(given: PlanInput) -> bool:
     """Return True if the known renderer can render the request's prompt."""
     capability = given.status.capability
-    if capability is None or given.request.model != capability.model:
+    if capability is None or not capability.is_of(given.request.model):
         return False
     return len(given.request.raw) <= capability.max_context * LONGEST_TOKEN
 
@@ -303,6 +303,7 @@ def _synthesize(
         names=names,
         forget=forget,
         model_fingerprint=given.status.retains_as,
+        model=given.request.computed_by,
         sink=sink_of(given.status),
         recompute=_recompute(given),
     )
@@ -319,9 +320,11 @@ def _recompute(given: PlanInput) -> Recompute:
 
 def _with_lost_sources(given: PlanInput, prepared: Prepared, plan: TurnPlan) -> TurnPlan:
     """Return the plan with records of edits that no source shows, because the earlier turns were on
-    another engine or an earlier run of this one."""
+    another engine or an earlier run of this one, or of another adapter."""
     last = given.last
-    if last is None or last.model_fingerprint == given.status.retains_as or plan.edits:
+    if last is None or plan.edits:
+        return plan
+    if (last.model_fingerprint, last.model) == (given.status.retains_as, given.request.computed_by):
         return plan
     edits = edited_by_messages(last, prepared)
     if not edits:

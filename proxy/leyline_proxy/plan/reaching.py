@@ -23,7 +23,7 @@ def with_reach(given: PlanInput, planned: Planned) -> Planned:
     names, status = planned.names, given.status
     blind = planned.rendered is None and status.capability is None
     context = steering_digest(given.request.body) if blind else ""
-    last = next((t for t in reversed(given.retained) if t.model == given.request.model), None)
+    last = next((t for t in reversed(given.retained) if t.model == given.request.computed_by), None)
     if names is None or last is None:
         return _with(planned, Reach(context=context)) if blind else planned
     here = last.replica == given.replica and last.model_fingerprint == status.retains_as

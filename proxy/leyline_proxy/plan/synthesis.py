@@ -80,6 +80,7 @@ def synthesize(
     names: SpanNames,
     forget: tuple[str, ...] = (),
     model_fingerprint: str,
+    model: str | None = None,
     sink: int = ATTENTION_SINK,
     recompute: Recompute = Recompute(),  # noqa: B008 - immutable
 ) -> TurnPlan:
@@ -91,6 +92,7 @@ def synthesize(
         rules: for undeclared edits.
         names: of this turn's messages.
         forget: names whose readers must all be removed.
+        model: name of the model and adapter that turns must be of; None for any.
         sink: leading positions that the engine always computes again.
         recompute: tokens after each edit to compute again.
 
@@ -98,7 +100,11 @@ def synthesize(
         A plan whose segments reproduce the prompt; without directives if nothing was edited, or if
         no edit leaves anything to copy.
     """
-    usable = [turn for turn in turns if turn.model_fingerprint == model_fingerprint]
+    usable = [
+        turn
+        for turn in turns
+        if turn.model_fingerprint == model_fingerprint and model in (None, turn.model)
+    ]
     # A forget binds wherever the span may be held, not only in the turn that serves as source.
     thorough = bool(prepared.forget_marks)
     candidates: list[Candidate] = []

@@ -48,6 +48,15 @@ class ChatRequest:
     offers_recall: bool = False
     """True if the body offers the model the recall tool."""
 
+    @property
+    def computed_by(self) -> str:
+        """The model's name with that of a LoRA adapter: what computes the request's KV.
+
+        SGLang takes an adapter in the model's name (``base:adapter``), or in ``lora_path``.
+        """
+        adapter = self.body.get("lora_path")
+        return f"{self.model}:{adapter}" if adapter and ":" not in self.model else self.model
+
     @cached_property
     def fingerprints(self) -> tuple[int, ...]:
         """Fingerprints of the messages."""

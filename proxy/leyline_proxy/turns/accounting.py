@@ -220,7 +220,7 @@ def retained_turn(
         model_fingerprint=run,
         names=names,
         replica=turn.replica.name,
-        model=turn.request.model,
+        model=turn.request.computed_by,
         weight=_TOKEN_BYTES * (len(rendered.tokens) + len(outputs))
         + _TEXT_BYTES * len(turn.request.raw),
     )

@@ -17,8 +17,10 @@ _WAITS_S = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2)
 _REFUSAL_WAITS_S = (0.0, 0.02)
 """The same after an error answer of the engine."""
 
-_OTHER_ENGINE = frozenset({Reason.MISSING_SOURCE, Reason.TOKEN_MISMATCH})
-"""Reasons given by another engine than the one last asked."""
+_OTHER_ENGINE = frozenset(
+    {Reason.MISSING_SOURCE, Reason.TOKEN_MISMATCH, Reason.UNSUPPORTED_RUNTIME}
+)
+"""Reasons given by another engine than the one last asked, or by one with other flags."""
 
 
 def record_in(turn: Turn, member: bytes) -> TurnRecord | None:

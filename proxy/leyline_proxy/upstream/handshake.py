@@ -78,6 +78,12 @@ class UpstreamStatus:
         return "" if self.splicing_allowed else "splicing is switched off (splice: false)"
 
     @property
+    def fix(self) -> str:
+        """The remedy that the engine names for what keeps it from splicing; empty if none."""
+        capability = self.capability if self.up else None
+        return "" if capability is None or capability.splices else capability.unsupported_fix
+
+    @property
     def engine(self) -> str:
         """The engine's name for labels."""
         return self.capability.engine if self.capability else PLAIN_ENGINE
@@ -274,6 +280,7 @@ class Handshake:
                 engine=status.engine if status.up else None,
                 splices=status.splices,
                 obstacle=status.obstacle or None,
+                fix=status.fix or None,
                 rendering=status.rendering.source,
                 rendering_problem=status.rendering.problem or None,
             )

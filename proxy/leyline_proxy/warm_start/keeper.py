@@ -301,7 +301,7 @@ def run_of(settled: SettledTurn, session: Session) -> Run | None:
         bool(status.rendering.fingerprint)
         and len(source.rendered.tokens) > 0
         # An adapter's KV is another one.
-        and turn.request.model == capability.model
+        and turn.request.computed_by == capability.model
         and settled.run == status.retains_as
     )
     if not replayable or session.demands != demands:

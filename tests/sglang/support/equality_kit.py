@@ -111,6 +111,8 @@ class PlayedSession:
         scope: tenant scope.
         lock: shared by sessions that are played at the same time on one reference.
         page: tokens per page of the server.
+        adapter: name of the LoRA adapter under which it is served; the subject has its weights.
+        scored: False to ask for no log-probabilities: turns have no :attr:`Played.error` then.
     """
 
     server: SglangServer
@@ -121,6 +123,8 @@ class PlayedSession:
     turns: list[Played] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
     page: int = 1
+    adapter: str | None = None
+    scored: bool = True
 
     def open(self, prompt: Sequence[int], **options: Any) -> Played:
         """A turn without edits."""
@@ -176,7 +180,12 @@ class PlayedSession:
         if turns_keys is not None:
             probe[ROTARY] = turns_keys
         message = f"{self.session}.{name}"
-        answer = ask(self.server, prompt, scored_from, payload, message=message, probe=probe)
+        body: dict[str, Any] = {} if self.scored else {"return_logprob": False}
+        if self.adapter is not None:
+            body["lora_path"] = self.adapter
+        answer = ask(
+            self.server, prompt, scored_from, payload, message=message, probe=probe, **body
+        )
         output = answer["output_ids"]
         record = fetch_record(self.server, message)
         with self.lock:
@@ -190,7 +199,7 @@ class PlayedSession:
             rows_file,
             tuple(pieces),
             scored_from,
-            scores_of(answer),
+            scores_of(answer) if self.scored else torch.empty(0),
             expected,
         )
         assert expected.turn.tokens == played.tokens
@@ -206,6 +215,7 @@ def ask(
     *,
     message: str = "",
     probe: dict[str, str] | None = None,
+    **body: Any,
 ) -> dict[str, Any]:
     """Generate ``DECODED`` tokens, with log-probabilities after ``scored_from`` and of them."""
     custom: dict[str, Any] = dict(probe or {})
@@ -216,9 +226,12 @@ def ask(
         list(prompt),
         DECODED,
         sampling_params=sampling | ({"custom_params": custom} if custom else {}),
-        return_logprob=True,
-        logprob_start_len=scored_from,
-        token_ids_logprob=_ASKED,
+        **{
+            "return_logprob": True,
+            "logprob_start_len": scored_from,
+            "token_ids_logprob": _ASKED,
+        }
+        | body,
     )
 
 

@@ -7,11 +7,14 @@ It acts on requests that ask for it in ``custom_params`` and leaves all others a
 * ``probe_watch``: an earlier such file; what its slots hold by then is written as well.
 * ``probe_rotary``: from this request on, splices turn keys in this way, one of :data:`TURNS`.
 
+It also logs each step in which rows decode beside a stage row, as :data:`MIXED`.
+
 :func:`probe_environment` makes a server load it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from leyline_engine.rotation import Rotary
 
 ROWS, WATCH, ROTARY = "probe_rows", "probe_watch", "probe_rotary"
+
+MIXED = "leyline probe: decodes beside a stage row"
 
 _ENTRY_POINTS = "[sglang.srt.plugins]\nleyline_pool_probe = pool_probe:register\n"
 _METADATA = "Metadata-Version: 2.1\nName: leyline-pool-probe\nVersion: 0\n"
@@ -84,6 +89,8 @@ def register() -> None:
 
     target = "sglang.srt.managers.scheduler.Scheduler._create_generation_req"
     HookRegistry.register(target, _receive, HookType.AROUND)
+    target = "sglang.srt.managers.schedule_batch.ScheduleBatch.mix_with_running"
+    HookRegistry.register(target, _mix, HookType.AROUND)
 
 
 def _receive(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,6 +101,14 @@ def _receive(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
     if ROWS in wishes and "checkpoint" not in vars(self.tree_cache):
         self.tree_cache.checkpoint = _writing(self.tree_cache)
     return req
+
+
+def _mix(original: Callable[..., Any], self: Any, running: Any) -> Any:
+    from leyline_engine.sglang.splicer import StageRow
+
+    if any(isinstance(req, StageRow) for req in self.reqs):
+        logging.getLogger(__name__).warning("%s", MIXED)
+    return original(self, running)
 
 
 def _writing(cache: Any) -> Callable[..., None]:

@@ -18,7 +18,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisGone
 
-from leyline_engine.contract import Capability, KVFacts
+from leyline_engine.contract import Capability, KVFacts, Refusal
 from leyline_proxy.doctor import configured, engines, machine, prometheus, stores
 from leyline_proxy.doctor.findings import Finding, Status
 from leyline_proxy.doctor.reaching import why_unreachable
@@ -184,7 +184,13 @@ def test_an_engine_of_another_contract_is_red() -> None:
     for change, words in (
         ({"protocol_version": "9"}, "one release"),
         ({"actions": ()}, "one release"),
-        ({"splices": False, "unsupported_reason": "page size 64"}, "docs/sglang.md"),
+        ({"splices": False, "unsupported_reason": "page size 64"}, "as the reason requires"),
+        (
+            {"splices": False, "refusals": (Refusal("p", "start with -p 64"),)},
+            ": start with -p 64 (",
+        ),
+        ({"splices": False, "refusals": (Refusal("p", "a"), Refusal("q", "b"))}, ": a; b ("),
+        ({"splices": False, "refusals": (Refusal("p", "a"), Refusal("q"))}, "the reason requires"),
     ):
         other = Capability(**{**CAPABILITY_FACTS, **change})
         finding = engines.plugin_verdict(needs(), other)

@@ -18,6 +18,13 @@ class CpuAttentionBackend(TorchNativeAttnBackend):
     Cross attention, sliding windows and attention that isn't causal stay with SGLang's own.
     """
 
+    def get_cpu_graph_seq_len_fill_value(self) -> int:
+        """Return the length of a row that pads a batch to the size of other ranks' batches.
+
+        With data-parallel attention all ranks compute equally many tokens.
+        """
+        return 1
+
     def _run_sdpa_forward_extend(  # noqa: PLR0917 - SGLang calls it like this
         self,
         query: Tensor,

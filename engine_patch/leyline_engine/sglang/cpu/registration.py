@@ -7,16 +7,21 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
+from leyline_engine.sglang.cpu.adapters import register_adapters
+from leyline_engine.sglang.cpu.experts import register_experts
+from leyline_engine.sglang.cpu.operations import register_operations
+
 ATTENTION_BACKEND = "torch_native"
 
 
 def register_in_worker() -> None:
-    """Register attention, the MLA dispatch and the rotary factory in a scheduler process."""
-    from leyline_engine.sglang.cpu.operations import register_operations
-
+    """Register what a scheduler process lacks: attention, tables, experts, adapters, operations."""
     _register_attention()
     _register_mla_dispatch()
     _register_rotary_factory()
+    _take_cpu_for_a_cpu()
+    register_experts()
+    register_adapters()
     register_operations()
 
 
@@ -65,3 +70,17 @@ def _rope_on_cpu(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
         return original(*args, **kwargs)
     call.pop("device", None)
     return get_rope(**call)
+
+
+def _take_cpu_for_a_cpu() -> None:
+    """Let ranks of data-parallel attention pad their batches, and exchange them.
+
+    SGLang takes only its own CPU engine for a CPU. On any other platform it pins memory for an
+    accelerator, gathers by an operation that no CPU has, and copies rows with a Triton kernel.
+    """
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.layers import dp_attention
+    from sglang.srt.model_executor import forward_batch_info
+
+    forward_batch_info._is_cpu = parallel_state._is_cpu = True
+    dp_attention.memcpy_func = dp_attention.memcpy_cpu

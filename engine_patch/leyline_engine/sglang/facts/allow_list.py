@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from leyline_engine.contract import Refusal
 from leyline_engine.plan import PAGE_SIZES
 
 KV_DTYPES = frozenset({"float32", "bfloat16", "float16"})
+_Row = tuple[object, str, str]
+"""A condition, its name and its remedy."""
+_OTHER_MODEL = "serve a model whose layers all have plain causal attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,6 @@ class Setup:
     """True with an external linker, LMCache or FlexKV: KV may come from and go to another store."""
     unified_memory: bool = False
     kv_sharding: bool = False
-    lora: bool = False
     speculative: str = ""
     """Name of the algorithm; empty for none."""
     disaggregation: str = "null"
@@ -43,32 +46,87 @@ class Setup:
     pipeline_parallel: int = 1
     context_parallel: int = 1
     """Number of ranks that share one sequence's attention, in prefill or in decode."""
-    attention_data_parallel: int = 1
 
 
-def refusal(setup: Setup) -> str:
-    """Return why ``setup`` can't splice, in words for an operator; empty if it can."""
+def refusals(setup: Setup) -> tuple[Refusal, ...]:
+    """Return all that keeps ``setup`` from splicing, each with its remedy; empty if it can."""
+    rows = (*_rows_of_model(setup), *_rows_of_server(setup))
+    return tuple(Refusal(what, fix) for applies, what, fix in rows if applies)
+
+
+def _rows_of_model(setup: Setup) -> tuple[_Row, ...]:
     kinds = ", ".join(sorted(setup.attention_kinds))
-    refusals = (
-        (not setup.radix_cache, "the radix cache is disabled"),
-        (setup.sparse_attention, "sparse attention with an index key (DSA)"),
-        (setup.hybrid_window, "layers with a sliding window"),
-        (setup.recurrent, "recurrent layers"),
-        (setup.attention_kinds, f"attention that is not plain and causal: {kinds}"),
-        (not setup.generates, "no generating model"),
-        (setup.diffusion, "diffusion language model"),
-        (setup.kv_dtype not in KV_DTYPES, f"KV dtype {setup.kv_dtype}"),
-        (setup.page_size not in PAGE_SIZES, f"pages of {setup.page_size} tokens"),
-        (setup.hierarchical_cache, "hierarchical cache (HiCache)"),
-        (setup.external_cache, "external KV cache"),
-        (setup.unified_memory, "unified memory pool"),
-        (setup.kv_sharding, "sharded KV cache"),
-        (setup.lora, "LoRA"),
-        (setup.speculative, f"speculative decoding ({setup.speculative})"),
-        (setup.disaggregation != "null", "disaggregated prefill and decode"),
-        (setup.sessions, "streaming sessions"),
-        (setup.pipeline_parallel != 1, "pipeline parallelism"),
-        (setup.context_parallel != 1, "context parallelism"),
-        (setup.attention_data_parallel != 1, "data-parallel attention"),
+    return (
+        (
+            setup.sparse_attention,
+            "sparse attention with an index key (DSA)",
+            "serve a model without DSA, and drop --enable-hisparse",
+        ),
+        (setup.hybrid_window, "layers with a sliding window", _OTHER_MODEL),
+        (setup.recurrent, "recurrent layers", _OTHER_MODEL),
+        (
+            setup.attention_kinds,
+            f"attention that is not plain and causal: {kinds}",
+            _OTHER_MODEL,
+        ),
+        (
+            not setup.generates,
+            "no generating model",
+            "drop --is-embedding, or serve a generating model",
+        ),
+        (setup.diffusion, "diffusion language model", "drop --dllm-algorithm"),
     )
-    return next((reason for applies, reason in refusals if applies), "")
+
+
+def _rows_of_server(setup: Setup) -> tuple[_Row, ...]:
+    return (
+        (not setup.radix_cache, "the radix cache is disabled", "drop --disable-radix-cache"),
+        (
+            setup.kv_dtype not in KV_DTYPES,
+            f"KV dtype {setup.kv_dtype}",
+            "start with --kv-cache-dtype bf16",
+        ),
+        (
+            setup.page_size not in PAGE_SIZES,
+            f"pages of {setup.page_size} tokens",
+            f"start with --page-size {_nearest_page(setup.page_size)}",
+        ),
+        (
+            setup.hierarchical_cache,
+            "hierarchical cache (HiCache)",
+            "drop --enable-hierarchical-cache",
+        ),
+        (
+            setup.external_cache,
+            "external KV cache",
+            "drop --enable-lmcache, --enable-flexkv and --enable-unified-cache-external-linker",
+        ),
+        (setup.unified_memory, "unified memory pool", "drop --enable-unified-memory"),
+        (setup.kv_sharding, "sharded KV cache", "drop --enable-kv-cache-sharding"),
+        (
+            setup.speculative,
+            f"speculative decoding ({setup.speculative})",
+            "drop --speculative-algorithm",
+        ),
+        (
+            setup.disaggregation != "null",
+            "disaggregated prefill and decode",
+            "drop --disaggregation-mode",
+        ),
+        (
+            setup.sessions,
+            "streaming sessions",
+            "drop --enable-streaming-session and --enable-session-radix-cache",
+        ),
+        (setup.pipeline_parallel != 1, "pipeline parallelism", "start with --pp-size 1"),
+        (
+            setup.context_parallel != 1,
+            "context parallelism",
+            "start with --attn-cp-size 1 and --dcp-size 1",
+        ),
+    )
+
+
+def _nearest_page(size: int) -> int:
+    """Return the supported size of a page that is nearest to ``size``."""
+    return min(sorted(PAGE_SIZES), key=lambda supported: abs(supported - size))

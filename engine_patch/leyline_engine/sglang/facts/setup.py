@@ -17,10 +17,11 @@ from leyline_engine.contract import (
     ATTENTION_SINK,
     Capability,
     KVFacts,
+    Refusal,
     engine_actions,
 )
 from leyline_engine.rotation import Rotary
-from leyline_engine.sglang.facts.allow_list import Setup, refusal
+from leyline_engine.sglang.facts.allow_list import Setup, refusals
 from leyline_engine.sglang.facts.frequencies import UnsupportedRotaryError
 from leyline_engine.sglang.facts.measuring import measure_keys
 from leyline_engine.sglang.facts.probe import ProbeError
@@ -30,6 +31,9 @@ from leyline_engine.sglang.rows.pool import SplicePool, UnsupportedPoolError, re
 _SAMPLED_BYTES = 1 << 16
 _VOLATILE = frozenset({"_name_or_path", "transformers_version"})
 """Keys of a configuration that don't affect the model."""
+
+_NO_OTHER = "serve another model, or one with its original configuration"
+"""Remedy where the loaded model itself isn't understood: no flag changes it."""
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +56,14 @@ class EngineFacts:
         """
         if agree(self.pool is not None) or self.pool is None:
             return self
-        reason = "another tensor-parallel rank can't splice"
+        refused = Refusal("another tensor-parallel rank can't splice", _NO_OTHER)
         return EngineFacts(
             msgspec.structs.replace(
                 self.capability,
                 splices=False,
                 reuse_within=False,
-                unsupported_reason=reason,
+                unsupported_reason=refused.what,
+                refusals=(refused,),
                 actions=engine_actions(splices=False),
                 rotary=None,
                 kv=None,
@@ -77,9 +82,9 @@ def read_facts(context: Any, tree: Any, *, origins: int | None = None) -> Engine
         origins: see :class:`~leyline_engine.sglang.rows.pool.SplicePool`.
     """
     kv_pool = context.params.token_to_kv_pool_allocator.get_kvcache()
-    reason = refusal(read_setup(context))
-    if reason:
-        return EngineFacts(_capability(context, reason))
+    refused = refusals(read_setup(context))
+    if refused:
+        return EngineFacts(_capability(context, *refused))
     try:
         tensors = read_pool(kv_pool)
         _check_layers(context.tp_worker.model_runner.model, kv_pool)
@@ -92,14 +97,13 @@ def read_facts(context: Any, tree: Any, *, origins: int | None = None) -> Engine
             behind_forwards=_behind_forwards(context.tp_worker.model_runner),
         )
     except (UnsupportedRotaryError, UnsupportedPoolError, ProbeError) as error:
-        return EngineFacts(_capability(context, str(error)))
+        return EngineFacts(_capability(context, Refusal(str(error), _NO_OTHER)))
     except Exception as error:  # an engine that can't be measured serves without splicing
         log.exception("Leyline can't measure this model")
-        return EngineFacts(
-            _capability(context, f"the model can't be measured ({type(error).__name__})")
-        )
+        what = f"the model can't be measured ({type(error).__name__})"
+        return EngineFacts(_capability(context, Refusal(what, _NO_OTHER)))
     capability = msgspec.structs.replace(
-        _capability(context, ""),
+        _capability(context),
         rotary=measured.facts,
         kv=_kv_facts(tensors, int(context.params.page_size)),
     )
@@ -111,7 +115,6 @@ def read_setup(context: Any) -> Setup:
     from sglang.srt.runtime_context import (
         get_disagg,
         get_exec,
-        get_lora,
         get_memory,
         get_parallel,
         get_serving,
@@ -141,14 +144,12 @@ def read_setup(context: Any) -> Setup:
         ),
         unified_memory=bool(memory.enable_unified_memory),
         kv_sharding=bool(parallel.enable_kv_cache_sharding),
-        lora=bool(get_lora().enable_lora),
         speculative=str(get_spec().speculative_algorithm or ""),
         disaggregation=str(get_disagg().disaggregation_mode),
         sessions=bool(serving.enable_streaming_session or params.enable_session_radix_cache),
         diffusion=get_exec().dllm.dllm_algorithm is not None,
         pipeline_parallel=int(parallel.pp_size),
         context_parallel=int(max(parallel.attn_cp_size, parallel.dcp_size)),
-        attention_data_parallel=int(parallel.attn_dp_size),
     )
 
 
@@ -195,7 +196,7 @@ def _kv_facts(tensors: PoolTensors, page: int) -> KVFacts:
     )
 
 
-def _capability(context: Any, reason: str) -> Capability:
+def _capability(context: Any, *refused: Refusal) -> Capability:
     from sglang.srt.runtime_context import get_model, get_parallel, get_serving
     from sglang.version import __version__ as version
 
@@ -214,11 +215,12 @@ def _capability(context: Any, reason: str) -> Capability:
         architecture=type(model).__name__,
         vocab_size=int(config.vocab_size),
         max_context=int(config.context_len),
-        splices=not reason,
+        splices=not refused,
         isolates=True,
-        reuse_within=not reason,
-        unsupported_reason=reason,
-        actions=engine_actions(splices=not reason),
+        reuse_within=not refused,
+        unsupported_reason="; ".join(refusal.what for refusal in refused),
+        refusals=refused,
+        actions=engine_actions(splices=not refused),
         sink=ATTENTION_SINK,
         data_parallel=int(get_parallel().num_dp_ranks),
     )

@@ -92,7 +92,7 @@ class EngineHttp:
         if server_args.node_rank > 0:
             log.warning("node %d serves no HTTP: it listens for no receipts", server_args.node_rank)
             return
-        self._channel = ReceiptChannel(replicas=server_args.dp_size)
+        self._channel = ReceiptChannel()
         atexit.register(self._channel.close)
         os.environ[ENDPOINT_VARIABLE] = self._channel.endpoint
 
@@ -239,7 +239,7 @@ class Endpoints:
 
     async def capability(self, request: Request) -> Response:
         """Return the handshake document; 503 until every replica has sent its own."""
-        capability = self._channel.capability()
+        capability = self._channel.capability(self._replicas)
         if capability is None:
             return _error(503, "the schedulers haven't said what they can do", "not_ready")
         named = msgspec.structs.replace(capability, instance=self._instance)
