@@ -192,7 +192,7 @@ class Chain:
         shift = int(torch.randint(1, 200, (), generator=self.generator))
         dest = self.position + (shift if self.position < 5000 else -shift)
         (pool or self.pool).splice(self.slots, chosen, self.position, dest)
-        self.pool.freed(self.slots)
+        self.pool.freed([self.slots])
         self.slots, self.position = chosen, dest
 
     def roundings(self) -> float:
@@ -264,12 +264,12 @@ def test_freed_slots_and_erased_ones_are_as_computed_again(generator: torch.Gene
     pool = SplicePool(tensors, rotary, origins=4)
     first, second, third = torch.arange(1, 11), torch.arange(11, 21), torch.arange(21, 31)
     pool.splice(first, second, 60, 50)
-    pool.freed(second[:8])
+    pool.freed([second[:8]])
     assert pool.turnable(second).tolist() == [True] * 8 + [False] * 2
     pool.erase(second[8:9])
     assert pool.turnable(second).tolist() == [True] * 9 + [False]
-    pool.freed()
-    assert pool.turnable(second).all()
+    pool.emptied()
+    assert pool.turnable(second) is None
     fresh = [tensors.band(keys[first]) for keys in tensors.keys]
     for keys in tensors.keys:
         keys[second] = keys[first]  # another prefill
@@ -384,7 +384,7 @@ class World:
         gone = [slot for slot in self.rows if self.rng.random() < 0.3]
         for slot in gone:
             del self.rows[slot]
-        self.pool.freed(torch.tensor(gone, dtype=torch.int64))
+        self.pool.freed([torch.tensor(gone, dtype=torch.int64)])
         if self.rng.random() < 0.2:
             self.pool.erase(torch.tensor(gone, dtype=torch.int64))
 

@@ -70,11 +70,12 @@ def create_cache(context: Any) -> Any:
     from leyline_engine.sglang.metrics import open_metrics
     from leyline_engine.sglang.radix import LeylineRadixCache
     from leyline_engine.sglang.ranks import Replica
-    from leyline_engine.sglang.tensor_parallel import agreement, common_salt
+    from leyline_engine.sglang.rows.origins import origin_bytes_from
+    from leyline_engine.sglang.tensor_parallel import agreement, common_rows, common_salt
 
     cache = create_unified_radix_cache(context, cache_class=LeylineRadixCache)
     group = context.params.attn_tp_cache_group or context.params.tp_cache_group
-    facts = read_facts(context)
+    facts = read_facts(context, origin_bytes=origin_bytes_from(), common=common_rows(group))
     parallel = get_parallel()
     metrics = open_metrics(
         enabled=get_observability().enable_metrics, attn_tp_rank=parallel.attn_tp_rank

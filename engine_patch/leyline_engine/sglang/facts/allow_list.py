@@ -19,7 +19,7 @@ ARCHITECTURES = frozenset(
     }
 )
 """Model classes of SGLang that turn every key of every layer by their rotary module, once."""
-KV_DTYPES = frozenset({"float32", "bfloat16", "float16"})
+KV_DTYPES = frozenset({"float32", "bfloat16", "float16", "float8_e4m3fn"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from leyline_engine.contract import (
 from leyline_engine.rotation import Rotary
 from leyline_engine.sglang.facts.allow_list import Setup, refusal
 from leyline_engine.sglang.facts.rotary import UnsupportedRotaryError, measure_rotary
-from leyline_engine.sglang.rows.mover import PoolTensors
+from leyline_engine.sglang.rows.origins import OriginsError, origin_rows
 from leyline_engine.sglang.rows.pool import SplicePool, UnsupportedPoolError, read_pool
 
 _SAMPLED_BYTES = 1 << 16
@@ -44,14 +44,20 @@ class EngineFacts:
     pool: SplicePool | None = None
 
 
-def read_facts(context: Any, *, origins: int | None = None) -> EngineFacts:
+def read_facts(
+    context: Any,
+    *,
+    origin_bytes: int | None = None,
+    common: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows,
+) -> EngineFacts:
     """Read all facts from SGLang's context for its tree cache.
 
     A model's or server's properties never raise: an engine that can't splice is the result.
 
     Args:
         context: a ``TreeCacheBuildContext``.
-        origins: see :class:`~leyline_engine.sglang.rows.pool.SplicePool`.
+        origin_bytes: see :func:`~leyline_engine.sglang.rows.origins.origin_rows`.
+        common: see :class:`~leyline_engine.sglang.rows.pool.SplicePool`.
     """
     model = context.tp_worker.model_runner.model
     kv_pool = context.params.token_to_kv_pool_allocator.get_kvcache()
@@ -59,15 +65,17 @@ def read_facts(context: Any, *, origins: int | None = None) -> EngineFacts:
     if reason:
         return EngineFacts(_capability(context, reason))
     try:
-        rotary, rotary_facts = _measure_rotary(model, kv_pool)
-        tensors = read_pool(kv_pool, rotary.dim)
+        rotary, rotary_facts = _measure_rotary(model, kv_pool, context.model_config.dtype)
+        scales = (getattr(attention, "k_scale", None) for attention, _ in _attentions(model))
+        tensors = read_pool(kv_pool, rotary.dim, scales)
         pool = SplicePool(
             tensors,
             rotary,
-            origins=origins,
+            origins=origin_rows(tensors, origin_bytes),
             behind_forwards=_behind_forwards(context.tp_worker.model_runner),
+            common=common,
         )
-    except (UnsupportedRotaryError, UnsupportedPoolError) as error:
+    except (UnsupportedRotaryError, UnsupportedPoolError, OriginsError) as error:
         return EngineFacts(_capability(context, str(error)))
     except Exception as error:  # an engine that can't be measured serves without splicing
         log.exception("Leyline can't measure this model")
@@ -77,7 +85,7 @@ def read_facts(context: Any, *, origins: int | None = None) -> EngineFacts:
     capability = msgspec.structs.replace(
         _capability(context, ""),
         rotary=rotary_facts,
-        kv=_kv_facts(tensors, int(context.params.page_size)),
+        kv=_kv_facts(pool, int(context.params.page_size)),
     )
     return EngineFacts(capability, rotary, pool)
 
@@ -153,7 +161,9 @@ def _special_kinds(attention: Any) -> Iterator[str]:
         yield str(attention.attn_type.value)
 
 
-def _measure_rotary(model: torch.nn.Module, kv_pool: Any) -> tuple[Rotary, RotaryFacts]:
+def _measure_rotary(
+    model: torch.nn.Module, kv_pool: Any, dtype: torch.dtype
+) -> tuple[Rotary, RotaryFacts]:
     owners = {attention.layer_id: owner for attention, owner in _attentions(model)}
     first = int(kv_pool.start_layer)
     if set(owners) != set(range(first, first + int(kv_pool.layer_num))):
@@ -161,13 +171,14 @@ def _measure_rotary(model: torch.nn.Module, kv_pool: Any) -> tuple[Rotary, Rotar
     weights = next(model.parameters())
     return measure_rotary(
         [getattr(owner, "rotary_emb", None) for owner in owners.values()],
-        # A quantised model computes in the dtype that its KV has here.
-        kv_pool.dtype,
+        # A quantised model computes in the dtype that its KV has here, unless that has 8 bits.
+        kv_pool.dtype if kv_pool.dtype.itemsize > 1 else dtype,
         weights.device,
     )
 
 
-def _kv_facts(tensors: PoolTensors, page: int) -> KVFacts:
+def _kv_facts(pool: SplicePool, page: int) -> KVFacts:
+    tensors = pool.tensors
     return KVFacts(
         pool_class=tensors.pool_class,
         dtype=str(tensors.dtype).removeprefix("torch."),
@@ -175,6 +186,8 @@ def _kv_facts(tensors: PoolTensors, page: int) -> KVFacts:
         bytes_per_token=tensors.bytes_per_token,
         capacity_tokens=tensors.capacity,
         page_tokens=page,
+        origin_tokens=pool.origins,
+        origin_bytes=pool.bytes_beside,
     )
 
 

@@ -281,24 +281,32 @@ class SplicePool:
         """
         if not self._any_turned:
             return None
-        entry = self._row_of[slots].to(torch.int64)
-        kept = (entry >= 0) & (self._claims[entry] == self._claims_then[slots])
-        return self._common((kept | ~self._turned[slots]).cpu())
+        return self._common((self._kept(slots) | ~self._turned[slots]).cpu())
 
-    def freed(self, slots: torch.Tensor | None = None) -> None:
-        """Record that slots hold no splice's rows any more; SGLang may write to them.
+    def _kept(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return True for rows whose entry in the ring was claimed by nobody since."""
+        entry = self._row_of[slots].to(torch.int64)
+        return (entry >= 0) & (self._claims[entry] == self._claims_then[slots])
+
+    def freed(self, slots: Sequence[torch.Tensor]) -> None:
+        """Record that slots, int64 each, hold no splice's rows any more: SGLang may write to them.
 
         A slot of which this isn't recorded may be taken for one whose as-computed key gave way.
-
-        Args:
-            slots: int64 ``[n]``; None for all.
         """
-        if self._any_turned:
-            self._turned[slice(None) if slots is None else slots] = False
+        if self._any_turned and slots:
+            self._turned[torch.cat(tuple(slots))] = False
+
+    def emptied(self) -> None:
+        """Record that no slot holds a splice's row any more."""
+        self._turned.zero_()
+        self._any_turned = False
 
     def _certified_rows(self, slots: torch.Tensor, stands_at: torch.Tensor) -> torch.Tensor:
         """Return rows with the as-computed keys of ``slots``, int64; -1 if none is certified."""
         rows = self._row_of[slots].to(torch.int64)
+        if self.tensors.packed is not None:
+            # Eight bits agree by chance where a key is short: its history must fit as well.
+            rows = torch.where(self._turned[slots] & self._kept(slots), rows, -1)
         computed_at = self._positions_of(rows, stands_at)
         certified = self._mover.certify(slots, rows, computed_at, stands_at, self._as_computed)
         return torch.where(certified, rows, -1)
@@ -342,7 +350,7 @@ class SplicePool:
             tensor.index_fill_(0, slots, 0)
         self._row_of[slots] = -1
         self._stands_at[slots] = 0
-        self.freed(slots)
+        self.freed([slots])
         self._drop_orphans()
         self.erased(slots)
 
