@@ -161,7 +161,7 @@ def test_layers_must_agree() -> None:
 
 REFUSED: dict[str, tuple[object, str]] = {
     "architecture": ("SmolLM3ForCausalLM", "architecture SmolLM3ForCausalLM"),
-    "kv_dtype": ("float8_e4m3fn", "KV dtype float8_e4m3fn"),
+    "kv_dtype": ("float8_e5m2", "KV dtype float8_e5m2"),
     "page_size": (8, "pages of 8 tokens"),
     "radix_cache": (False, "the radix cache is disabled"),
     "generates": (False, "no generating model"),
@@ -196,7 +196,7 @@ def test_every_setting_that_is_not_covered_is_refused_by_name(name: str) -> None
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn"])
 def test_what_is_on_the_list_is_not_refused(architecture: str, dtype: str) -> None:
     """The supported models and dtypes pass."""
     assert refusal(Setup(architecture=architecture, kv_dtype=dtype)) == ""
@@ -293,13 +293,30 @@ def test_a_supported_engine_is_described_whole(tmp_path: Path) -> None:
     assert capability.rotary.rope_type == "yarn"
     assert facts.pool is not None
     assert facts.rotary is not None
-    assert facts.pool.origins == 4
+    assert facts.pool.origins == capability.kv.origin_tokens == 4
+    assert capability.kv.origin_bytes == facts.pool.bytes_beside > 4 * 2 * 2 * 64 * 4
+
+
+@pytest.mark.usefixtures("published")
+def test_fp8_is_measured_in_the_models_dtype_and_its_ring_is_capped(tmp_path: Path) -> None:
+    """Keys of eight bits splice; too few bytes for their as-computed keys, or a second scale in a
+    layer, are named."""
+    model, pool = LlamaForCausalLM(), gqa_pool(torch.float8_e4m3fn)
+    facts = read_facts(context_of(model, pool, tmp_path))
+    kv = facts.capability.kv
+    assert kv is not None, facts.capability.unsupported_reason
+    assert (kv.dtype, kv.bytes_per_token, kv.origin_tokens) == ("float8_e4m3fn", 512, 32)
+    capped = read_facts(context_of(model, pool, tmp_path), origin_bytes=100)
+    assert "LEYLINE_ORIGIN_BYTES allows 100" in capped.capability.unsupported_reason
+    model.layers[1].attn.k_scale = torch.ones(2)
+    scaled = read_facts(context_of(model, pool, tmp_path))
+    assert scaled.capability.unsupported_reason == "more than one KV scale per layer"
 
 
 def refused_pools() -> dict[str, tuple[KVCache, str]]:
     """Pools that rows aren't spliced in."""
     return {
-        "fp8": (gqa_pool(torch.float8_e4m3fn), "KV dtype float8_e4m3fn"),
+        "fp8": (gqa_pool(torch.float8_e5m2), "KV dtype float8_e5m2"),
         "subclass": (
             NoOpMHATokenToKVPool(32, 1, torch.float32, 2, 64, 2, "cpu", False),
             "KV pool class NoOpMHATokenToKVPool",

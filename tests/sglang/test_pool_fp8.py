@@ -67,7 +67,9 @@ def test_sglang_keeps_fp8_as_bytes_that_are_read_as_numbers(generator: torch.Gen
     pool = sglang_pool(GQA, FP8)
     keys = 100 * torch.randn(SLOTS, GQA.heads, GQA.key_dim, generator=generator)
     keys[0, 0, :3] = torch.tensor([500.0, -1e9, 2.0**-9])
-    pool.set_kv_buffer(None, torch.arange(1, SLOTS + 1), keys.clone(), keys.clone(), layer_id_override=1)
+    pool.set_kv_buffer(
+        None, torch.arange(1, SLOTS + 1), keys.clone(), keys.clone(), layer_id_override=1
+    )
     tensors = read_pool(pool, GQA.rotary_dim)
     assert (tensors.dtype, tensors.stored) == (FP8, torch.uint8)
     written = tensors.keys[1][1:]
@@ -150,9 +152,7 @@ def test_what_a_turn_makes_too_large_is_clamped(shape: Shape, generator: torch.G
     tensors, rotary = random_pool(shape, FP8, generator, spread=400.0), rotary_of(shape)
     source, target = scattered(generator)
     positions = torch.arange(COUNT)
-    wanted = turned(
-        tensors.band(tensors.keys[0][source]), rotary, positions + 500, positions + 200
-    )
+    wanted = turned(tensors.band(tensors.keys[0][source]), rotary, positions + 500, positions + 200)
     assert (wanted.abs() > 480).any()
     SplicePool(tensors, rotary).splice(source, target, 500, 200)
     got = tensors.band(tensors.keys[0][target])
@@ -462,7 +462,9 @@ def test_the_operators_cap_is_a_number_of_bytes() -> None:
 
 def test_other_pools_of_eight_bits_are_refused_by_name() -> None:
     """Other dtypes, and pools with scales of their own, are each named."""
-    refused = [(sglang_pool(shape, torch.float8_e5m2), "KV dtype float8_e5m2") for shape in (MLA, GQA)]
+    refused = [
+        (sglang_pool(shape, torch.float8_e5m2), "KV dtype float8_e5m2") for shape in (MLA, GQA)
+    ]
     refused.append((sglang_pool(GQA, torch.float8_e4m3fnuz), "KV dtype float8_e4m3fnuz"))
     scaled = sglang_pool(MLA, FP8)
     scaled.kv_scale_buffer = [torch.ones(SLOTS, 1)] * LAYERS

@@ -4,8 +4,8 @@ for the forward that writes down what each token's KV has read.
 A pool row holds three numbers in its position-free part: the token, a digest of all tokens that
 were before it when it was computed, and a nonce of that computation. So a test can ask of every
 position of a request whose KV it is, and whether that KV remembers anything but the request's own
-visible history. The rotary part is a fixed vector turned to the row's position; in eight bits, it is
-rounded where it is computed, and once more after all splices.
+visible history. The rotary part is a fixed vector turned to the row's position. In eight bits,
+it is rounded where it is computed, and once more after all splices.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from leyline_engine.packing import pack, unpack
 from leyline_engine.rotation import Rotary
 
 _CHUNK = 2048
@@ -58,22 +59,12 @@ class PoolTensors:
         return keys[..., self.rotary_start : self.rotary_start + self.rotary_dim]
 
     def decode(self, stored: torch.Tensor) -> torch.Tensor:
-        """Return stored elements as numbers: fp32 if they are packed, else as they are.
-
-        A scale of their layer isn't applied, see :meth:`encode`.
-        """
-        return stored if self.packed is None else stored.view(self.packed).to(torch.float32)
+        """Return stored elements as numbers: fp32 if they are packed, else as they are."""
+        return stored if self.packed is None else unpack(stored, self.packed)
 
     def encode(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return numbers as they are stored: nearest even, clamped to the dtype's range.
-
-        SGLang divides a key by its layer's scale, clamps and rounds. A rotation is linear, so the
-        scale cancels between :meth:`decode` and this, and the clamp is on the stored numbers.
-        """
-        if self.packed is None:
-            return numbers
-        limit = torch.finfo(self.packed).max
-        return numbers.clamp(-limit, limit).to(self.packed).view(self.stored)
+        """Return numbers as they are stored; see :func:`leyline_engine.packing.pack`."""
+        return numbers if self.packed is None else pack(numbers, self.packed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,9 @@ def read_pool(pool: object, rotary_dim: int, key_scales: Iterable[object] = ()) 
         raise UnsupportedPoolError("a KV pool whose layers differ in shape")
     if len({(t.shape, t.stride()) for t in tensors.values}) > 1:
         raise UnsupportedPoolError("a KV pool whose layers differ in shape")
-    if tensors.packed and any(s is not None and torch.as_tensor(s).numel() != 1 for s in key_scales):
+    if tensors.packed and any(
+        s is not None and torch.as_tensor(s).numel() != 1 for s in key_scales
+    ):
         raise UnsupportedPoolError("more than one KV scale per layer")
     return tensors
 
