@@ -260,18 +260,20 @@ class _Parts:
 
     def _round(self, start: int, dtype: torch.dtype) -> None:
         """Remember what was computed last as it was kept: rounded where it stands."""
+        rotary = self._model.model.rotary_emb
+        # Turning scales, in either direction.
+        scale = float(getattr(rotary, "attention_scaling", 1.0)) ** 2
         for index, attention in enumerate(self._layers):
             key, other = self._keys[index][-1], self._others[index][-1]
             places = torch.arange(start, start + len(key))[None]
 
             def turned(key: torch.Tensor, places: torch.Tensor, layer: Any) -> torch.Tensor:
-                angles = self._model.model.rotary_emb(key[None], places)
-                return self._family.rotate(layer, key.transpose(0, 1)[None], angles)[0].transpose(
-                    0, 1
-                )
+                angles = rotary(key[None], places)
+                swapped = self._family.rotate(layer, key.transpose(0, 1)[None], angles)[0]
+                return swapped.transpose(0, 1)
 
             kept = _rounded(turned(key, places, attention), dtype)
-            self._keys[index][-1] = turned(kept, -places, attention)
+            self._keys[index][-1] = turned(kept, -places, attention) / scale
             self._others[index][-1] = _rounded(other, dtype)
 
     def place(self, turn: Remembered, start: int, count: int) -> None:
