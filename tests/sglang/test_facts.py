@@ -37,7 +37,7 @@ def fresh_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REFUSED: dict[str, tuple[object, str]] = {
-    "kv_dtype": ("float8_e4m3fn", "KV dtype float8_e4m3fn"),
+    "kv_dtype": ("float8_e5m2", "KV dtype float8_e5m2"),
     "page_size": (8, "pages of 8 tokens"),
     "radix_cache": (False, "the radix cache is disabled"),
     "generates": (False, "no generating model"),
@@ -97,7 +97,7 @@ def test_remedies_name_flags_that_sglang_has() -> None:
     assert named <= known
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn"])
 def test_these_dtypes_are_not_refused(dtype: str) -> None:
     """The supported dtypes pass."""
     assert refusals(Setup(kv_dtype=dtype)) == ()
@@ -183,7 +183,7 @@ def published() -> Iterator[None]:
 def refused_pools() -> dict[str, tuple[KVCache, str]]:
     """Pools that rows aren't spliced in."""
     return {
-        "fp8": (gqa_pool(torch.float8_e4m3fn), "KV dtype float8_e4m3fn"),
+        "fp8": (gqa_pool(torch.float8_e5m2), "KV dtype float8_e5m2"),
         "subclass": (
             NoOpMHATokenToKVPool(32, 1, torch.float32, 2, 64, 2, "cpu", False),
             "KV pool class NoOpMHATokenToKVPool",

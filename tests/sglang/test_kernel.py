@@ -10,7 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from pool_kit import DTYPES, LAYERS, ROUNDING, SHAPES, Shape, error, random_pool, rotary_of, turned
+from pool_kit import (
+    DTYPES,
+    FP8,
+    LAYERS,
+    ROUNDING,
+    SHAPES,
+    Shape,
+    error,
+    random_pool,
+    rotary_of,
+    roundings,
+    turned,
+)
 
 from leyline_engine.rotation import Pairing
 from leyline_engine.sglang.rows.mover import PoolTensors, TorchMover
@@ -19,6 +31,7 @@ from leyline_engine.sglang.rows.pool import SplicePool, choose_mover
 COUNT = 13  # no multiple of a tile
 # The interpreter cuts bf16 off where hardware and torch round to nearest.
 SLACK = {dtype: 2 * ROUNDING[dtype] if dtype == torch.bfloat16 else 0.0 for dtype in DTYPES}
+SLACK[FP8] = 0.0
 
 
 @pytest.fixture
@@ -72,7 +85,7 @@ def assert_alike(one: PoolTensors, other: PoolTensors, slots: torch.Tensor) -> N
         assert torch.equal(rest_a, rest_b)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, FP8], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_the_kernel_moves_rows_as_torch_does(
     kernel: ModuleType, shape: Shape, dtype: torch.dtype, generator: torch.Generator
@@ -109,6 +122,44 @@ def test_the_kernel_turns_keys_right(
         wanted = turned(keys[layer], rotary, positions + 9000, positions + 123)
         got = tensors.band(tensors.keys[layer][target])
         assert error(got, wanted, rotary) <= ROUNDING[dtype] + SLACK[dtype]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+@pytest.mark.parametrize(("start", "dest"), [(9000, 123), (123, 123)])
+def test_the_kernel_turns_any_bytes_as_torch_does(
+    kernel: ModuleType, shape: Shape, start: int, dest: int, generator: torch.Generator
+) -> None:
+    """Zeros of both signs, subnormals, what is clamped, and NaN come out with torch's bits."""
+    one, other = twins(kernel, shape, FP8, generator, origins=COUNT)
+    for keys, copies in zip(one.tensors.keys, other.tensors.keys, strict=True):
+        keys.copy_(torch.randint(256, keys.shape, generator=generator, dtype=torch.uint8))
+        copies.copy_(keys)
+    source, target = torch.arange(1, COUNT + 1), torch.arange(COUNT + 1, 2 * COUNT + 1)
+    for pool in (one, other):
+        pool.splice(source, target, start, dest)
+    for keys, copies in zip(one.tensors.keys, other.tensors.keys, strict=True):
+        nan = (keys & 127) == 127
+        assert torch.equal(nan, (copies & 127) == 127)  # which of the two NaN is no matter
+        assert torch.equal(keys[~nan], copies[~nan])
+        assert start == dest or ((keys[target] & 127) == 126).any()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_the_kernel_turns_fp8_keys_right(
+    kernel: ModuleType, shape: Shape, generator: torch.Generator
+) -> None:
+    """The kernel's result is the float64 turn, rounded once, and clamped."""
+    tensors, rotary = random_pool(shape, FP8, generator, spread=150.0), rotary_of(shape)
+    pool = SplicePool(tensors, rotary, mover=kernel.TritonMover(tensors, rotary))
+    source, target = torch.arange(1, COUNT + 1), torch.arange(COUNT + 1, 2 * COUNT + 1)
+    positions = torch.arange(COUNT)
+    keys = [tensors.band(layer[source]) for layer in tensors.keys]
+    pool.splice(source, target, 9000, 123)
+    for layer, key in zip(tensors.keys, keys, strict=True):
+        wanted = turned(key, rotary, positions + 9000, positions + 123)
+        assert roundings(tensors.band(layer[target]), wanted) <= 1.0001
+        wrong = turned(key, rotary, positions + 9000, positions + 124)
+        assert roundings(tensors.band(layer[target]), wrong) > 10
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)

@@ -17,6 +17,7 @@ CHART = REPOSITORY / "deploy" / "helm" / "leyline"
 NO_SETTINGS = {
     "LEYLINE_CLAIM_LIMITS": "SGLang's plugin reads it",
     "LEYLINE_MIN_COPY_TOKENS": "SGLang's plugin reads it",
+    "LEYLINE_ORIGIN_BYTES": "SGLang's plugin reads it",
     "LEYLINE_REUSE_MATCHER": "SGLang's plugin reads it",
     "LEYLINE_ENERGY": "engines read it",
     "LEYLINE_SGLANG_PYTHON": "benchmarks read it",

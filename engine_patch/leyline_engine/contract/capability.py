@@ -54,6 +54,10 @@ class KVFacts(msgspec.Struct, frozen=True, kw_only=True):
     capacity_tokens: int
     page_tokens: int = 1
     """Tokens per page: prefixes are found, and spliced, in whole pages."""
+    origin_tokens: int = 0
+    """Spliced tokens whose keys are kept as computed, beside the pool; 0 if that isn't so."""
+    origin_bytes: int = 0
+    """Bytes that these take on each GPU, outside the pool."""
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -73,6 +73,7 @@ class ReplayEngine:
         *,
         pool_tokens: int,
         page_tokens: int = 1,
+        kv_dtype: torch.dtype | None = None,
         chunk_tokens: int = 512,
         splicing: bool = True,
         matcher: MatcherKind = MatcherKind.WINNOW,
@@ -87,8 +88,8 @@ class ReplayEngine:
         facts = read_model_facts(model.model)
         self._model = model.model
         self._chunk_tokens = chunk_tokens
-        self._layout, self._device = facts.layout, model.model.device
-        pool = KVPool(facts.layout, pool_tokens, facts.rotary, self._device)
+        self._layout, self._device = replace(facts.layout, packed=kv_dtype), model.model.device
+        pool = KVPool(self._layout, pool_tokens, facts.rotary, self._device)
         records = SourceRegistry(secret=secret), SpanLedger()
         self.cache = CacheManager(
             pool, pool_tokens, *records, self.metrics, page_tokens=page_tokens
@@ -121,7 +122,7 @@ class ReplayEngine:
             unsupported_reason=unsupported,
             actions=engine_actions(splices=not unsupported),
             rotary=facts.facts,
-            kv=_kv_facts(facts.layout, pool_tokens, page_tokens),
+            kv=_kv_facts(self._layout, pool_tokens, page_tokens),
             sink=ATTENTION_SINK,
             instance=token_hex(8),
         )
@@ -370,7 +371,7 @@ class ReplayEngine:
 def _kv_facts(layout: KVLayout, tokens: int, page_tokens: int) -> KVFacts:
     return KVFacts(
         pool_class=layout.pool_class,
-        dtype=str(layout.dtype).removeprefix("torch."),
+        dtype=str(layout.kept).removeprefix("torch."),
         layers=layout.layers,
         bytes_per_token=layout.bytes_per_token,
         capacity_tokens=tokens,

@@ -18,6 +18,7 @@ from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import Recompute, own_profile
 from leyline_engine.energy import cuda_uuids, open_account
 from leyline_engine.metrics import PrometheusMetrics
+from leyline_engine.packing import KV_DTYPES
 from leyline_engine.plan import PAGE_SIZES
 from leyline_engine.replay.claim_desk import ClaimDesk
 from leyline_engine.replay.engine import ReplayEngine
@@ -38,6 +39,7 @@ def create_engine_app(
     device: str = "auto",
     pool_tokens: int = 131_072,
     page_tokens: int = 1,
+    kv_dtype: str = "auto",
     chunk_tokens: int = 512,
     splicing: bool = True,
     matcher: str = "winnow",
@@ -56,6 +58,7 @@ def create_engine_app(
         served_name: name for clients; by default the shipped model's, the folder's, or the hub id.
         pool_tokens: KV slots, in tokens.
         page_tokens: tokens per page: prefixes are found, and spliced, in whole pages, as in SGLang.
+        kv_dtype: ``auto``, or ``fp8_e4m3`` to keep and read KV in eight bits, as in SGLang.
         chunk_tokens: prompt tokens per prefill step.
         splicing: False serves every edit as an ordinary prefill.
         matcher: value of :class:`~leyline_engine.reuse.fingerprints.MatcherKind`.
@@ -78,6 +81,7 @@ def create_engine_app(
         loaded,
         pool_tokens=pool_tokens,
         page_tokens=read_page(page_tokens),
+        kv_dtype=read_kv_dtype(kv_dtype),
         chunk_tokens=chunk_tokens,
         splicing=splicing,
         matcher=kind,
@@ -115,6 +119,17 @@ def read_page(tokens: int) -> int:
     return tokens
 
 
+def read_kv_dtype(name: str) -> torch.dtype | None:
+    """Return the dtype in which KV is kept, as an operator named it; None for the model's own.
+
+    Raises:
+        ValueError: KV can't be kept in it.
+    """
+    if name not in KV_DTYPES:
+        raise ValueError(f"kv_dtype can't be {name}; choose one of {', '.join(KV_DTYPES)}")
+    return KV_DTYPES[name]
+
+
 def read_limits(given: Mapping[str, Any]) -> Limits:
     """Return the limits of claims that an operator set; others have their defaults.
 
@@ -143,6 +158,7 @@ def serve_model(
     *,
     pool_tokens: int,
     page_tokens: int = 1,
+    kv_dtype: torch.dtype | None = None,
     chunk_tokens: int = 512,
     splicing: bool = True,
     matcher: MatcherKind = MatcherKind.WINNOW,
@@ -163,6 +179,7 @@ def serve_model(
             loaded,
             pool_tokens=pool_tokens,
             page_tokens=page_tokens,
+            kv_dtype=kv_dtype,
             chunk_tokens=chunk_tokens,
             splicing=splicing,
             matcher=matcher,

@@ -22,6 +22,7 @@ from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.matching import Matcher
 from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.rows.pool import OriginGoneError
 from leyline_engine.sglang.splicer import (
     MAX_RESTARTS,
     Admit,
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 _PRESSURE = "no slots for the copies beside their locked sources"
 _FAILED = "the splice failed in the engine"
+_GAVE_WAY = "as-computed keys gave way while the splice was made"
 
 
 class Admission:
@@ -118,6 +120,8 @@ class Admission:
                 if waiting is not None:
                     return waiting
                 self._forgets.ready(turn)
+        except OriginGoneError:
+            return self._plan_again(turn, admit, room)
         except NoRoomError:
             if self._restart_without_reuse(turn):
                 return self._prepare(turn, admit, room)
@@ -128,6 +132,15 @@ class Admission:
                 return self._prepare(turn, admit, room)
             self.fail(turn)
         return None
+
+    def _plan_again(self, turn: Turn, admit: Admit, room: Callable[[], int]) -> AddReqResult | None:
+        """Begin a splice again whose sources lost as-computed keys since it was planned."""
+        if turn.restarts >= MAX_RESTARTS:
+            self._forgets.fall_back(turn, Reason.SOURCE_EVICTED, _GAVE_WAY)
+            return None
+        release(self._cache, turn)
+        self._renew(turn)
+        return self._prepare(turn, admit, room)
 
     def _restart_without_reuse(self, turn: Turn) -> bool:
         """Make a turn that copies for reuse new again, without that; returns False for others.

@@ -70,12 +70,15 @@ def create_cache(context: Any) -> Any:
     from leyline_engine.sglang.metrics import open_metrics
     from leyline_engine.sglang.radix import LeylineRadixCache
     from leyline_engine.sglang.ranks import replica_of
-    from leyline_engine.sglang.tensor_parallel import agreement, common_salt
+    from leyline_engine.sglang.rows.origins import origin_bytes_from
+    from leyline_engine.sglang.tensor_parallel import agreement, common_rows, common_salt
 
     cache = create_unified_radix_cache(context, cache_class=LeylineRadixCache)
     group = context.params.attn_tp_cache_group or context.params.tp_cache_group
     agree = agreement(group)
-    facts = read_facts(context, cache).agreed(agree)
+    facts = read_facts(
+        context, cache, origin_bytes=origin_bytes_from(), common=common_rows(group)
+    ).agreed(agree)
     parallel = get_parallel()
     replica = replica_of(parallel)
     metrics = open_metrics(

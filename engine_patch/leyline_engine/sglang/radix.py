@@ -162,6 +162,8 @@ class LeylineRadixCache(UnifiedRadixCache):
         with contained("noting what is freed"):
             if self._census is not None:
                 self._census.freeing(slots)
+            if self._pool is not None:
+                self._pool.freed(slots)
             if self._index and slots:
                 self._index.freed(torch.cat(slots).cpu().numpy())
         super()._drain_device_frees(device_frees)
@@ -194,6 +196,8 @@ class LeylineRadixCache(UnifiedRadixCache):
             self._index.clear()
         if self._census is not None:
             self._census.cleared()
+        if self._pool is not None:
+            self._pool.emptied()
         if self.leyline is not None:
             self.leyline.flushed()
 
@@ -369,8 +373,7 @@ class LeylineRadixCache(UnifiedRadixCache):
             self._pool.erase_used(self.idle_slots())
 
     def idle_slots(self) -> torch.Tensor:
-        """Return slots, int64, that hold no token: free ones, and the rest of running requests'
-        last pages."""
+        """Return slots, int64, without a token: free ones, and the rest of requests' last pages."""
         rows = self.req_to_token_pool.req_to_token
         unwritten = unwritten_slots(tuple(self._requests), rows, self.page_size)
         return torch.cat([free_slots(self.token_to_kv_pool_allocator), *unwritten])

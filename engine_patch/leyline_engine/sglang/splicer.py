@@ -31,6 +31,7 @@ from leyline_engine.plan import Plan, clip_copies, copy_runs, page_floor, plan_t
 from leyline_engine.rules import CheckedRequest, Rules, extend_lineage
 from leyline_engine.sglang.publishing import Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.rows.copies import turnable_copies
 from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.turn import Phase, Source, Staging, Turn
 
@@ -134,16 +135,21 @@ class Splicer:
                 lock = self._cache.lock(found.last_device_node)
                 staging.sources.append(Source(slots, lock))
                 available.append(found.device_prefix_len)
+            cacheable = self._cacheable(edit, available)
+            slots = [source.slots for source in staging.sources]
+            copies = turnable_copies(self._pool, cacheable, slots)
             plan = plan_turn(
                 len(prompt),
                 staging.cursor,
-                self._cacheable(edit, available),
+                copies,
                 available,
                 sink=max(edit.payload.sink, ATTENTION_SINK),
                 min_copy=self._min_copy,
                 kinds=edit.kinds,
                 page=self._cache.page_size,
             )
+            gone = _edited(cacheable, edit) - _edited(copies, edit)
+            plan = replace(plan, evicted=plan.evicted + gone)
             if plan.copies and self._cache.in_pages(plan.copied + plan.prefilled) > room():
                 raise NoRoomError
             turn.carried = self._carried(turn, checked, plan, staging.cursor)
@@ -270,6 +276,12 @@ class Splicer:
         if turn.staging is not None and turn.staging.row is row and not row.complete:
             turn.staging.row = None
             turn.restarts += 1
+
+
+def _edited(copies: Sequence[CopySegment], edit: ResolvedEdit) -> int:
+    """Return the number of tokens that are copied for edits."""
+    kinds = edit.kinds
+    return sum(copy.length for copy in copies if not kinds or kinds[copy.source] is None)
 
 
 def release(cache: LeylineRadixCache, turn: Turn) -> None:

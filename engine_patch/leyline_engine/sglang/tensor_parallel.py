@@ -32,6 +32,23 @@ def agreement(group: Any) -> Callable[[bool], bool]:
     return agree
 
 
+def common_rows(group: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a vote of all ranks on rows: True where every one has True.
+
+    Args:
+        group: see :func:`agreement`.
+    """
+    if _is_single(group):
+        return lambda rows: rows
+
+    def common(rows: torch.Tensor) -> torch.Tensor:
+        votes = rows.to(torch.uint8)
+        torch.distributed.all_reduce(votes, op=torch.distributed.ReduceOp.MIN, group=group)
+        return votes.bool()
+
+    return common
+
+
 def common_salt(group: Any) -> bytes:
     """Return a salt for names of lineages, drawn by the first rank and known to all.
 

@@ -26,6 +26,15 @@ class BenchEngine(StrEnum):
     SGLANG = "sglang"
 
 
+class KvDtype(StrEnum):
+    """Values of SGLang's ``--kv-cache-dtype`` with which this benchmark's splices are tested."""
+
+    AUTO = "auto"
+    """The model's own dtype."""
+    BFLOAT16 = "bfloat16"
+    FP8 = "fp8_e4m3"
+
+
 def command(
     *,
     engine: Annotated[BenchEngine, typer.Option(help="Engine to measure.")] = BenchEngine.SGLANG,
@@ -49,6 +58,9 @@ def command(
         int,
         typer.Option(help="Tokens per page: of the server that is started, and of the reference."),
     ] = 1,
+    kv_cache_dtype: Annotated[
+        KvDtype, typer.Option(help="KV of the server that is started; the reference has fp32.")
+    ] = KvDtype.AUTO,
     url: Annotated[
         str | None, typer.Option(help="A running server; without it, one starts on the CPU.")
     ] = None,
@@ -81,7 +93,8 @@ def command(
     The JSON: {CONCURRENCY: {ARM: figures, "floor": …, "goal": …, "edit": …}}.
     The figures are for the replay; "edit" holds the same figures for the edit
     before it. Tokens are means per request, times are in ms. "floor": as many
-    new tokens as had to be prefilled, after a fully cached prefix.
+    new tokens as had to be prefilled, after a fully cached prefix. "kv_dtype":
+    the dtype of the server's KV, as it says itself.
 
     \b
     logit_delta: the largest difference between the log probabilities of the arm
@@ -117,6 +130,7 @@ def command(
         )
         own = (
             f"--page-size={page_size}",
+            f"--kv-cache-dtype={kv_cache_dtype.value}",
             f"--max-total-tokens={options.pool_tokens}",
             f"--max-running-requests={max(options.concurrency)}",
         )

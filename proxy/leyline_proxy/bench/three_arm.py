@@ -17,7 +17,7 @@ from typing import Any
 from leyline_engine.contract import EditPayload
 
 from .figures import BenchArm, FloorSample, Phase, PhaseFigures, Sample, level_json
-from .generate import GenerateClient, ServerAnswer
+from .generate import GenerateClient, ServerAnswer, ServerAnswerError
 from .reference import Reference, Steps, logit_delta
 from .workload import (
     BUILD_TOKENS,
@@ -108,11 +108,13 @@ class Level:
         default_factory=lambda: {arm: [] for arm in ARM_ORDER}
     )
     """Answers of the replay phase, by case."""
+    kv_dtype: str = ""
+    """Dtype of the server's KV, as its capability has it; empty if it doesn't say."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the document's member."""
         phases = {phase: PhaseFigures(self.samples[phase], self.floor[phase]) for phase in Phase}
-        return level_json(phases, self.concurrency)
+        return {"kv_dtype": self.kv_dtype, **level_json(phases, self.concurrency)}
 
     def compare(self, arm: BenchArm, reference: Mapping[str, Steps]) -> None:
         """Record the logit deltas of an arm's replays to their references."""
@@ -323,7 +325,19 @@ async def run_bench(
     """Measure every concurrency, one after the other."""
     bench = ThreeArmBench(client, options, advance)
     await bench.warm_up()
-    return [await bench.level(concurrency) for concurrency in options.concurrency]
+    levels = [await bench.level(concurrency) for concurrency in options.concurrency]
+    dtype = await _kv_dtype(client)
+    for level in levels:
+        level.kv_dtype = dtype
+    return levels
+
+
+async def _kv_dtype(client: GenerateClient) -> str:
+    try:
+        kv = (await client.capability()).kv
+    except ServerAnswerError:
+        return ""
+    return kv.dtype if kv is not None else ""
 
 
 def _prompt(case: Case, phase: Phase) -> tuple[int, ...]:

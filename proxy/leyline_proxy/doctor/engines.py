@@ -266,7 +266,7 @@ def rendering_verdict(needs: EngineNeeds, rendering: Rendering) -> Finding:
 
 def capability_verdicts(needs: EngineNeeds, capability: Capability) -> list[Finding]:
     """Return findings from the engine's facts and the settings."""
-    found = [_window(needs, capability)]
+    found = [_window(needs, capability), *_origins(needs, capability)]
     if needs.keeps_tenants_apart and not capability.isolates:
         found.append(
             fail(
@@ -277,6 +277,19 @@ def capability_verdicts(needs: EngineNeeds, capability: Capability) -> list[Find
             )
         )
     return found
+
+
+def _origins(needs: EngineNeeds, capability: Capability) -> list[Finding]:
+    kv = capability.kv
+    if kv is None or not kv.origin_bytes:
+        return []
+    return [
+        ok(
+            f"{needs.of}.origins",
+            f"as-computed keys of {kv.origin_tokens:,} tokens take {kv.origin_bytes:,} bytes on "
+            f"each GPU, beside the KV pool ({kv.dtype})",
+        )
+    ]
 
 
 def _window(needs: EngineNeeds, capability: Capability) -> Finding:

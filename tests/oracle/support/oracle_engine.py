@@ -64,7 +64,11 @@ def start_engine(
         name=subject.name, model=subject.model, tokenizer=no_tokenizer, fingerprint="f", path=""
     )
     return ReplayEngine(
-        loaded, pool_tokens=POOL_TOKENS, page_tokens=page_tokens, chunk_tokens=chunk_tokens
+        loaded,
+        pool_tokens=POOL_TOKENS,
+        page_tokens=page_tokens,
+        kv_dtype=subject.kv_dtype,
+        chunk_tokens=chunk_tokens,
     )
 
 

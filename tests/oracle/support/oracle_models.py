@@ -40,6 +40,8 @@ class OracleModel:
 
     name: str
     model: PreTrainedModel
+    kv_dtype: torch.dtype | None = None
+    """Dtype in which keys and values are kept, and read from; None for the model's own."""
 
     @property
     def config(self) -> Any:

@@ -234,7 +234,12 @@ class _Parts:
         self._model: Any = subject.model
         self._layers = [layer.self_attn for layer in self._model.model.layers]
         self._family = _family(subject)
-        self._cache = DynamicCache(config=subject.config)
+        self._dtype = subject.kv_dtype
+        self._cache = (
+            DynamicCache(config=subject.config)
+            if self._dtype is None
+            else _RoundingCache(subject.config, self._dtype)
+        )
         self._keys: list[list[torch.Tensor]] = [[] for _ in self._layers]
         self._others: list[list[torch.Tensor]] = [[] for _ in self._layers]
 
@@ -248,8 +253,28 @@ class _Parts:
                 past_key_values=self._cache,
                 use_cache=True,
             )
+            if self._dtype is not None:
+                self._round(start, self._dtype)
         logits: torch.Tensor = output.logits[0, -1].float().clone()
         return logits
+
+    def _round(self, start: int, dtype: torch.dtype) -> None:
+        """Remember what was computed last as it was kept: rounded where it stands."""
+        rotary = self._model.model.rotary_emb
+        # Turning scales, in either direction.
+        scale = float(getattr(rotary, "attention_scaling", 1.0)) ** 2
+        for index, attention in enumerate(self._layers):
+            key, other = self._keys[index][-1], self._others[index][-1]
+            places = torch.arange(start, start + len(key))[None]
+
+            def turned(key: torch.Tensor, places: torch.Tensor, layer: Any) -> torch.Tensor:
+                angles = rotary(key[None], places)
+                swapped = self._family.rotate(layer, key.transpose(0, 1)[None], angles)[0]
+                return swapped.transpose(0, 1)
+
+            kept = _rounded(turned(key, places, attention), dtype)
+            self._keys[index][-1] = turned(kept, -places, attention) / scale
+            self._others[index][-1] = _rounded(other, dtype)
 
     def place(self, turn: Remembered, start: int, count: int) -> None:
         """Put ``count`` tokens of an earlier turn at the next positions."""
@@ -288,6 +313,26 @@ class _Parts:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+class _RoundingCache(DynamicCache):
+    """A cache that keeps what it is given in another dtype."""
+
+    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+        super().__init__(config=config)
+        self._kept = dtype
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        pair = _rounded(key_states, self._kept), _rounded(value_states, self._kept)
+        found: tuple[torch.Tensor, torch.Tensor] = super().update(*pair, *args, **options)
+        return found
+
+
+def _rounded(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    limit = torch.finfo(dtype).max
+    return numbers.clamp(-limit, limit).to(dtype).to(numbers.dtype)
 
 
 def _recorder(

@@ -14,6 +14,7 @@ from leyline_engine.sglang.rows.pool import read_pool
 SLOTS = 96
 LAYERS = 3
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FP8 = torch.float8_e4m3fn
 # Half a unit in the last place, and a little for the arithmetic in fp32.
 ROUNDING = {torch.float32: 2**-21, torch.bfloat16: 1.01 * 2**-8, torch.float16: 1.01 * 2**-11}
 
@@ -71,11 +72,13 @@ def sglang_pool(shape: Shape, dtype: torch.dtype) -> MLATokenToKVPool | MHAToken
     )
 
 
-def random_pool(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> PoolTensors:
+def random_pool(
+    shape: Shape, dtype: torch.dtype, generator: torch.Generator, spread: float = 1.0
+) -> PoolTensors:
     """A pool of SGLang's with every slot filled."""
     tensors = banded(sglang_pool(shape, dtype), shape)
     for tensor in (*tensors.keys, *tensors.values):
-        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+        tensor.copy_(tensors.encode(spread * torch.randn(tensor.shape, generator=generator)))
     return tensors
 
 
@@ -87,11 +90,14 @@ def snapshot(tensors: PoolTensors) -> tuple[list[torch.Tensor], list[torch.Tenso
 def turned(
     keys: torch.Tensor, rotary: Rotary, computed_at: torch.Tensor, needed_at: torch.Tensor
 ) -> torch.Tensor:
-    """``keys [T, heads, d]`` turned in float64, pair by pair, as complex numbers."""
+    """``keys [T, heads, d]`` turned in float64, pair by pair, as complex numbers.
+
+    Bytes are e4m3 numbers, and decoded.
+    """
     first, second = _pairs(rotary, keys.shape[-1])
     angles = rotary.angles(needed_at) - rotary.angles(computed_at)
     turn = torch.polar(torch.ones_like(angles), angles)[:, None, :]
-    wide = keys.double()
+    wide = numbers(keys)
     product = torch.complex(wide[..., first], wide[..., second]) * turn
     result = torch.empty_like(wide)
     result[..., first], result[..., second] = product.real, product.imag
@@ -112,3 +118,22 @@ def error(got: torch.Tensor, wanted: torch.Tensor, rotary: Rotary) -> float:
     distance = torch.hypot(off[..., first], off[..., second])
     length = torch.hypot(wanted[..., first], wanted[..., second])
     return float((distance / length).max())
+
+
+def numbers(stored: torch.Tensor) -> torch.Tensor:
+    """Stored elements in float64; bytes are e4m3 numbers, decoded by their definition."""
+    if stored.dtype != torch.uint8:
+        return stored.double()
+    exponent, digits = (stored >> 3 & 15).double(), (stored & 7).double()
+    normal = torch.exp2(exponent - 7) * (1 + digits / 8)
+    size = torch.where(exponent == 0, digits * 2.0**-9, normal)
+    size = torch.where(stored & 127 == 127, torch.nan, size)
+    return torch.where(stored >= 128, -size, size)
+
+
+def roundings(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Largest distance of stored e4m3 bytes from float64 numbers, clamped at ±448, as a multiple
+    of the most that rounding to nearest can be off: half a step where the number is."""
+    clamped = wanted.clamp(-448, 448)
+    half = torch.exp2(clamped.abs().clamp(min=2.0**-6).log2().floor() - 4)
+    return float(((numbers(got) - clamped).abs() / half).max())

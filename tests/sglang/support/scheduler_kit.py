@@ -4,7 +4,8 @@ for the forward that writes down what each token's KV has read.
 A pool row holds three numbers in its position-free part: the token, a digest of all tokens that
 were before it when it was computed, and a nonce of that computation. So a test can ask of every
 position of a request whose KV it is, and whether that KV remembers anything but the request's own
-visible history. The rotary part is a fixed vector turned to the row's position.
+visible history. The rotary part is a fixed vector turned to the row's position. In eight bits,
+it is rounded where it is computed, and once more after all splices.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import msgspec
 import torch
 from census_kit import Seen, check_census
+from pool_kit import FP8, roundings, turned
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 from sglang.srt.mem_cache.allocator import (
     PagedTokenToKVPoolAllocator,
@@ -148,6 +150,8 @@ class Scheduler:
         replica: which of several it is.
         recompute: tokens after edits that aren't copied.
         page: tokens per page; as in SGLang, the pool has whole pages only.
+        dtype: of the pool: fp32, or FP8, where a row's numbers are four bytes each.
+        origins: as-computed keys that are kept beside the pool.
     """
 
     def __init__(
@@ -164,11 +168,14 @@ class Scheduler:
         replica: Replica = Replica(),  # noqa: B008 - immutable
         recompute: Recompute = Recompute(),  # noqa: B008 - immutable
         page: int = 1,
+        dtype: torch.dtype = torch.float32,
+        origins: int | None = None,
     ) -> None:
         self.page = page
+        self.latent = LATENT * 4 // dtype.itemsize
         capacity -= capacity % page
         self.pool = MLATokenToKVPool(
-            capacity, page, torch.float32, LATENT, ROTARY, LAYERS, "cpu", False
+            capacity, page, dtype, self.latent, ROTARY, LAYERS, "cpu", False
         )
         self.allocator = (
             TokenToKVPoolAllocator(capacity, torch.float32, "cpu", self.pool, False)
@@ -194,10 +201,12 @@ class Scheduler:
         self.chunk = chunk
         self.sender = Ledger()
         self.seen = Seen()
-        rotary = Rotary(_INV_FREQ, Pairing.INTERLEAVED)
+        self.rotary = rotary = Rotary(_INV_FREQ, Pairing.INTERLEAVED)
         self.engine = SchedulerEngine(
             self.cache,
-            SplicePool(read_pool(self.pool).turning(LATENT, ROTARY), rotary) if splices else None,
+            SplicePool(read_pool(self.pool).turning(LATENT, ROTARY), rotary, origins=origins)
+            if splices
+            else None,
             CAPABILITY,
             self.sender,
             self.seen,
@@ -221,6 +230,8 @@ class Scheduler:
         self._wanted: dict[str, int] = {}
         self.has_read: dict[int, frozenset[int]] = {0: frozenset()}
         """Secrets that each computation's KV has read, by nonce."""
+        self.homes: dict[int, int] = {0: 0}
+        """The position of each computation, by nonce."""
         self._nonce = itertools.count(1)
         self._names = itertools.count(1)
 
@@ -469,10 +480,13 @@ class Scheduler:
             if tokens[position] >= SECRETS:
                 secrets |= {tokens[position]}
             self.has_read[nonce] = secrets
+            self.homes[nonce] = position
             rows.append([tokens[position], state, nonce, 0])
             state = (state * 31 + tokens[position] + 1) % _HISTORY
         slots = self.slots_of(req)[start:end].long()
-        written = torch.cat([torch.tensor(rows, dtype=torch.float32), self.keys[start:end]], dim=-1)
+        parts = torch.tensor(rows, dtype=torch.float32), self.keys[start:end].to(self.pool.dtype)
+        stored = self.pool.store_dtype
+        written = torch.cat([part.view(stored) for part in parts], dim=-1)
         for layer in range(LAYERS):
             self.pool.kv_buffer[layer][slots, 0] = written
 
@@ -486,7 +500,8 @@ class Scheduler:
 
     def read(self, slots: torch.Tensor) -> list[tuple[int, int, int]]:
         """(token, history, nonce) of each slot."""
-        rows = self.pool.kv_buffer[0][slots.long(), 0, :3].long()
+        latents = self.pool.kv_buffer[0][slots.long(), 0, : self.latent].contiguous()
+        rows = latents.view(torch.float32)[:, :3].long()
         return [(int(t), int(h), int(n)) for t, h, n in rows]
 
     def remembered(self, slots: torch.Tensor | None = None) -> frozenset[int]:
@@ -533,10 +548,17 @@ class Scheduler:
         slots = self.slots_of(req)[: len(tokens)].long()
         places = torch.arange(len(tokens))
         assert torch.equal(slots % self.page, places % self.page), "a page isn't whole"
+        homes = torch.tensor([self.homes[nonce] for _, _, nonce in rows], dtype=torch.int64)
         for layer in range(LAYERS):
-            keys = self.pool.kv_buffer[layer][slots, 0, LATENT:]
-            turned = torch.allclose(keys, self.keys[: len(tokens)], atol=1e-4)
-            assert turned, "a key stands where it doesn't belong"
+            keys = self.pool.kv_buffer[layer][slots, :, self.latent :]
+            assert self._stand(keys, homes, places), "a key stands where it doesn't belong"
+
+    def _stand(self, keys: torch.Tensor, homes: torch.Tensor, places: torch.Tensor) -> bool:
+        """Return True if keys are what was computed at ``homes``, turned once to ``places``."""
+        if self.pool.dtype != FP8:
+            return torch.allclose(keys[:, 0], self.keys[places], atol=1e-4)
+        computed = self.keys[homes, None].to(FP8).view(torch.uint8)
+        return roundings(keys, turned(computed, self.rotary, homes, places)) <= 1.0001
 
     def check_idle(self) -> None:
         """Nothing is locked or waits when nothing runs."""

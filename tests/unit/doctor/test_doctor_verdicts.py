@@ -240,6 +240,23 @@ def test_windows_and_isolation() -> None:
     assert engines.capability_verdicts(needs(), CAPABILITY)[0].status is Status.OK
 
 
+def test_memory_beside_the_pool_is_shown() -> None:
+    """An engine that keeps as-computed keys beside its pool says how much they take."""
+    kv = KVFacts(
+        pool_class="gqa",
+        dtype="float8_e4m3fn",
+        layers=1,
+        bytes_per_token=1,
+        capacity_tokens=10**9,
+        origin_tokens=8192,
+        origin_bytes=1 << 30,
+    )
+    capability = Capability(**{**CAPABILITY_FACTS, "kv": kv})
+    _, origins = engines.capability_verdicts(needs(), capability)
+    assert origins.status is Status.OK
+    assert "8,192 tokens take 1,073,741,824 bytes" in origins.detail
+
+
 def test_first_answers_of_an_engine() -> None:
     """A refused key, a gateway alone, another server, no models, a slow one."""
 

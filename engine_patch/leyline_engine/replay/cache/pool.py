@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from leyline_engine.packing import pack, unpack
 from leyline_engine.proof.digests import Part
 from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.rotation import Rotary
@@ -29,13 +30,28 @@ class KVLayout:
     rotary_start: int
     rotary_dim: int
     dtype: torch.dtype
+    packed: torch.dtype | None = None
+    """Dtype of eight bits in which KV is kept; None: the model's, ``dtype``."""
+
+    @property
+    def kept(self) -> torch.dtype:
+        """Dtype of kept numbers."""
+        return self.packed or self.dtype
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one slot over all layers, the as-computed rotary key included."""
         elements = sum(heads * dim for heads, dim in self.shapes)
         elements += self.shapes[self.rotary_tensor][0] * self.rotary_dim
-        return self.layers * elements * self.dtype.itemsize
+        return self.layers * elements * self.kept.itemsize
+
+    def encode(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return a model's numbers as the pool has them."""
+        return numbers if self.packed is None else pack(numbers, self.packed)
+
+    def decode(self, stored: torch.Tensor) -> torch.Tensor:
+        """Return the pool's elements as the model's numbers."""
+        return stored if self.packed is None else unpack(stored, self.packed).to(self.dtype)
 
 
 class KVPool:
@@ -55,7 +71,8 @@ class KVPool:
         rotary_heads = layout.shapes[layout.rotary_tensor][0]
 
         def zeros(heads: int, dim: int) -> torch.Tensor:
-            return torch.zeros(capacity, heads, dim, dtype=layout.dtype, device=device)
+            dtype = layout.dtype if layout.packed is None else torch.uint8
+            return torch.zeros(capacity, heads, dim, dtype=dtype, device=device)
 
         self._tensors = [
             (zeros(heads_a, dim_a), zeros(heads_b, dim_b)) for _ in range(layout.layers)
@@ -75,7 +92,7 @@ class KVPool:
         """Return a layer's two tensors for ``slots``: ``[T, heads, dim]`` each."""
         index = self._index(slots)
         first, second = self._tensors[layer]
-        return first[index], second[index]
+        return self.layout.decode(first[index]), self.layout.decode(second[index])
 
     def write(
         self,
@@ -87,9 +104,10 @@ class KVPool:
         self._left[slots] = False
         index = self._index(slots)
         for layer, pair in enumerate(layers):
-            for tensor, values in zip(self._tensors[layer], pair, strict=True):
+            kept = [self.layout.encode(values) for values in pair]
+            for tensor, values in zip(self._tensors[layer], kept, strict=True):
                 tensor[index] = values
-            self._as_computed[layer][index] = self._rotary_view(pair[self.layout.rotary_tensor])
+            self._as_computed[layer][index] = self._rotary_view(kept[self.layout.rotary_tensor])
         self._computed_at[index] = torch.arange(
             start, start + len(slots), dtype=torch.int64, device=self.device
         )
@@ -109,10 +127,18 @@ class KVPool:
                 tensor[dst] = tensor[src]
             original = self._as_computed[layer][src]
             self._as_computed[layer][dst] = original
-            rotated = self.rotary.rotate(original, computed_at, needed_at)
+            rotated = self._rotated(original, computed_at, needed_at)
             rotary_tensor = pair[self.layout.rotary_tensor]
             self._rotary_view(rotary_tensor)[dst] = torch.where(moved, rotated, original)
         self._computed_at[dst] = computed_at
+
+    def _rotated(
+        self, keys: torch.Tensor, computed_at: torch.Tensor, needed_at: torch.Tensor
+    ) -> torch.Tensor:
+        packed = self.layout.packed
+        numbers = keys if packed is None else unpack(keys, packed)
+        rotated = self.rotary.rotate(numbers, computed_at, needed_at)
+        return rotated if packed is None else pack(rotated, packed)
 
     def erase(self, slots: Slots) -> None:
         """Overwrite slots, so that forgotten content can't be read from the pool."""

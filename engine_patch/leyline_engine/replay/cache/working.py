@@ -24,6 +24,7 @@ class WorkingLayer(CacheLayerMixin):
         self.dtype, self.device = layout.dtype, device
         self.capacity = capacity
         self.length = 0
+        self._layout = layout
 
         def empty(heads: int, dim: int) -> torch.Tensor:
             return torch.empty(1, heads, capacity, dim, dtype=layout.dtype, device=device)
@@ -38,8 +39,10 @@ class WorkingLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         end = self.length + key_states.shape[-2]
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
+        # Attention reads what the pool is going to have.
+        layout = self._layout
+        self.keys[:, :, self.length : end] = layout.decode(layout.encode(key_states))
+        self.values[:, :, self.length : end] = layout.decode(layout.encode(value_states))
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 

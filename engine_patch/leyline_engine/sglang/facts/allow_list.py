@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from leyline_engine.contract import Refusal
 from leyline_engine.plan import PAGE_SIZES
 
-KV_DTYPES = frozenset({"float32", "bfloat16", "float16"})
+KV_DTYPES = frozenset({"float32", "bfloat16", "float16", "float8_e4m3fn"})
 _Row = tuple[object, str, str]
 """A condition, its name and its remedy."""
 _OTHER_MODEL = "serve a model whose layers all have plain causal attention"

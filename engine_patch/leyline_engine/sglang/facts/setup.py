@@ -25,7 +25,7 @@ from leyline_engine.sglang.facts.allow_list import Setup, refusals
 from leyline_engine.sglang.facts.frequencies import UnsupportedRotaryError
 from leyline_engine.sglang.facts.measuring import measure_keys
 from leyline_engine.sglang.facts.probe import ProbeError
-from leyline_engine.sglang.rows.mover import PoolTensors
+from leyline_engine.sglang.rows.origins import OriginsError, origin_rows
 from leyline_engine.sglang.rows.pool import SplicePool, UnsupportedPoolError, read_pool
 
 _SAMPLED_BYTES = 1 << 16
@@ -71,7 +71,13 @@ class EngineFacts:
         )
 
 
-def read_facts(context: Any, tree: Any, *, origins: int | None = None) -> EngineFacts:
+def read_facts(
+    context: Any,
+    tree: Any,
+    *,
+    origin_bytes: int | None = None,
+    common: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows,
+) -> EngineFacts:
     """Read all facts from SGLang's context for its tree cache, and measure the model's keys.
 
     A model's or server's properties never raise: an engine that can't splice is the result.
@@ -79,24 +85,28 @@ def read_facts(context: Any, tree: Any, *, origins: int | None = None) -> Engine
     Args:
         context: a ``TreeCacheBuildContext``.
         tree: the tree cache that was made from it, still empty.
-        origins: see :class:`~leyline_engine.sglang.rows.pool.SplicePool`.
+        origin_bytes: see :func:`~leyline_engine.sglang.rows.origins.origin_rows`.
+        common: see :class:`~leyline_engine.sglang.rows.pool.SplicePool`.
     """
     kv_pool = context.params.token_to_kv_pool_allocator.get_kvcache()
     refused = refusals(read_setup(context))
     if refused:
         return EngineFacts(_capability(context, *refused))
     try:
-        tensors = read_pool(kv_pool)
-        _check_layers(context.tp_worker.model_runner.model, kv_pool)
+        model = context.tp_worker.model_runner.model
+        scales = (getattr(attention, "k_scale", None) for attention in _attentions(model))
+        tensors = read_pool(kv_pool, scales)
+        _check_layers(model, kv_pool)
         measured = measure_keys(context, tree, tensors.dtype)
         tensors = tensors.turning(measured.start, measured.rotary.dim)
         pool = SplicePool(
             tensors,
             measured.rotary,
-            origins=origins,
+            origins=origin_rows(tensors, origin_bytes),
             behind_forwards=_behind_forwards(context.tp_worker.model_runner),
+            common=common,
         )
-    except (UnsupportedRotaryError, UnsupportedPoolError, ProbeError) as error:
+    except (UnsupportedRotaryError, UnsupportedPoolError, ProbeError, OriginsError) as error:
         return EngineFacts(_capability(context, Refusal(str(error), _NO_OTHER)))
     except Exception as error:  # an engine that can't be measured serves without splicing
         log.exception("Leyline can't measure this model")
@@ -105,7 +115,7 @@ def read_facts(context: Any, tree: Any, *, origins: int | None = None) -> Engine
     capability = msgspec.structs.replace(
         _capability(context),
         rotary=measured.facts,
-        kv=_kv_facts(tensors, int(context.params.page_size)),
+        kv=_kv_facts(pool, int(context.params.page_size)),
     )
     return EngineFacts(capability, measured.rotary, pool)
 
@@ -185,7 +195,8 @@ def _check_layers(model: torch.nn.Module, kv_pool: Any) -> None:
         raise UnsupportedPoolError("layers of the KV pool without an attention of their own")
 
 
-def _kv_facts(tensors: PoolTensors, page: int) -> KVFacts:
+def _kv_facts(pool: SplicePool, page: int) -> KVFacts:
+    tensors = pool.tensors
     return KVFacts(
         pool_class=tensors.pool_class,
         dtype=str(tensors.dtype).removeprefix("torch."),
@@ -193,6 +204,8 @@ def _kv_facts(tensors: PoolTensors, page: int) -> KVFacts:
         bytes_per_token=tensors.bytes_per_token,
         capacity_tokens=tensors.capacity,
         page_tokens=page,
+        origin_tokens=pool.origins,
+        origin_bytes=pool.bytes_beside,
     )
 
 

@@ -19,7 +19,62 @@ _TOKENS = 8
 """Rows per program."""
 _COPY = 512
 """Maximum number of a row's elements that a program copies per step."""
-_ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_ELEMENTS = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.uint8: tl.uint8,
+}
+
+
+@triton.jit
+def _decode(x, PACKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return stored elements as fp32; packed ones are the bytes of e4m3 numbers.
+
+    By bits: Triton converts e4m3 on GPUs from Ada on only.
+    """
+    if PACKED:
+        bits = x.to(tl.int32)
+        size = bits & 0x7F
+        small = (size.to(tl.float32) * 0.001953125).to(tl.int32, bitcast=True)
+        number = tl.where(size < 8, small, (size << 20) + (120 << 23))
+        number = tl.where(size == 0x7F, 0x7FC00000, number)
+        result = (number | ((bits & 0x80) << 24)).to(tl.float32, bitcast=True)
+    else:
+        result = x.to(tl.float32)
+    return result
+
+
+@triton.jit
+def _encode(x, ELEMENT: tl.constexpr, PACKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return fp32 numbers as they are stored: to nearest even, e4m3 clamped at ±448."""
+    if PACKED:
+        bits = x.to(tl.int32, bitcast=True)
+        size = bits & 0x7FFFFFFF
+        clamped = tl.minimum(size, 0x43E00000)  # 448
+        normal = ((clamped + 0x7FFFF + ((clamped >> 20) & 1)) >> 20) - (120 << 3)
+        # Steps below 2^-6 are those of fp32 at 2^14.
+        shifted = (clamped.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True)
+        rounded = tl.where(clamped < 0x3C800000, shifted - 0x46800000, normal)
+        rounded = tl.where(size > 0x7F800000, 0x7F, rounded)
+        result = (rounded | ((bits >> 24) & 0x80)).to(tl.uint8)
+    else:
+        result = x.to(ELEMENT)
+    return result
+
+
+@triton.jit
+def _turned(x, y, c, s, ELEMENT: tl.constexpr, PACKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return stored pairs ``(x, y)``, turned; of packed ones, those that stay keep their bits."""
+    first = _decode(x, PACKED)
+    second = _decode(y, PACKED)
+    u = _encode(first * c - second * s, ELEMENT, PACKED)
+    v = _encode(second * c + first * s, ELEMENT, PACKED)
+    if PACKED:
+        stays = (c == 1.0) & (s == 0.0)
+        u = tl.where(stays, x, u)
+        v = tl.where(stays, y, v)
+    return u, v
 
 
 @triton.jit
@@ -38,6 +93,7 @@ def _move_rows(  # type: ignore[no-untyped-def]
     key_stride,
     value_stride,
     ELEMENT: tl.constexpr,
+    PACKED: tl.constexpr,
     HEADS: tl.constexpr,
     KEY: tl.constexpr,
     VALUE: tl.constexpr,
@@ -94,16 +150,15 @@ def _move_rows(  # type: ignore[no-untyped-def]
     back_from = ring + back[:, None] * HEADS * 2 * HALF
     taken_to = ring + taken[:, None] * HEADS * 2 * HALF
     # The masks exclude each other: each element comes from one of the two.
-    x = tl.load(key_from + BAND + first, mask=own, other=0.0)
-    y = tl.load(key_from + BAND + second, mask=own, other=0.0)
-    x = tl.where(returning, tl.load(back_from + first, mask=returning, other=0.0), x)
-    y = tl.where(returning, tl.load(back_from + second, mask=returning, other=0.0), y)
+    x = tl.load(key_from + BAND + first, mask=own, other=0)
+    y = tl.load(key_from + BAND + second, mask=own, other=0)
+    x = tl.where(returning, tl.load(back_from + first, mask=returning, other=0), x)
+    y = tl.where(returning, tl.load(back_from + second, mask=returning, other=0), y)
     tl.store(taken_to + first, x, mask=claiming)
     tl.store(taken_to + second, y, mask=claiming)
-    x = x.to(tl.float32)
-    y = y.to(tl.float32)
-    tl.store(key_to + BAND + first, (x * c - y * s).to(ELEMENT), mask=turning)
-    tl.store(key_to + BAND + second, (y * c + x * s).to(ELEMENT), mask=turning)
+    u, v = _turned(x, y, c, s, ELEMENT, PACKED)
+    tl.store(key_to + BAND + first, u, mask=turning)
+    tl.store(key_to + BAND + second, v, mask=turning)
 
 
 @triton.jit
@@ -119,6 +174,7 @@ def _refute_rows(  # type: ignore[no-untyped-def]
     origins,
     key_stride,
     ELEMENT: tl.constexpr,
+    PACKED: tl.constexpr,
     HEADS: tl.constexpr,
     KEY: tl.constexpr,
     BAND: tl.constexpr,
@@ -146,12 +202,13 @@ def _refute_rows(  # type: ignore[no-untyped-def]
     back_from = ring + back[:, None] * HEADS * 2 * HALF
     keys = tl.load(key_pointers + layer).to(tl.pointer_type(ELEMENT)) + head * KEY + BAND
     key_at = keys + held[:, None] * key_stride
-    x = tl.load(back_from + first, mask=turning, other=0.0).to(tl.float32)
-    y = tl.load(back_from + second, mask=turning, other=0.0).to(tl.float32)
-    u = tl.load(key_at + first, mask=turning, other=0.0).to(tl.float32)
-    v = tl.load(key_at + second, mask=turning, other=0.0).to(tl.float32)
-    same_u = (x * c - y * s).to(ELEMENT).to(tl.float32) == u
-    same_v = (y * c + x * s).to(ELEMENT).to(tl.float32) == v
+    x = tl.load(back_from + first, mask=turning, other=0)
+    y = tl.load(back_from + second, mask=turning, other=0)
+    held_u = tl.load(key_at + first, mask=turning, other=0)
+    held_v = tl.load(key_at + second, mask=turning, other=0)
+    u, v = _turned(x, y, c, s, ELEMENT, PACKED)
+    same_u = u.to(tl.float32) == held_u.to(tl.float32)
+    same_v = v.to(tl.float32) == held_v.to(tl.float32)
     refuted = turning & ((same_u & same_v) == 0)
     # Programs that disagree with the entry all write the same value.
     where = certified + row[:, None] + 0 * pair[None, :]
@@ -180,7 +237,8 @@ class TritonMover:
         self._value = values[0].shape[-1] if values else 0
         self._value_stride = values[0].stride(0) if values else 0
         self._shape: dict[str, Any] = {
-            "ELEMENT": _ELEMENTS[tensors.dtype],
+            "ELEMENT": _ELEMENTS[tensors.stored],
+            "PACKED": tensors.packed is not None,
             "HEADS": heads,
             "KEY": key,
             "BAND": tensors.rotary_start,

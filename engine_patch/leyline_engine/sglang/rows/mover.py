@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from leyline_engine.packing import pack, unpack
 from leyline_engine.rotation import Rotary
 
 _CHUNK = 2048
@@ -27,6 +28,8 @@ class PoolTensors:
     rotary_start: int = 0
     rotary_dim: int = 0
     """The key's dimensions ``[rotary_start, rotary_start + rotary_dim)`` turn with position."""
+    packed: torch.dtype | None = None
+    """Dtype of numbers that the tensors hold as bytes (FP8); None: the tensors' own."""
 
     @property
     def slots(self) -> int:
@@ -34,6 +37,12 @@ class PoolTensors:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Dtype of the numbers."""
+        return self.packed or self.stored
+
+    @property
+    def stored(self) -> torch.dtype:
+        """Dtype of the tensors."""
         return self.keys[0].dtype
 
     @property
@@ -58,6 +67,14 @@ class PoolTensors:
     def band(self, keys: torch.Tensor) -> torch.Tensor:
         """Return the rotary part of ``[..., dim]`` keys, as a view."""
         return keys[..., self.rotary_start : self.rotary_start + self.rotary_dim]
+
+    def decode(self, stored: torch.Tensor) -> torch.Tensor:
+        """Return stored elements as numbers: fp32 if they are packed, else as they are."""
+        return stored if self.packed is None else unpack(stored, self.packed)
+
+    def encode(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return numbers as they are stored; see :func:`leyline_engine.packing.pack`."""
+        return numbers if self.packed is None else pack(numbers, self.packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +164,7 @@ class TorchMover:
                 as_computed[layer].index_copy_(0, claimed, own)
             if len(returning):
                 band.index_copy_(0, returning, as_computed[layer].index_select(0, origin))
-            band.copy_(self._rotary.apply(band, cos, sin))
+            band.copy_(self._turned(band, cos, sin))
             keys.index_copy_(0, move.target, rows)
 
     def certify(
@@ -167,11 +184,20 @@ class TorchMover:
             cos, sin = self._turns(computed_at[chosen], stands_at[chosen])
             same = torch.ones(len(chosen), dtype=torch.bool, device=slots.device)
             for layer, keys in enumerate(self._tensors.keys):
-                turned = self._rotary.apply(as_computed[layer].index_select(0, rows), cos, sin)
+                turned = self._turned(as_computed[layer].index_select(0, rows), cos, sin)
                 band = self._tensors.band(keys.index_select(0, held))
                 same &= (turned == band).flatten(1).all(dim=1)
             certified[chosen] = same
         return certified
+
+    def _turned(self, band: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Return stored keys ``[T, heads, d]``, turned; those that stay keep their bits."""
+        tensors = self._tensors
+        turned = tensors.encode(self._rotary.apply(tensors.decode(band), cos, sin))
+        if tensors.packed is None:
+            return turned
+        # Zeros are frequent in eight bits, and a turn by nothing may change their sign.
+        return torch.where((cos == 1) & (sin == 0), band, turned)
 
     def _turns(
         self, computed_at: torch.Tensor, needed_at: torch.Tensor

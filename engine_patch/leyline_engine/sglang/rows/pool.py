@@ -4,11 +4,14 @@ Rounding must not accumulate over repeated splices, so the as-computed rotary ke
 is kept beside the pool, in a small ring. SGLang writes and frees slots without notice; an entry is
 therefore believed only if turning its key to the row's position gives, bit for bit, the slot's key.
 Then using it is right by definition, whoever wrote the slot.
+
+A key of 8 bits loses too much by a second rounding. There, a row that a splice turned is turned
+again only while its as-computed key is kept; after that, its token has to be prefilled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,23 +20,27 @@ import torch
 from leyline_engine.proof.digests import Part
 from leyline_engine.rotation import Rotary
 from leyline_engine.sglang.rows.mover import Move, PoolTensors, RowMover, TorchMover
+from leyline_engine.sglang.rows.origins import origin_rows
 
 _LOOKED_AT = 1 << 14
 """Rows per step of a check of their contents, which takes as much memory again."""
-_SHARE_WITH_ORIGIN = 8
-"""Slots per as-computed key that is kept, unless the caller chooses another number."""
 
 
 class UnsupportedPoolError(Exception):
     """The pool is of no form in which rows can be spliced."""
 
 
-def read_pool(pool: object) -> PoolTensors:
+class OriginGoneError(Exception):
+    """A row can't be turned: its as-computed key gave way, and its tokens must be prefilled."""
+
+
+def read_pool(pool: object, key_scales: Iterable[object] = ()) -> PoolTensors:
     """Return the tensors of one of SGLang's KV pools.
 
     Args:
         pool: ``MLATokenToKVPool`` or ``MHATokenToKVPool``, and no subclass: those keep more, or
             keep it elsewhere.
+        key_scales: ``k_scale`` of each attention layer: None, or a tensor.
 
     Returns:
         tensors whose rotary band isn't known yet.
@@ -49,36 +56,53 @@ def read_pool(pool: object) -> PoolTensors:
     every = (*tensors.keys, *tensors.values)
     if not tensors.keys:
         raise UnsupportedPoolError("a KV pool without layers")
-    if any(t.dim() != 3 or not t[0].is_contiguous() or t.dtype != tensors.dtype for t in every):
+    if any(t.dim() != 3 or not t[0].is_contiguous() or t.dtype != tensors.stored for t in every):
         raise UnsupportedPoolError("a KV pool whose rows aren't one token each, contiguous")
     if len({(t.shape, t.stride()) for t in tensors.keys}) != 1:
         raise UnsupportedPoolError("a KV pool whose layers differ in shape")
     if len({(t.shape, t.stride()) for t in tensors.values}) > 1:
         raise UnsupportedPoolError("a KV pool whose layers differ in shape")
+    if tensors.packed and any(
+        s is not None and torch.as_tensor(s).numel() != 1 for s in key_scales
+    ):
+        raise UnsupportedPoolError("more than one KV scale per layer")
     return tensors
+
+
+def _packed(pool: Any, buffers: Sequence[torch.Tensor]) -> torch.dtype | None:
+    """Return the dtype of numbers that a pool's buffers hold as bytes; None if it is their own."""
+    if not buffers or buffers[0].dtype == pool.dtype:
+        return None
+    if (buffers[0].dtype, pool.dtype) != (torch.uint8, torch.float8_e4m3fn):
+        raise UnsupportedPoolError(f"KV dtype {str(pool.dtype).removeprefix('torch.')}")
+    return torch.float8_e4m3fn
 
 
 def _mla(pool: Any) -> PoolTensors:
     if pool.kv_cache_dim != pool.kv_lora_rank + pool.qk_rope_head_dim:
         raise UnsupportedPoolError("an MLA pool whose rows hold more than latent and rotary key")
+    if pool.dsa_kv_cache_store_fp8 or pool.kv_scale_buffer is not None:
+        raise UnsupportedPoolError("an MLA pool with scales of its own")
     return PoolTensors(
         pool_class="mla_latent",
         keys=tuple(pool.kv_buffer),
         values=(),
         capacity=pool.size,
+        packed=_packed(pool, pool.kv_buffer),
     )
 
 
 def _mha(pool: Any) -> PoolTensors:
     if pool.kv_cache_layout != "nhd":
         raise UnsupportedPoolError(f"KV pool layout {pool.kv_cache_layout!r}")
-    if pool.is_quantized_kv_cache:
+    if pool.is_quantized_kv_cache or pool.k_scale_buffer is not None:
         raise UnsupportedPoolError("quantised KV")
     return PoolTensors(
         pool_class="gqa",
         keys=tuple(pool.k_buffer),
         values=tuple(pool.v_buffer),
         capacity=pool.size,
+        packed=_packed(pool, pool.k_buffer),
     )
 
 
@@ -101,6 +125,7 @@ class SplicePool:
     """Rows of one KV pool, with the as-computed rotary keys of spliced ones beside them.
 
     Nothing here reads a clock, chance, or, on a GPU, a value back to the host: ranks stay alike.
+    Only :meth:`turnable` of a pool of 8 bits reads one, and the ranks agree on it.
     """
 
     def __init__(
@@ -111,20 +136,24 @@ class SplicePool:
         origins: int | None = None,
         mover: RowMover | None = None,
         behind_forwards: Callable[[], None] = lambda: None,
+        common: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows,
     ) -> None:
         """Wrap a pool.
 
         Args:
             tensors: from :func:`read_pool`.
             rotary: rotary embedding of the pool's model, on any device.
-            origins: as-computed keys to keep, at least 1; an eighth of the slots by default. When
-                more rows than that are spliced, the oldest keys give way, and their rows are turned
-                from what they hold: one more rounding each time.
+            origins: as-computed keys to keep, at least 1; see :func:`.origins.origin_rows`. When
+                more rows than that are spliced, the oldest keys give way. Their rows are turned
+                from what they hold, one more rounding each time, or, if the pool has 8 bits, not
+                any more.
             mover: by default the one for the pool's device.
             behind_forwards: orders all later work after the forwards in flight. With overlap
                 scheduling, one of them may still write to a slot that was freed and taken again.
+            common: returns True where all tensor-parallel ranks have True; takes this rank's rows,
+                bool ``[n]`` on the host.
         """
-        rows = max(1, tensors.capacity // _SHARE_WITH_ORIGIN) if origins is None else origins
+        rows = origin_rows(tensors) if origins is None else origins
         if rows < 1:
             raise ValueError("a pool keeps at least one as-computed key")
         device = tensors.device
@@ -138,7 +167,7 @@ class SplicePool:
         heads = tensors.keys[0].shape[1]
         self._as_computed = torch.zeros(
             (len(tensors.keys), rows, heads, tensors.rotary_dim),
-            dtype=tensors.dtype,
+            dtype=tensors.stored,
             device=device,
         )
         # The last entry takes keys of rows that claim none, so that a GPU need not be waited for.
@@ -146,12 +175,19 @@ class SplicePool:
         self._row_of = torch.full((tensors.slots,), -1, dtype=torch.int32, device=device)
         self._stands_at = torch.zeros(tensors.slots, dtype=torch.int32, device=device)
         self._next = torch.zeros((), dtype=torch.int64, device=device)
+        self._common = common
+        # How often an entry of the ring was claimed, and that number when a slot was given it.
+        self._claims = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        self._claims_then = torch.zeros(tensors.slots, dtype=torch.int32, device=device)
+        self._turned = torch.zeros(tensors.slots, dtype=torch.bool, device=device)
+        self._any_turned = False
 
     @property
     def bytes_beside(self) -> int:
         """Bytes on the device that are held beside the pool."""
-        held = (self._as_computed, self._computed_at, self._row_of, self._stands_at)
-        return sum(t.numel() * t.element_size() for t in held)
+        entries = (self._as_computed, self._computed_at, self._claims)
+        by_slot = (self._row_of, self._stands_at, self._claims_then, self._turned)
+        return sum(t.numel() * t.element_size() for t in (*entries, *by_slot))
 
     @property
     def as_computed(self) -> torch.Tensor:
@@ -194,12 +230,16 @@ class SplicePool:
 
         Raises:
             ValueError: the two have different lengths.
+            OriginGoneError: a row can't be turned; nothing was done, on any rank.
         """
         count = len(source)
         if len(target) != count:
             raise ValueError(f"{count} source slots and {len(target)} target slots")
         if count == 0:
             return
+        turnable = None if dest_start == source_start else self.turnable(source)
+        if turnable is not None and not bool(turnable.all()):
+            raise OriginGoneError(f"as-computed keys of {int((~turnable).sum())} rows gave way")
         self.behind_forwards()
         positions = torch.arange(count, dtype=torch.int64, device=source.device)
         stands_at, needed_at = positions + source_start, positions + dest_start
@@ -211,13 +251,55 @@ class SplicePool:
         self._mover.move(
             Move(source, target, origin, claimed, computed_at, needed_at), self._as_computed
         )
+        entry = torch.maximum(origin, claimed)
         self._computed_at[claimed] = stands_at
-        self._row_of[target] = torch.maximum(origin, claimed).to(torch.int32)
+        self._row_of[target] = entry.to(torch.int32)
         self._stands_at[target] = needed_at.to(torch.int32)
+        if self.tensors.packed is not None:
+            self._claims[claimed] += 1
+            self._claims_then[target] = self._claims[entry]
+            lost = self._turned[source] & (origin < 0)
+            self._turned[target] = (computed_at != needed_at) | lost
+            self._any_turned = True
+
+    def turnable(self, slots: torch.Tensor) -> torch.Tensor | None:
+        """Return which rows may be turned: bool ``[n]`` on the host, the same on all ranks.
+
+        None: all of them, which needs no look at the device. That is so but for pools of 8 bits
+        after their first splice. There, a row that was turned may be turned again only as long as
+        its as-computed key is kept. Rows may always be copied to their own position.
+
+        Args:
+            slots: int64 ``[n]`` on the pool's device.
+        """
+        if not self._any_turned:
+            return None
+        return self._common((self._kept(slots) | ~self._turned[slots]).cpu())
+
+    def _kept(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return True for rows whose entry in the ring was claimed by nobody since."""
+        entry = self._row_of[slots].to(torch.int64)
+        return (entry >= 0) & (self._claims[entry] == self._claims_then[slots])
+
+    def freed(self, slots: Sequence[torch.Tensor]) -> None:
+        """Record that slots, int64 each, hold no splice's rows any more: SGLang may write to them.
+
+        A slot of which this isn't recorded may be taken for one whose as-computed key gave way.
+        """
+        if self._any_turned and slots:
+            self._turned[torch.cat(tuple(slots))] = False
+
+    def emptied(self) -> None:
+        """Record that no slot holds a splice's row any more."""
+        self._turned.zero_()
+        self._any_turned = False
 
     def _certified_rows(self, slots: torch.Tensor, stands_at: torch.Tensor) -> torch.Tensor:
         """Return rows with the as-computed keys of ``slots``, int64; -1 if none is certified."""
         rows = self._row_of[slots].to(torch.int64)
+        if self.tensors.packed is not None:
+            # Eight bits agree by chance where a key is short: its history must fit as well.
+            rows = torch.where(self._turned[slots] & self._kept(slots), rows, -1)
         computed_at = self._positions_of(rows, stands_at)
         certified = self._mover.certify(slots, rows, computed_at, stands_at, self._as_computed)
         return torch.where(certified, rows, -1)
@@ -261,6 +343,7 @@ class SplicePool:
             tensor.index_fill_(0, slots, 0)
         self._row_of[slots] = -1
         self._stands_at[slots] = 0
+        self.freed([slots])
         self._drop_orphans()
         self.erased(slots)
 
