@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from leyline_engine.contract import ForgetCounts
-from leyline_engine.ledger import SpanKey, SpanLedger, Struck
+from leyline_engine.ledger import LineageKey, SpanKey, SpanLedger, Struck
 from leyline_engine.lineage import exact_length
 from leyline_engine.pending import PendingForgets
 from leyline_engine.plan import page_floor
@@ -100,21 +100,22 @@ class Forgetter:
         kept = [*spared, *(Publication(turn.keys(), turn.lineage) for turn in clean)]
         tainted = self._ledger.lineages_reading(scope, spans)
         doomed = []
-        for owner, path, reader in self._publications.under(tainted):
+        for owner, path, reader in self._publications.under(self._looking_ahead(tainted)):
             start = self._floor(reader)
             doomed.append((owner, path, start, start))
+        within = self._cache.tree_keys.slots_within
         for path in self._publications.of(session):
-            start = self._floor(max((path.common(other) for other in kept), default=0))
-            if start < len(path.keys):
+            start = within(max((path.common(other) for other in kept), default=0))
+            if self._keys(start) < len(path.keys):
                 exact = exact_length(path.keys)
-                shared_to = self._publications.shared(session, path, start)
-                theirs = self._floor(min(shared_to, max(exact, start)))
+                shared_to = within(self._publications.shared(session, path, self._keys(start)))
+                theirs = self._floor(min(max(shared_to, start), max(exact, start)))
                 doomed.append((session, path, start, theirs))
         erased = shared = 0
         for owner, path, start, theirs in doomed:
             shared += self._cached(path, theirs) - self._cached(path, start)
             erased += self._remove(path, theirs, ticket)
-            self._publications.cut(owner, path, start)
+            self._publications.cut(owner, path, self._keys(start))
         for _, path, _, theirs in doomed:
             self._condemn_rest(path, theirs, ticket)
         for turn in turns:
@@ -150,13 +151,22 @@ class Forgetter:
         """Return the tickets that progressed since the last call."""
         return {ticket: self._note(ticket, new) for ticket, new in self.pending.take().items()}
 
-    def _floor(self, position: int) -> int:
-        """Return the start of a position's page: it goes or stays whole, and others have all of it
+    def _floor(self, slot: int) -> int:
+        """Return the start of a slot's page: it goes or stays whole, and others have all of it
         or none."""
-        return page_floor(position, self._cache.page_size)
+        return page_floor(slot, self._cache.page_size)
 
-    def _cached(self, path: Publication, length: int) -> int:
-        return int(self._cache.find(path.keys, path.space, length).device_prefix_len)
+    def _keys(self, slots: int) -> int:
+        return self._cache.tree_keys.keys_of(slots)
+
+    def _looking_ahead(self, lineages: dict[LineageKey, int]) -> dict[LineageKey, int]:
+        """Return the first slot of each lineage that has read what its first reader reads."""
+        ahead = self._cache.tree_keys.lookahead
+        return {key: max(0, reader - ahead) for key, reader in lineages.items()}
+
+    def _cached(self, path: Publication, slots: int) -> int:
+        """Return how many of a path's first ``slots`` slots can be found."""
+        return int(self._cache.find(path.keys, path.space, self._keys(slots)).device_prefix_len)
 
     def condemn(self, session: SessionKey, ticket: str) -> ForgetCounts:
         """Make KV that a session published unmatchable, and KV that a splice moved.
@@ -198,11 +208,11 @@ class Forgetter:
         Those are what requests without a session published from there on.
         """
         erased = 0
-        for owner, theirs in self._publications.strangers(path, start):
+        for owner, theirs in self._publications.strangers(path, self._keys(start)):
             done = self._cache.unpublish(theirs, start, cause)
             erased += done.erased
             if not done.held:
-                self._publications.cut(owner, theirs, start)
+                self._publications.cut(owner, theirs, self._keys(start))
         done = self._cache.unpublish(path, start, cause)
         return replace(done, erased=done.erased + erased)
 
@@ -234,7 +244,10 @@ class Forgetter:
             path, start = doomed.path, doomed.start
             done = self._take_out(path, start, "forgotten")
             # A rest without a known holder stays until it is evicted.
-            reach = self._publications.shared(None, path, start) if done.shared else start
+            reach = start
+            if done.shared:
+                shared_to = self._publications.shared(None, path, self._keys(start))
+                reach = max(start, self._cache.tree_keys.slots_within(shared_to))
             if not done.held and start + done.shared <= reach:
                 self._cache.condemned.remove(doomed)
                 self.pending.let_go([doomed])

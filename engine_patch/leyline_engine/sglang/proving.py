@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from leyline_engine.contract import Proof, ProofPlace
 from leyline_engine.ledger import SpanKey, SpanLedger
@@ -60,10 +59,7 @@ class SchedulerSite:
 
     def cached(self, path: Publication) -> Slots:
         """Return the slots of a path's cached beginning, condemned or not; nothing is touched."""
-        key = RadixKey(path.keys, path.space.extra_key, cache_salt=path.space.cache_salt)
-        length, node, _ = self._cache.tree_core.match_full_device_prefix(key)
-        slots = self._cache.path_device_indices(node)[: int(length)]
-        return _numbers(slots)
+        return _numbers(self._cache.slots_of(path))
 
     def own_rows(self, turn: Turn, *, computed: bool = True) -> tuple[Slots, array[int], int]:
         """Return the slots that a running turn doesn't share, its keys, and the first one's place.
@@ -125,9 +121,8 @@ class SchedulerSite:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
         if self._pool is None:
             return {}
-        tensors = self._pool.tensors
         free = _numbers(self._cache.idle_slots())
-        return {"pool": filled([*tensors.keys, *tensors.values], free)}
+        return {"pool": filled(self._pool.every_tensor, free)}
 
     def rows_by_place(self) -> Mapping[str, int]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""

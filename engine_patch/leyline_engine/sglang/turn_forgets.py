@@ -141,7 +141,8 @@ class TurnForgets:
         if turn.plan is not None:
             reused = max(reused, turn.plan.prefix)
         prompt = checked.prompt
-        found = Publication(turn.keys(prompt)[:reused], runs_before(turn.lineage, reused))
+        keys = turn.keys(prompt)[: self._cache.tree_keys.keys_of(reused)]
+        found = Publication(keys, runs_before(turn.lineage, reused))
         done = self._forgetter.forget(
             session,
             checked.forgotten,

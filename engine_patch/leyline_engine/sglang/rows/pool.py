@@ -143,6 +143,8 @@ class SplicePool:
         self.behind_forwards = behind_forwards
         self.erased: Callable[[torch.Tensor], None] = lambda _: None
         """Called with slots that have been overwritten."""
+        self.drafts: tuple[SplicePool, ...] = ()
+        """Pools of draft models, which have rows of their own in the same slots."""
         self._mover = choose_mover(tensors, self.rotary) if mover is None else mover
         heads = tensors.keys[0].shape[1]
         self._as_computed = torch.zeros(
@@ -167,23 +169,41 @@ class SplicePool:
         """The keys kept beside the pool, ``[layers, origins, heads, rotary_dim]``; a view."""
         return self._as_computed
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one slot over all layers, the draft models' included."""
+        return self.tensors.bytes_per_token + sum(draft.bytes_per_token for draft in self.drafts)
+
+    @property
+    def every_tensor(self) -> list[torch.Tensor]:
+        """All tensors that have a row per slot."""
+        tensors = [*self.tensors.keys, *self.tensors.values]
+        return tensors + [tensor for draft in self.drafts for tensor in draft.every_tensor]
+
     def parts(self) -> list[Part]:
         """Return the tensors whose rows depend on the tokens in front of them.
 
-        Those of the first layer depend on a row's own token alone.
+        Those of the first layer depend on a row's own token alone, but for a draft model, which
+        reads the target's hidden states.
         """
+        found = self._parts(1, "")
+        for number, draft in enumerate(self.drafts):
+            found += draft._parts(0, f"draft {number} ")
+        return found
+
+    def _parts(self, first: int, name: str) -> list[Part]:
         tensors, found = self.tensors, list[Part]()
         start, end = tensors.rotary_start, tensors.rotary_start + tensors.rotary_dim
         origins = self._row_of.cpu().numpy().astype(np.int64)
-        for layer in range(1, len(tensors.keys)):
+        for layer in range(first, len(tensors.keys)):
             key = tensors.keys[layer]
             others = [*tensors.values[layer : layer + 1], key[..., :start], key[..., end:]]
             found += [
-                Part("pool", f"free {layer} {part}", rows)
+                Part("pool", f"{name}free {layer} {part}", rows)
                 for part, rows in enumerate(others)
                 if rows.shape[-1]
             ]
-            turned = f"turned {layer}"
+            turned = f"{name}turned {layer}"
             found.append(Part("pool", turned, key[..., start:end]))
             found.append(Part("origin", turned, self._as_computed[layer], origins))
         return found
@@ -223,6 +243,16 @@ class SplicePool:
         self._computed_at[claimed] = stands_at
         self._row_of[target] = torch.maximum(origin, claimed).to(torch.int32)
         self._stands_at[target] = needed_at.to(torch.int32)
+        for draft in self.drafts:
+            draft.splice(source, target, source_start, dest_start)
+
+    def blank_drafts(self, slots: torch.Tensor) -> None:
+        """Overwrite the draft models' rows of these slots, int64 ``[n]``, and nothing else.
+
+        Their as-computed keys go with the next erasure.
+        """
+        for draft in self.drafts:
+            draft._overwrite(slots)
 
     def _certified_rows(self, slots: torch.Tensor, stands_at: torch.Tensor) -> torch.Tensor:
         """Return rows with the as-computed keys of ``slots``, int64; -1 if none is certified."""
@@ -266,12 +296,17 @@ class SplicePool:
             slots: int64 ``[n]`` on the pool's device.
         """
         self.behind_forwards()
+        self._overwrite(slots)
+        self._drop_orphans()
+        for draft in self.drafts:
+            draft.erase(slots)
+        self.erased(slots)
+
+    def _overwrite(self, slots: torch.Tensor) -> None:
         for tensor in (*self.tensors.keys, *self.tensors.values):
             tensor.index_fill_(0, slots, 0)
         self._row_of[slots] = -1
         self._stands_at[slots] = 0
-        self._drop_orphans()
-        self.erased(slots)
 
     def erase_used(self, slots: torch.Tensor) -> None:
         """Overwrite those of these rows that hold anything, as :meth:`erase` does.
@@ -290,6 +325,8 @@ class SplicePool:
                 holds |= layer.index_select(0, part).flatten(1).any(dim=1)
             used.append(part[holds])
         self.erase(torch.cat(used))
+        for draft in self.drafts:
+            draft.erase_used(slots)
 
     def _drop_orphans(self) -> None:
         holders = torch.nonzero(self._row_of >= 0).flatten()
