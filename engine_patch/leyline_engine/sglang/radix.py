@@ -94,6 +94,10 @@ class LeylineRadixCache(UnifiedRadixCache):
         """Paths that claims rank; consulted in evictions."""
         self._census: Census | None = None
         self._index: ReuseIndex | None = None
+        self.speculative = ""
+        """SGLang's algorithm of speculative decoding."""
+        self.empty_corpus: Callable[[], None] | None = None
+        """Empties the corpus from which NGRAM drafts."""
         # SGLang may drop a request without notice.
         self._requests: WeakSet[Any] = WeakSet()
         super().__init__(params)
@@ -378,7 +382,9 @@ class LeylineRadixCache(UnifiedRadixCache):
             self._pool.erase(slots)
 
     def scrub(self) -> None:
-        """Overwrite what slots hold of evicted, aborted or duplicate KV."""
+        """Overwrite what slots hold of evicted, aborted or duplicate KV, and empty a corpus."""
+        if self.empty_corpus is not None:
+            self.empty_corpus()
         if self._pool is not None:
             self._pool.erase_used(self.idle_slots())
 

@@ -110,6 +110,8 @@ class TurnForgets:
     def ended(self, turn: Turn) -> None:
         """Record that a turn's request gave its slots back for good: a retracted one runs again."""
         if turn.withheld:
+            if self._cache.empty_corpus is not None:
+                self._cache.empty_corpus()  # it added to it while it ran
             self._forgetter.pending.let_go([turn])
 
     def settle(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from leyline_engine.plan import PAGE_SIZES
@@ -20,6 +21,18 @@ ARCHITECTURES = frozenset(
 )
 """Model classes of SGLang that turn every key of every layer by their rotary module, once."""
 KV_DTYPES = frozenset({"float32", "bfloat16", "float16"})
+SPECULATIVE: Mapping[str, str] = {
+    "": "",
+    "EAGLE": "",
+    "EAGLE3": "",
+    "NGRAM": "",
+    "STANDALONE": "its KV has read the token after each slot's own, which the tree doesn't key",
+    "FROZEN_KV_MTP": "it reads the KV of models with sliding windows",
+    "DFLASH": "not tested",
+    "DSPARK": "not tested",
+    "UNO": "not tested",
+}
+"""Algorithms of SGLang, NEXTN being EAGLE to it, and why one is refused; empty if it isn't."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +61,10 @@ class Setup:
     lora: bool = False
     speculative: str = ""
     """Name of the algorithm; empty for none."""
+    draft_layers: bool = False
+    """True if each step of a draft has a model of its own (``--enable-multi-layer-eagle``)."""
+    relaxed_acceptance: bool = False
+    """True if drafts are accepted that the model wouldn't have chosen."""
     disaggregation: str = "null"
     sessions: bool = False
     """True with streaming sessions or the session radix cache."""
@@ -78,7 +95,7 @@ def refusal(setup: Setup) -> str:
         (setup.unified_memory, "unified memory pool"),
         (setup.kv_sharding, "sharded KV cache"),
         (setup.lora, "LoRA"),
-        (setup.speculative, f"speculative decoding ({setup.speculative})"),
+        *_speculative(setup),
         (setup.disaggregation != "null", "disaggregated prefill and decode"),
         (setup.sessions, "streaming sessions"),
         (setup.pipeline_parallel != 1, "pipeline parallelism"),
@@ -86,3 +103,17 @@ def refusal(setup: Setup) -> str:
         (setup.attention_data_parallel != 1, "data-parallel attention"),
     )
     return next((reason for applies, reason in refusals if applies), "")
+
+
+def _speculative(setup: Setup) -> tuple[tuple[bool, str], ...]:
+    """Return refusals because of speculative decoding, with what lifts them."""
+    name = f"speculative decoding ({setup.speculative}"
+    why = SPECULATIVE.get(setup.speculative, "unknown to Leyline")
+    return (
+        (bool(why), f"{name}: {why}); --speculative-algorithm may be EAGLE, EAGLE3, NEXTN, NGRAM"),
+        (setup.draft_layers, f"{name} with --enable-multi-layer-eagle)"),
+        (
+            setup.relaxed_acceptance,
+            f"{name} with --speculative-accept-threshold-single or -acc below 1)",
+        ),
+    )

@@ -22,6 +22,7 @@ from leyline_engine.contract import (
 )
 from leyline_engine.rotation import Rotary
 from leyline_engine.sglang.facts.allow_list import Setup, refusal
+from leyline_engine.sglang.facts.drafts import UnsupportedDraftError, read_drafts
 from leyline_engine.sglang.facts.rotary import UnsupportedRotaryError, measure_rotary
 from leyline_engine.sglang.rows.mover import PoolTensors
 from leyline_engine.sglang.rows.pool import SplicePool, UnsupportedPoolError, read_pool
@@ -55,9 +56,20 @@ def read_facts(context: Any, *, origins: int | None = None) -> EngineFacts:
     """
     model = context.tp_worker.model_runner.model
     kv_pool = context.params.token_to_kv_pool_allocator.get_kvcache()
-    reason = refusal(read_setup(context))
+    setup = read_setup(context)
+    reason = refusal(setup)
     if reason:
         return EngineFacts(_capability(context, reason))
+    behind_forwards = _behind_forwards(context.tp_worker.model_runner)
+
+    def open_draft(model: torch.nn.Module, kv_pool: Any) -> SplicePool:
+        kinds = {kind for attention, _ in _attentions(model) for kind in _special_kinds(attention)}
+        if kinds:
+            raise UnsupportedPoolError(", ".join(sorted(kinds)))
+        rotary, _ = _measure_rotary(model, kv_pool)
+        tensors = read_pool(kv_pool, rotary.dim)
+        return SplicePool(tensors, rotary, origins=origins, behind_forwards=behind_forwards)
+
     try:
         rotary, rotary_facts = _measure_rotary(model, kv_pool)
         tensors = read_pool(kv_pool, rotary.dim)
@@ -65,9 +77,10 @@ def read_facts(context: Any, *, origins: int | None = None) -> EngineFacts:
             tensors,
             rotary,
             origins=origins,
-            behind_forwards=_behind_forwards(context.tp_worker.model_runner),
+            behind_forwards=behind_forwards,
         )
-    except (UnsupportedRotaryError, UnsupportedPoolError) as error:
+        pool.drafts = read_drafts(context.tp_worker, setup.speculative, tensors.slots, open_draft)
+    except (UnsupportedRotaryError, UnsupportedPoolError, UnsupportedDraftError) as error:
         return EngineFacts(_capability(context, str(error)))
     except Exception as error:  # an engine that can't be measured serves without splicing
         log.exception("Leyline can't measure this model")
@@ -78,6 +91,8 @@ def read_facts(context: Any, *, origins: int | None = None) -> EngineFacts:
         _capability(context, ""),
         rotary=rotary_facts,
         kv=_kv_facts(tensors, int(context.params.page_size)),
+        speculative=setup.speculative,
+        draft_layers=sum(len(draft.tensors.keys) for draft in pool.drafts),
     )
     return EngineFacts(capability, rotary, pool)
 
@@ -94,7 +109,7 @@ def read_setup(context: Any) -> Setup:
         get_spec,
     )
 
-    memory, parallel, serving = get_memory(), get_parallel(), get_serving()
+    memory, parallel, serving, spec = get_memory(), get_parallel(), get_serving(), get_spec()
     params = context.params
     model = context.tp_worker.model_runner.model
     kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
@@ -120,7 +135,11 @@ def read_setup(context: Any) -> Setup:
         unified_memory=bool(memory.enable_unified_memory),
         kv_sharding=bool(parallel.enable_kv_cache_sharding),
         lora=bool(get_lora().enable_lora),
-        speculative=str(get_spec().speculative_algorithm or ""),
+        speculative=str(spec.speculative_algorithm or ""),
+        draft_layers=bool(spec.enable_multi_layer_eagle),
+        relaxed_acceptance=bool(spec.speculative_algorithm)
+        and min(spec.speculative_accept_threshold_single, spec.speculative_accept_threshold_acc)
+        < 1.0,
         disaggregation=str(get_disagg().disaggregation_mode),
         sessions=bool(serving.enable_streaming_session or params.enable_session_radix_cache),
         diffusion=get_exec().dllm.dllm_algorithm is not None,
