@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from leyline_engine.contract import common_prefix
 from leyline_engine.sglang.publications import Publication
 from leyline_engine.sglang.tree_keys import TreeKeys
 
@@ -35,6 +34,6 @@ def allowed_length(condemned: Iterable[Condemned], keys: array[int], tree_keys: 
     """Return the number of leading keys that may be matched: no slot of them is condemned."""
     length = len(keys)
     for doomed in condemned:
-        if tree_keys.slots_within(common_prefix(doomed.path.keys, keys)) > doomed.start:
+        if tree_keys.slots_within(tree_keys.common(doomed.path.keys, keys)) > doomed.start:
             length = min(length, tree_keys.keys_of(doomed.start))
     return length

@@ -103,9 +103,9 @@ class Forgetter:
         for owner, path, reader in self._publications.under(self._looking_ahead(tainted)):
             start = self._floor(reader)
             doomed.append((owner, path, start, start))
-        within = self._cache.tree_keys.slots_within
+        within, common = self._cache.tree_keys.slots_within, self._publications.common
         for path in self._publications.of(session):
-            start = within(max((path.common(other) for other in kept), default=0))
+            start = within(max((common(path, other) for other in kept), default=0))
             if self._keys(start) < len(path.keys):
                 exact = exact_length(path.keys)
                 shared_to = within(self._publications.shared(session, path, self._keys(start)))

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from leyline_engine.contract import common_prefix
 from leyline_engine.lineage import MAX_TOKEN
 from leyline_engine.plan import page_floor
 from leyline_engine.sglang.publications import Space
@@ -52,6 +53,14 @@ class TreeKeys:
         tokens = view & MAX_TOKEN
         tokens[1:] |= view[:-1] & ~MAX_TOKEN
         return array("q", tokens.tobytes())
+
+    def common(self, keys: array[int], others: array[int]) -> int:
+        """Return the number of leading keys by which two paths find the same slots."""
+        count = common_prefix(keys, others)
+        if self.lookahead and count < min(len(keys), len(others)):
+            # The lineage of a slot that is no longer shared is on the key after.
+            count += (keys[count] ^ others[count]) & MAX_TOKEN == 0
+        return count
 
     def slots_within(self, keys: int) -> int:
         """Return the number of leading slots, in whole pages, that have read only so many keys."""

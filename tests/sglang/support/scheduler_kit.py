@@ -148,6 +148,7 @@ class Scheduler:
         replica: which of several it is.
         recompute: tokens after edits that aren't copied.
         page: tokens per page; as in SGLang, the pool has whole pages only.
+        eagle: whether the tree's keys are pairs of tokens.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class Scheduler:
         replica: Replica = Replica(),  # noqa: B008 - immutable
         recompute: Recompute = Recompute(),  # noqa: B008 - immutable
         page: int = 1,
+        eagle: bool = False,
     ) -> None:
         self.page = page
         capacity -= capacity % page
@@ -187,6 +189,7 @@ class Scheduler:
                 tree_components=(ComponentType.FULL,),
                 tree_core_backend=core,
                 enable_kv_cache_events=events,
+                is_eagle=eagle,
             )
         )
         self.tree_cache = self.cache  # as SGLang's own scheduler calls it
@@ -195,9 +198,10 @@ class Scheduler:
         self.sender = Ledger()
         self.seen = Seen()
         rotary = Rotary(_INV_FREQ, Pairing.INTERLEAVED)
+        self.splicing = SplicePool(read_pool(self.pool, ROTARY), rotary) if splices else None
         self.engine = SchedulerEngine(
             self.cache,
-            SplicePool(read_pool(self.pool, ROTARY), rotary) if splices else None,
+            self.splicing,
             CAPABILITY,
             self.sender,
             self.seen,
