@@ -186,10 +186,12 @@ class SplicePool:
         Those of the first layer depend on a row's own token alone, but for a draft model, which
         reads the target's hidden states.
         """
-        found = self._parts(1, "")
-        for number, draft in enumerate(self.drafts):
-            found += draft._parts(0, f"draft {number} ")
-        return found
+        return self._parts(1, "") + self.draft_parts()
+
+    def draft_parts(self) -> list[Part]:
+        """Return those of the draft models, whose rows have read one token more."""
+        every = enumerate(self.drafts)
+        return [part for number, draft in every for part in draft._parts(0, f"draft {number} ")]
 
     def _parts(self, first: int, name: str) -> list[Part]:
         tensors, found = self.tensors, list[Part]()
