@@ -81,7 +81,7 @@ def test_a_seams_draft_row_is_left_empty(page: int) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_replacement_is_prefilled_up_to_the_copy(page: int) -> None:
     """A gap's row ends one token after the gap, by which the tree finds the gap's last slot."""
-    scheduler = DraftScheduler(page=page)
+    scheduler = DraftScheduler(page=page, min_copy=8)
     prompt, payload = editing(told(scheduler), Directive(70, 77, tuple(text(30, 5))))
     _, record = scheduler.serve(prompt, payload)
     assert record is not None
@@ -102,20 +102,17 @@ def test_nobody_else_finds_spliced_pairs(page: int) -> None:
     _, record = scheduler.serve(prompt, payload)
     assert record is not None
     exact = whole(69, page)
-    for foreign in (
-        EditPayload(session="s", scope="u", turn="t3", lineage=record.receipt.lineage),
-        None,
-    ):
-        other = scheduler.submit([*prompt, 3], foreign, decode=4)
-        scheduler.step()
-        assert other.prefix_len == exact or foreign is None
-        scheduler.check_rows(other)
-        scheduler.drain()
+    assert len(scheduler.cache.peek(token_array(prompt), Space())) == exact
     own = EditPayload(session="s", scope="t", turn="t4", lineage=record.receipt.lineage)
     _, mine = scheduler.serve([*prompt, 4], own)
     assert mine is not None
     assert mine.receipt.tokens.prefix >= whole(len(prompt) - 1, page)
     assert mine.receipt.lineage == record.receipt.lineage
+    theirs = EditPayload(session="s", scope="u", turn="t3", lineage=record.receipt.lineage)
+    _, foreign = scheduler.serve([*prompt, 3], theirs, decode=4)
+    assert foreign is not None
+    assert foreign.receipt.tokens.prefix == exact
+    scheduler.serve([*prompt, 5], None, decode=4)
     scheduler.check_idle()
 
 
@@ -263,9 +260,8 @@ def _runs(start: int) -> tuple[LineageRun, ...]:
 def test_a_path_of_pairs_has_a_slot_less_than_keys(core: str, page: int) -> None:
     """Looking up, peeking at and removing a path count slots, each found by two tokens."""
     scheduler = DraftScheduler(core=core, page=page)
-    prompt = text(200, 1)
-    scheduler.serve(prompt, EditPayload(session="s", scope="t", turn="t1"))
-    keys, cache = token_array(prompt), scheduler.cache
+    scheduler.serve(text(200, 1), EditPayload(session="s", scope="t", turn="t1"), decode=1)
+    keys, cache = token_array(text(200, 1)), scheduler.cache
     for length in (1, 64, 65, 66, 200):
         slots = whole(length - 1, page)
         assert cache.find(keys, Space(), length).device_prefix_len == slots
