@@ -11,6 +11,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,7 @@ from leyline_engine.sglang.condemned import Condemned, Unpublished
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.publications import Publication, Publications
 from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.rows.pages import reserved_until
 from leyline_engine.sources import SessionKey, SourceRegistry
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,9 @@ class Forgetter:
         self._told = told
         self._witness = witness or ForgetWitness()
         self._reached: OrderedDict[str, ForgetCounts] = OrderedDict()
+        self._reserved: dict[Any, int] = {}
+        """Requests with slots for drafts that were theirs before a forget, and the length at which
+        they will have written to all of them."""
         self.pending = PendingForgets()
 
     def forget(
@@ -123,6 +128,7 @@ class Forgetter:
                 self._registry.drop(session, turn.turn)
         self._ledger.strike(scope, spans, session if whole else None)
         self._cache.scrub()
+        self._await_reserved(ticket)
         struck = Struck(session, spans, tainted, whole)
         return Forgotten(self._open(ticket, session, erased, shared), struck)
 
@@ -228,6 +234,28 @@ class Forgetter:
         if left > 0:
             self._condemn(path, start, ticket, left)
 
+    def _await_reserved(self, ticket: str) -> None:
+        """Wait for slots that requests have reserved: they may hold what was evicted before."""
+        for req in tuple(self._cache.requests):
+            until = reserved_until(req)
+            if until:
+                self._reserved[req] = max(until, self._reserved.get(req, 0))
+                self.pending.wait(ticket, req, until - int(req.kv.kv_committed_len))
+
+    def written(self) -> bool:
+        """Return True if requests have written to their reserved slots since, or gave them back."""
+        done = [
+            req
+            for req, until in self._reserved.items()
+            if not (req.kv.holds_kv and req.kv.kv_committed_len < until)
+        ]
+        if not all(req.kv.holds_kv for req in done):
+            self._cache.scrub()
+        for req in done:
+            del self._reserved[req]
+        self.pending.let_go(done)
+        return bool(done)
+
     def settle(self) -> None:
         """Remove condemned KV that has no holder any more."""
         before = len(self._cache.condemned)
@@ -237,6 +265,7 @@ class Forgetter:
         if len(self._cache.condemned) < before:
             # The holder may have given back more than the tree knew.
             self._cache.scrub()
+        self.written()
         self.pending.settle()
 
     def _settled(self, doomed: Condemned) -> bool:
@@ -256,5 +285,6 @@ class Forgetter:
 
     def clear(self) -> None:
         """Record that the tree is empty: nothing is held."""
-        self.pending.let_go(tuple(self._cache.condemned))
+        self.pending.let_go((*self._cache.condemned, *self._reserved))
+        self._reserved.clear()
         self.pending.settle()

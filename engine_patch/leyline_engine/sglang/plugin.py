@@ -194,6 +194,7 @@ def _next_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: A
             refuse_waiting(self, engine)
     plan = original(self, *args, **kwargs)
     if engine is not None:
+        engine.forgets.stepped()
         engine.readings.stepped(plan.batch_to_run)
     return plan
 

@@ -99,7 +99,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         self.empty_corpus: Callable[[], None] | None = None
         """Empties the corpus from which NGRAM drafts."""
         # SGLang may drop a request without notice.
-        self._requests: WeakSet[Any] = WeakSet()
+        self.requests: WeakSet[Any] = WeakSet()
         super().__init__(params)
         self.tree_keys = TreeKeys(int(self.page_size), int(self.tree_core.is_eagle))
 
@@ -107,7 +107,7 @@ class LeylineRadixCache(UnifiedRadixCache):
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         if params.req is not None:
-            self._requests.add(params.req)
+            self.requests.add(params.req)
         turn = self._turn(params.req)
         if turn is not None and self.leyline is not None:
             return self.leyline.match(turn, params)
@@ -392,5 +392,5 @@ class LeylineRadixCache(UnifiedRadixCache):
         """Return slots, int64, that hold no token: free ones, and the rest of running requests'
         last pages."""
         rows = self.req_to_token_pool.req_to_token
-        unwritten = unwritten_slots(tuple(self._requests), rows, self.page_size)
+        unwritten = unwritten_slots(tuple(self.requests), rows, self.page_size)
         return torch.cat([free_slots(self.token_to_kv_pool_allocator), *unwritten])

@@ -114,6 +114,12 @@ class TurnForgets:
                 self._cache.empty_corpus()  # it added to it while it ran
             self._forgetter.pending.let_go([turn])
 
+    def stepped(self) -> None:
+        """Close forgets whose last slots requests have written to, in the last step."""
+        with contained("closing forgets"):
+            if self._forgetter.written():
+                self.settle()
+
     def settle(self) -> None:
         """Remove condemned KV without holders, and report the forgets' progress."""
         self._forgetter.settle()

@@ -78,6 +78,11 @@ def read_watched(file: Path) -> Rows:
     return Rows(**torch.load(file)["watched"])
 
 
+def read_drafts(file: Path) -> Rows:
+    """Rows of the draft model's pool, in the same slots."""
+    return Rows(**torch.load(file)["drafts"])
+
+
 def register() -> None:
     """Entry point: hook this process's scheduler, if it is one."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -105,6 +110,8 @@ def _writing(cache: Any) -> Callable[..., None]:
         if ROWS in wishes:
             slots = cache.req_to_token_pool.req_to_token[req.kv.req_pool_idx, :up_to]
             written = {"rows": _rows_at(cache, slots.long())}
+            for draft in cache._pool.drafts:
+                written["drafts"] = _rows_at(cache, slots.long(), draft)
             if WATCH in wishes:
                 written["watched"] = _rows_at(cache, read_rows(Path(wishes[WATCH])).slots)
             torch.save(written, wishes[ROWS])
@@ -113,8 +120,8 @@ def _writing(cache: Any) -> Callable[..., None]:
     return write_and_checkpoint
 
 
-def _rows_at(cache: Any, slots: torch.Tensor) -> dict[str, Any]:
-    tensors = cache._pool.tensors
+def _rows_at(cache: Any, slots: torch.Tensor, pool: Any = None) -> dict[str, Any]:
+    tensors = (pool or cache._pool).tensors
     return {
         "slots": slots.clone(),
         "keys": tuple(keys[slots] for keys in tensors.keys),
