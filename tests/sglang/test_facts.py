@@ -178,7 +178,16 @@ REFUSED: dict[str, tuple[object, str]] = {
     "unified_memory": (True, "unified memory pool"),
     "kv_sharding": (True, "sharded KV cache"),
     "lora": (True, "LoRA"),
-    "speculative": ("EAGLE", "speculative decoding (EAGLE)"),
+    "speculative": (
+        "DFLASH",
+        "speculative decoding (DFLASH: not tested); "
+        "--speculative-algorithm may be EAGLE, EAGLE3, NEXTN or NGRAM",
+    ),
+    "draft_layers": (True, "speculative decoding with --enable-multi-layer-eagle"),
+    "relaxed_acceptance": (
+        True,
+        "speculative decoding with --speculative-accept-threshold-single or -acc below 1",
+    ),
     "disaggregation": ("decode", "disaggregated prefill and decode"),
     "sessions": (True, "streaming sessions"),
     "diffusion": (True, "diffusion language model"),
@@ -351,7 +360,8 @@ def test_what_the_context_says_is_heeded(tmp_path: Path) -> None:
 
 SETTINGS: dict[str, tuple[object, str]] = {
     "enable_lora": (True, "LoRA"),
-    "speculative_algorithm": ("NGRAM", "speculative decoding (NGRAM)"),
+    "speculative_algorithm": ("EAGLE", "EAGLE without a draft worker in this process"),
+    "enable_multi_layer_eagle": (True, "speculative decoding with --enable-multi-layer-eagle"),
     "disaggregation_mode": ("prefill", "disaggregated prefill and decode"),
     "enable_unified_cache_external_linker": (True, "external KV cache"),
     "enable_lmcache": (True, "external KV cache"),

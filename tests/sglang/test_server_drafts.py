@@ -13,15 +13,16 @@ import pytest
 import torch
 from draft_models import draft_flags
 from equality_cases import play_random
-from equality_kit import BOUND, CONTROL_FACTOR, Played, PlayedSession, piece_length
+from equality_kit import CONTROL_FACTOR, Played, PlayedSession, draw_tokens, piece_length
 from oracle_reference import Keep
 from pool_kit import error, turned
-from pool_probe import read_drafts
+from pool_probe import read_drafts, read_watched
 from sglang_models import SglangModel
 from sglang_server import SglangServer
 from test_server_pages import check_isolation
 from test_splice_equality import ROWS_BOUND, check_turn
 
+from leyline_engine.contract import ForgetCounts, SpanLabel
 from leyline_engine.rotation import Pairing, Rotary
 
 Start = Callable[[SglangServer, str], PlayedSession]
@@ -72,9 +73,28 @@ def check_drafts(session: PlayedSession, played: Played, rotary: Rotary) -> int:
     return moved
 
 
-def check_server(start: Start, server: SglangServer, page: int, seeds: range) -> None:
-    """Random sessions and isolation on one server."""
-    (draft,) = (Path(flag) for flag in server._flags if flag.endswith("draft"))
+def check_forget(session: PlayedSession) -> None:
+    """A forget overwrites slots from the one before the span on, whose draft row has read it."""
+    rng = random.Random(session.session)
+    prompt = draw_tokens(rng, 300)
+    labels = (SpanLabel("a", 0, 150), SpanLabel("b", 150, 170), SpanLabel("c", 170, 300))
+    told = session.open(prompt, spans=labels)
+    without = (*prompt[:150], *prompt[170:])
+    kept = (labels[0], SpanLabel("b", 150, 150), SpanLabel("c", 150, 280))
+    played = session.open(without, spans=kept, forget=("b",), watch=told)
+    forgot, page = played.receipt.forgot, session.page
+    assert forgot is not None
+    start, end = 149 // page * page, (len(told.tokens) - 2) // page * page
+    assert forgot == ForgetCounts(overwritten=end - start)
+    assert played.receipt.tokens.prefix == start
+    before, now = read_drafts(told.rows_file), read_watched(played.rows_file, drafts=True)
+    assert torch.equal(now.keys[0][:start], before.keys[0][:start])
+    assert before.keys[0][start:end].flatten(1).any(dim=1).all()
+    assert not (now.keys[0][start:end] == before.keys[0][start:end]).flatten(1).all(dim=1).any()
+
+
+def check_server(start: Start, server: SglangServer, draft: Path, page: int, seeds: range) -> None:
+    """Random sessions, isolation and a forget on one server."""
     rotary = rotary_of(draft)
 
     def begin(name: str) -> PlayedSession:
@@ -88,6 +108,8 @@ def check_server(start: Start, server: SglangServer, page: int, seeds: range) ->
             moved += check_drafts(session, played, rotary)
     assert moved > 100
     check_isolation(begin("private"))
+    # Unlabelled turns of its tenant may have read anything.
+    check_forget(replace(begin("forget"), scope="forgetful"))
 
 
 def check_capability(server: SglangServer) -> None:
@@ -97,34 +119,69 @@ def check_capability(server: SglangServer) -> None:
     assert (answer["speculative"], answer["draft_layers"]) == ("EAGLE", 1)
 
 
-def test_drafts_are_spliced_with_the_contracts_answers(
+@pytest.fixture
+def start_llama(
     start_server: Callable[..., SglangServer],
     model_folder: Callable[[SglangModel], Path],
     probed: dict[str, str],
+) -> Callable[..., SglangServer]:
+    """Starts a server of the Llama model with some flags."""
+    folder = model_folder(SglangModel.LLAMA)
+    return lambda *flags: start_server(folder, *flags, environment=probed)
+
+
+def test_drafts_are_spliced_with_the_contracts_answers(
+    start_llama: Callable[..., SglangServer],
+    model_folder: Callable[[SglangModel], Path],
     start_session: Start,
     tmp_path: Path,
 ) -> None:
     """Answers, counts and rows of a server that drafts three tokens agree, and its draft rows."""
-    folder = model_folder(SglangModel.LLAMA)
-    flags = draft_flags(folder, tmp_path / "draft", 3)
-    server = start_server(folder, *flags, environment=probed)
+    draft = tmp_path / "draft"
+    server = start_llama(*draft_flags(model_folder(SglangModel.LLAMA), draft, 3))
     check_capability(server)
-    check_server(start_session, server, 1, range(2))
+    check_server(start_session, server, draft, 1, range(2))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("served", [(1, 1), (16, 3), (64, 2)])
 def test_drafts_over_pages_give_the_contracts_answers(
     served: tuple[int, int],
-    start_server: Callable[..., SglangServer],
+    start_llama: Callable[..., SglangServer],
     model_folder: Callable[[SglangModel], Path],
-    probed: dict[str, str],
     start_session: Start,
     tmp_path: Path,
 ) -> None:
     """The same over more sessions, and where a slot is found by a token of the next page."""
-    page, steps = served
-    folder = model_folder(SglangModel.LLAMA)
-    flags = draft_flags(folder, tmp_path / "draft", steps)
-    server = start_server(folder, *flags, "--page-size", str(page), environment=probed)
-    check_server(start_session, server, page, range(5000, 5006))
+    (page, steps), draft = served, tmp_path / "draft"
+    flags = draft_flags(model_folder(SglangModel.LLAMA), draft, steps)
+    server = start_llama(*flags, "--page-size", str(page))
+    check_server(start_session, server, draft, page, range(5000, 5006))
+
+
+def accepted(server: SglangServer, prompt: list[int], **hints: object) -> float:
+    """Tokens that a server commits at each step of an answer, on average."""
+    sampling = {"temperature": 0, "max_new_tokens": 48, "ignore_eos": True}
+    custom = {"custom_params": {"kv_hints": hints}} if hints else {}
+    answer = server.generate(prompt, 48, sampling_params=sampling | custom)
+    return float(answer["meta_info"]["spec_accept_length"])
+
+
+@pytest.mark.nightly
+def test_a_forget_empties_the_corpus_of_ngram(
+    start_llama: Callable[..., SglangServer], start_session: Start
+) -> None:
+    """Answers are drafted from what was answered before, whoever asks; not after a forget.
+
+    SGLang compiles the corpus when it is first used, with g++ and ninja.
+    """
+    flags = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4")
+    server = start_llama(*flags, "--speculative-ngram-capacity", "100000")
+    session = start_session(server, "told")
+    for played in play_random(session, random.Random(1), 2):
+        check_turn(session, played)
+    prompt = list(draw_tokens(random.Random(7), 200))
+    assert accepted(server, prompt) < 2
+    assert accepted(server, prompt) > 3
+    session.open(prompt[:100], forget=("*",))
+    assert accepted(server, prompt) < 2

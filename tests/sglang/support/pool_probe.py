@@ -73,9 +73,9 @@ def read_rows(file: Path) -> Rows:
     return Rows(**torch.load(file)["rows"])
 
 
-def read_watched(file: Path) -> Rows:
+def read_watched(file: Path, *, drafts: bool = False) -> Rows:
     """The content of ``probe_watch``'s slots when ``file`` was written."""
-    return Rows(**torch.load(file)["watched"])
+    return Rows(**torch.load(file)["watched_drafts" if drafts else "watched"])
 
 
 def read_drafts(file: Path) -> Rows:
@@ -113,7 +113,10 @@ def _writing(cache: Any) -> Callable[..., None]:
             for draft in cache._pool.drafts:
                 written["drafts"] = _rows_at(cache, slots.long(), draft)
             if WATCH in wishes:
-                written["watched"] = _rows_at(cache, read_rows(Path(wishes[WATCH])).slots)
+                watched = read_rows(Path(wishes[WATCH])).slots
+                written["watched"] = _rows_at(cache, watched)
+                for draft in cache._pool.drafts:
+                    written["watched_drafts"] = _rows_at(cache, watched, draft)
             torch.save(written, wishes[ROWS])
         checkpoint(req, up_to=up_to, **kwargs)
 

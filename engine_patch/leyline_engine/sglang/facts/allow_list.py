@@ -107,13 +107,13 @@ def refusal(setup: Setup) -> str:
 
 def _speculative(setup: Setup) -> tuple[tuple[bool, str], ...]:
     """Return refusals because of speculative decoding, with what lifts them."""
-    name = f"speculative decoding ({setup.speculative}"
     why = SPECULATIVE.get(setup.speculative, "unknown to Leyline")
+    others = "--speculative-algorithm may be EAGLE, EAGLE3, NEXTN or NGRAM"
     return (
-        (bool(why), f"{name}: {why}); --speculative-algorithm may be EAGLE, EAGLE3, NEXTN, NGRAM"),
-        (setup.draft_layers, f"{name} with --enable-multi-layer-eagle)"),
+        (bool(why), f"speculative decoding ({setup.speculative}: {why}); {others}"),
+        (setup.draft_layers, "speculative decoding with --enable-multi-layer-eagle"),
         (
             setup.relaxed_acceptance,
-            f"{name} with --speculative-accept-threshold-single or -acc below 1)",
+            "speculative decoding with --speculative-accept-threshold-single or -acc below 1",
         ),
     )
