@@ -3,12 +3,16 @@ the model's."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from claim_scheduler import ClaimScheduler, opens
 from draft_scheduler import DraftScheduler
 from scheduler_kit import Scheduler, histories, text
 from secret_kit import HEAD, REDACTED, SECRET, TOLD, forgetting, telling
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.common import release_kv_cache
 from test_scheduler_forgets import several_answers
 from test_scheduler_pages import editing, in_pool, told
 from test_scheduler_proofs import NONCE
@@ -290,3 +294,48 @@ def test_draft_rows_are_moved_and_overwritten_with_the_models() -> None:
     assert not any(bool(t[7].any()) for t in pool.every_tensor), "only the draft row was used"
     names = [part.group for part in pool.parts()]
     assert "draft 0 turned 0" in names and "turned 0" not in names
+
+
+def reserving(scheduler: Scheduler, running: Req, count: int) -> torch.Tensor:
+    """Let a request reserve slots that hold what was evicted, as SGLang does for drafts."""
+    slots = scheduler.allocator.alloc(count)
+    assert slots is not None
+    scheduler.pool.kv_buffer[0][slots, 0, 2] = next(
+        nonce for nonce, read in scheduler.has_read.items() if SECRET in read
+    )
+    held = running.kv.kv_allocated_len
+    scheduler.rows.write((running.kv.req_pool_idx, slice(held, held + count)), slots)
+    running.kv.kv_allocated_len += count
+    return slots
+
+
+@pytest.mark.parametrize("ends", ["written", "given back"])
+def test_slots_that_a_request_reserved_are_waited_for(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forget is done when they were written to, or given back and overwritten; not before."""
+    scheduler = Scheduler()
+    scheduler.serve(TOLD, telling())
+    other = scheduler.submit(text(40, 9), EditPayload(session="z", scope="t", turn="z"), decode=30)
+    scheduler.step()
+    reserved = reserving(scheduler, other, 3)
+    engine = scheduler.engine
+    engine.forgets._forgetter.forget(("t", "s"), None, spared=(), ticket="f")
+    assert SECRET in in_pool(scheduler)
+    engine.forgets.stepped()
+    assert engine.forgets._forgetter.pending.counts("f").pending == 3
+    if ends == "written":
+        scheduler.pool.kv_buffer[0][reserved] = 0
+        other.kv.kv_committed_len += 2
+        engine.forgets.stepped()
+        assert "f" not in scheduler.sender.forgotten
+        other.kv.kv_committed_len += 1
+    else:
+        drafting = SimpleNamespace(speculative_algorithm="EAGLE")
+        monkeypatch.setattr("sglang.srt.mem_cache.common.get_spec", lambda: drafting)
+        (running,) = scheduler.running
+        scheduler.running.remove(running)
+        release_kv_cache(other, scheduler.cache, checkpoint=False)
+    engine.forgets.stepped()
+    assert scheduler.sender.forgotten["f"].pending == 0
+    assert SECRET not in in_pool(scheduler)
