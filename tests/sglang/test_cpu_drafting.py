@@ -109,7 +109,7 @@ def test_a_drafted_tree_is_that_of_its_candidates() -> None:
 def test_drafts_are_accepted_as_long_as_the_model_agrees(
     above: list[int], data: st.DataObject
 ) -> None:
-    """What is accepted is the path that the model's own choices take, and one token more."""
+    """The accepted nodes are the path that the model's own choices take, and one token more."""
     nodes, depth = len(above), data.draw(st.integers(1, len(above)))
     tokens = data.draw(st.lists(st.integers(0, 3), min_size=nodes, max_size=nodes))
     choices = data.draw(st.lists(st.integers(0, 3), min_size=nodes, max_size=nodes))

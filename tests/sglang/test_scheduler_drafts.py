@@ -70,7 +70,7 @@ def test_a_cut_is_spliced_without_a_forward_of_its_own(page: int, core: str) -> 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_seams_draft_row_is_left_empty(page: int) -> None:
-    """Where another token follows than in the source, the draft row isn't kept; the model's is."""
+    """A draft row isn't kept if another token follows than in the source; the model's row is."""
     scheduler = DraftScheduler(page=page)
     req = told(scheduler)
     prompt, payload = editing(req, Directive(70, 107))
@@ -124,7 +124,7 @@ def test_nobody_else_finds_spliced_pairs(page: int) -> None:
 def test_a_forget_reaches_the_draft_row_before_the_span(
     page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That row has read the span's first token; rows of both pools are overwritten.
+    """Rows of both pools are overwritten from that on: it has read the span's first token.
 
     The control forgets as if each slot had read its own token alone.
     """
