@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.runtime_context import get_context
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from test_facts import LlamaForCausalLM, context_of, gqa_pool
@@ -24,21 +25,24 @@ class Drafting:
     Args:
         model: the draft's; two layers by default.
         slots: of the draft's pool.
+        dtype: of the draft's pool.
         shared: whether it uses the target's slots.
     """
 
     def __init__(
-        self, folder: Path, model: Any = None, *, slots: int = 32, shared: bool = True
+        self,
+        folder: Path,
+        model: Any = None,
+        *,
+        slots: int = 32,
+        shared: bool = True,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.context = context_of(LlamaForCausalLM(), gqa_pool(), folder)
         target = self.context.tp_worker.model_runner
         target.req_to_token_pool = object()
         target.token_to_kv_pool_allocator = self.context.params.token_to_kv_pool_allocator
-        pool = (
-            gqa_pool()
-            if slots == 32
-            else type(gqa_pool())(slots, 1, torch.float32, 2, 64, 2, "cpu", False)
-        )
+        pool = MHATokenToKVPool(slots, 1, dtype, 2, 64, 2, "cpu", False)
         runner = SimpleNamespace(
             model=model or LlamaForCausalLM("llama3"),
             token_to_kv_pool=pool,
@@ -86,6 +90,7 @@ def odd() -> LlamaForCausalLM:
     ("options", "reason"),
     [
         ({"slots": 16}, "the draft model: KV in 17 slots, the model's in 33"),
+        ({"dtype": torch.float8_e4m3fn}, "the draft model: KV dtype float8_e4m3fn"),
         ({"shared": False}, "the draft model: KV in slots of its own"),
         ({"model": odd()}, "the draft model: sliding window"),
         (

@@ -21,7 +21,7 @@ from leyline_engine.contract import (
     engine_actions,
 )
 from leyline_engine.rotation import Rotary
-from leyline_engine.sglang.facts.allow_list import Setup, refusal
+from leyline_engine.sglang.facts.allow_list import KV_DTYPES, Setup, refusal
 from leyline_engine.sglang.facts.drafts import UnsupportedDraftError, read_drafts
 from leyline_engine.sglang.facts.rotary import UnsupportedRotaryError, measure_rotary
 from leyline_engine.sglang.rows.mover import PoolTensors
@@ -64,8 +64,9 @@ def read_facts(context: Any, *, origins: int | None = None) -> EngineFacts:
 
     def open_draft(model: torch.nn.Module, kv_pool: Any) -> SplicePool:
         kinds = {kind for attention, _ in _attentions(model) for kind in _special_kinds(attention)}
-        if kinds:
-            raise UnsupportedPoolError(", ".join(sorted(kinds)))
+        dtype = str(kv_pool.dtype).removeprefix("torch.")
+        if kinds or dtype not in KV_DTYPES:
+            raise UnsupportedPoolError(", ".join(sorted(kinds)) or f"KV dtype {dtype}")
         rotary, _ = _measure_rotary(model, kv_pool)
         tensors = read_pool(kv_pool, rotary.dim)
         return SplicePool(tensors, rotary, origins=origins, behind_forwards=behind_forwards)
