@@ -107,6 +107,7 @@ def plan_turn(
     min_copy: int = 1,
     kinds: Sequence[ReuseKind | None] = (),
     page: int = 1,
+    joins: bool = False,
 ) -> Plan:
     """Lay copies and prefills over a prompt.
 
@@ -120,9 +121,10 @@ def plan_turn(
             larger pages, this is on runs of copies.
         kinds: see :attr:`Plan.kinds`.
         page: tokens per page of the tree; ``prefix`` is a multiple of it.
+        joins: True if copies that follow one another count as one also with pages of one token.
     """
     kept, evicted = _usable(length, max(prefix, sink), copies, available, kinds)
-    runs = copy_runs(kept) if page > 1 else [(copy,) for copy in kept]
+    runs = copy_runs(kept) if page > 1 or joins else [(copy,) for copy in kept]
     kept = [copy for run in runs for copy in _whole_pages(run, page, min_copy)]
     prefills: list[Prefill] = []
     cursor = prefix

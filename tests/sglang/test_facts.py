@@ -24,10 +24,27 @@ from sglang.srt.runtime_context import get_context
 from sglang.srt.server_args import ServerArgs
 from transformers import LlamaConfig
 
+from leyline_engine.contract import RotaryFacts
 from leyline_engine.rotation import Pairing, Rotary
 from leyline_engine.sglang.facts.allow_list import Setup, refusals
+from leyline_engine.sglang.facts.measuring import Measured
+from leyline_engine.sglang.facts.modules import measure_modules
 from leyline_engine.sglang.facts.setup import EngineFacts, model_fingerprint, read_facts
-from leyline_engine.sglang.rows.pool import SplicePool, read_pool
+from leyline_engine.sglang.rows.layouts import read_pool
+from leyline_engine.sglang.rows.pool import SplicePool
+
+
+def rope(kind: str) -> Any:
+    """A rotary module of SGLang's, by rope type."""
+    llama3 = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 2048,
+    }
+    scaling = {"default": None, "llama3": llama3}[kind]
+    return get_rope(64, 64, 8192, 10000, True, scaling, torch.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +69,12 @@ REFUSED: dict[str, tuple[object, str]] = {
     "external_cache": (True, "external KV cache"),
     "unified_memory": (True, "unified memory pool"),
     "kv_sharding": (True, "sharded KV cache"),
-    "speculative": ("EAGLE", "speculative decoding (EAGLE)"),
+    "speculative": ("DFLASH", "speculative decoding (DFLASH: not tested)"),
+    "draft_layers": (True, "speculative decoding with a model for each step"),
+    "relaxed_acceptance": (
+        True,
+        "speculative decoding that accepts what the model would not have chosen",
+    ),
     "disaggregation": ("decode", "disaggregated prefill and decode"),
     "sessions": (True, "streaming sessions"),
     "diffusion": (True, "diffusion language model"),
@@ -72,14 +94,17 @@ def test_every_setting_that_is_not_covered_is_refused_by_name(name: str) -> None
 
 def test_all_that_is_refused_is_named_at_once(tmp_path: Path) -> None:
     """The capability lists each refusal with its remedy, in the order of the list."""
-    flags = {"speculative_algorithm": "NGRAM", "pp_size": 2}
+    flags = {"speculative_algorithm": "DFLASH", "pp_size": 2}
     with get_context().override_server_args(**flags):
         context = context_of(Layers(), gqa_pool(), tmp_path)
         context.params.page_size = 24
         capability = facts_of(context).capability
     assert [(refused.what, refused.fix) for refused in capability.refusals] == [
         ("pages of 24 tokens", "start with --page-size 16"),
-        ("speculative decoding (NGRAM)", "drop --speculative-algorithm"),
+        (
+            "speculative decoding (DFLASH: not tested)",
+            "start with --speculative-algorithm EAGLE, EAGLE3, NEXTN or NGRAM, or without",
+        ),
         ("pipeline parallelism", "start with --pp-size 1"),
     ]
     assert capability.unsupported_reason == "; ".join(each.what for each in capability.refusals)
@@ -121,10 +146,10 @@ class Attention(torch.nn.Module):
 class Layers(torch.nn.Module):
     """Two such layers and a norm. It has no forward: nothing can be measured on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: str = "default", second: str | None = None) -> None:
         super().__init__()
-        rotary = get_rope(64, 64, 8192, 10000, True, None, torch.float32)
-        self.layers = torch.nn.ModuleList(Attention(i, rotary) for i in range(2))
+        kinds = (first, second or first)
+        self.layers = torch.nn.ModuleList(Attention(i, rope(k)) for i, k in enumerate(kinds))
         self.norm = torch.nn.LayerNorm(8, bias=False)
 
 
@@ -168,6 +193,20 @@ def facts_of(context: Any) -> EngineFacts:
     return read_facts(context, None)
 
 
+def facts_by_modules(context: Any, **options: Any) -> EngineFacts:
+    """What is read from a context whose model is measured on its rotary modules alone."""
+
+    def measure(context: Any, _tree: Any, _dtype: torch.dtype) -> Measured:
+        model = context.tp_worker.model_runner.model
+        rotary = measure_modules(model, 8192, torch.float32)
+        facts = RotaryFacts(
+            rope_type="default", pairing="half_split", rotary_dim=64, inv_freq_digest="d"
+        )
+        return Measured(rotary, 0, facts)
+
+    return read_facts(context, None, measure=measure, **options)
+
+
 def gqa_pool(dtype: torch.dtype = torch.float32, layers: int = 2) -> MHATokenToKVPool:
     """A small pool."""
     return MHATokenToKVPool(32, 1, dtype, 2, 64, layers, "cpu", False)
@@ -178,6 +217,42 @@ def published() -> Iterator[None]:
     """A plain server's configuration, as SGLang publishes it in a scheduler."""
     with get_context().override_server_args(served_model_name="tiny"):
         yield
+
+
+@pytest.mark.usefixtures("published")
+def test_a_supported_engine_is_described_whole(tmp_path: Path) -> None:
+    """Capability, rotation and pool come from what was measured and from SGLang's pool."""
+    facts = facts_by_modules(context_of(Layers(), gqa_pool(), tmp_path))
+    capability = facts.capability
+    assert capability.splices, capability.unsupported_reason
+    assert (capability.unsupported_reason, capability.refusals) == ("", ())
+    assert (capability.engine, capability.model) == ("sglang", "tiny")
+    assert capability.engine_version == "sglang 0.5.23"
+    assert capability.architecture == "Layers"
+    assert (capability.vocab_size, capability.max_context) == (100, 8192)
+    assert capability.kv is not None
+    assert capability.kv.pool_class == "gqa"
+    assert (capability.kv.layers, capability.kv.capacity_tokens) == (2, 32)
+    assert capability.kv.bytes_per_token == 2 * 2 * 2 * 64 * 4
+    assert capability.rotary is not None
+    assert facts.pool is not None
+    assert facts.rotary is not None
+    assert facts.pool.origins == capability.kv.origin_tokens == 4
+    assert capability.kv.origin_bytes == facts.pool.bytes_beside > 4 * 2 * 2 * 64 * 4
+
+
+@pytest.mark.usefixtures("published")
+def test_the_ring_of_keys_of_eight_bits_is_capped(tmp_path: Path) -> None:
+    """Too few bytes for as-computed keys, or a second scale in a layer, are named."""
+    model, pool = Layers(), gqa_pool(torch.float8_e4m3fn)
+    kv = facts_by_modules(context_of(model, pool, tmp_path)).capability.kv
+    assert kv is not None
+    assert (kv.dtype, kv.bytes_per_token, kv.origin_tokens) == ("float8_e4m3fn", 512, 32)
+    capped = facts_by_modules(context_of(model, pool, tmp_path), origin_bytes=100)
+    assert "LEYLINE_ORIGIN_BYTES allows 100" in capped.capability.unsupported_reason
+    model.layers[1].attn.k_scale = torch.ones(2)
+    scaled = facts_by_modules(context_of(model, pool, tmp_path))
+    assert scaled.capability.unsupported_reason == "more than one KV scale per layer"
 
 
 def refused_pools() -> dict[str, tuple[KVCache, str]]:
@@ -227,7 +302,8 @@ def test_what_the_context_says_is_heeded(tmp_path: Path) -> None:
 
 
 SETTINGS: dict[str, tuple[object, str]] = {
-    "speculative_algorithm": ("NGRAM", "speculative decoding (NGRAM)"),
+    "speculative_algorithm": ("DSPARK", "speculative decoding (DSPARK: not tested)"),
+    "enable_multi_layer_eagle": (True, "speculative decoding with a model for each step"),
     "disaggregation_mode": ("prefill", "disaggregated prefill and decode"),
     "enable_unified_cache_external_linker": (True, "external KV cache"),
     "enable_lmcache": (True, "external KV cache"),

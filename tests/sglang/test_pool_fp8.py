@@ -27,6 +27,7 @@ from pool_kit import (
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
 from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.sglang.rows.layouts import UnsupportedPoolError, read_pool
 from leyline_engine.sglang.rows.mover import PoolTensors
 from leyline_engine.sglang.rows.origins import (
     DEFAULT_ORIGIN_BYTES,
@@ -35,12 +36,7 @@ from leyline_engine.sglang.rows.origins import (
     origin_bytes_from,
     origin_rows,
 )
-from leyline_engine.sglang.rows.pool import (
-    OriginGoneError,
-    SplicePool,
-    UnsupportedPoolError,
-    read_pool,
-)
+from leyline_engine.sglang.rows.pool import OriginGoneError, SplicePool
 
 MLA, GQA = SHAPES[0], SHAPES[2]
 COUNT = 20
@@ -448,7 +444,7 @@ def test_the_default_cap_gives_way_only_to_what_eight_bits_need() -> None:
     wide = Huge("gqa", (one,) * 64, (), 400_000, 0, 128)
     assert origin_rows(wide) == DEFAULT_ORIGIN_BYTES // bytes_per_origin(wide) < 50_000
     bytes_ = torch.zeros(1, 64, 128, dtype=torch.uint8).expand(400_000, 64, 128)
-    packed = Huge("gqa", (bytes_,) * 64, (), 0, 128, 400_000, FP8)
+    packed = Huge("gqa", (bytes_,) * 64, (), 400_000, 0, 128, FP8)
     assert bytes_per_origin(packed) * 8192 > DEFAULT_ORIGIN_BYTES
     assert origin_rows(packed) == 8192
 

@@ -57,7 +57,7 @@ def test_shared_is_the_longest_common_part_with_others(
     """Others' reach along a path is what comparing with each of them gives."""
     index = noted(notes)
     start = min(start, len(path.keys))
-    common = [path.common(other) for session in SESSIONS[1:] for other in index.of(session)]
+    common = [index.common(path, other) for session in SESSIONS[1:] for other in index.of(session)]
     assert index.shared(SESSIONS[0], path, start) == max([start, *common])
 
 
@@ -91,7 +91,7 @@ def test_what_goes_for_want_of_room_is_named(
     for session, path in notes:
         for old, length in index.note(session, path):
             held = [p for name in SESSIONS for p in index.of(name)]
-            assert length == max((old.common(p) for p in held), default=0)
+            assert length == max((index.common(old, p) for p in held), default=0)
             gone.append(old)
         assert covers(index.of(session), path)
         own = len(index.of(session)) * MIN_WEIGHT

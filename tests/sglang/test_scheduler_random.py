@@ -14,6 +14,7 @@ from random import Random
 
 import pytest
 import torch
+from draft_scheduler import DraftScheduler
 from scheduler_kit import SALT, SECRETS, VOCABULARY, Scheduler, source_of
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 
@@ -351,6 +352,20 @@ VARIANTS = [
         {"core": "rust", "page": 16, "capacity": 1280, "chunk": 32, "reuses": True},
         id="page-16-reuse",
     ),
+    pytest.param({"core": "rust", "drafts": True}, id="drafts"),
+    pytest.param({"core": "python", "drafts": True, "events": True}, id="drafts-python"),
+    pytest.param(
+        {"core": "rust", "drafts": True, "capacity": 460, "chunk": 32},
+        id="drafts-pressure",
+        marks=pytest.mark.nightly,
+    ),
+    pytest.param(
+        {"core": "rust", "drafts": True, "capacity": 1280, "chunk": 32, "reuses": True, "page": 16},
+        id="drafts-page-16-reuse",
+    ),
+    pytest.param(
+        {"core": "rust", "drafts": True, "page": 64}, id="drafts-page-64", marks=pytest.mark.nightly
+    ),
 ]
 
 
@@ -359,8 +374,9 @@ VARIANTS = [
 def test_random_sessions(variant: dict[str, object], seed: int) -> None:
     """Slots, keys, memories and phases hold over hundreds of random steps."""
     reuses = bool(variant.get("reuses"))
-    options = {name: value for name, value in variant.items() if name != "reuses"}
-    scheduler = Scheduler(**options)  # type: ignore[arg-type]
+    kind = DraftScheduler if variant.get("drafts") else Scheduler
+    options = {name: value for name, value in variant.items() if name not in {"reuses", "drafts"}}
+    scheduler = kind(**options)  # type: ignore[arg-type]
     driver = Driver(seed, scheduler, reuses=reuses)
     driver.run(1000)
     assert driver.copied > 5 or not reuses

@@ -95,6 +95,10 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     """Supported actions as ``type@version``."""
     rotary: RotaryFacts | None = None
     kv: KVFacts | None = None
+    speculative: str = ""
+    """Algorithm of speculative decoding beside which it splices; empty for none."""
+    draft_layers: int = 0
+    """Layers of draft models whose KV is spliced, too."""
     sink: int = 0
     data_parallel: int = 1
     """Replicas behind one address, each with its own KV pool."""

@@ -57,7 +57,7 @@ class ClaimDesk:
         ledger: EventLedger | None = None,
         watched: bool = False,
     ) -> None:
-        self.supported = page_size == 1
+        self._obstacle = _obstacle(page_size, tree.speculative)
         self.shelf = RadixShelf(tree)
         self.keeper = ClaimKeeper(
             registry,
@@ -83,9 +83,8 @@ class ClaimDesk:
         return ClaimAnswer(message.order, reply, self.keeper.book.next_deadline_ms)
 
     def _reply(self, command: str) -> ClaimReply:
-        if not self.supported:
-            message = "claims need SGLang's --page-size 1"
-            return ClaimReply(problem=ClaimProblem(ProblemCode.UNSUPPORTED, message))
+        if self._obstacle:
+            return ClaimReply(problem=ClaimProblem(ProblemCode.UNSUPPORTED, self._obstacle))
         try:
             return self.keeper.carry_out(decode_command(command.encode()))
         except (msgspec.DecodeError, RecursionError) as error:
@@ -135,6 +134,15 @@ class ClaimDesk:
         """Record that the cached part of a path after ``start`` is about to be removed."""
         if self.keeper or self.keeper.watched:
             self.keeper.lose(self.shelf.all_slots(keys)[start:], cause)
+
+
+def _obstacle(page_size: int, speculative: str) -> str:
+    """Return why claims can't be made, with the flag to change; empty if they can."""
+    if page_size != 1:
+        return "claims need SGLang's --page-size 1"
+    if speculative:
+        return f"claims need SGLang without --speculative-algorithm {speculative}"
+    return ""
 
 
 def _candidate(req: Any, turn: Turn | None) -> ArrivingRequest:

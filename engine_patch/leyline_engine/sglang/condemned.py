@@ -6,9 +6,8 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from leyline_engine.contract import common_prefix
-from leyline_engine.plan import page_floor
 from leyline_engine.sglang.publications import Publication
+from leyline_engine.sglang.tree_keys import TreeKeys
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +16,7 @@ class Condemned:
 
     path: Publication
     start: int
-    """A page's edge."""
+    """Its first slot that may not be found; a page's edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,10 @@ class Unpublished:
     """Tokens from which somebody else's path continues."""
 
 
-def allowed_length(condemned: Iterable[Condemned], keys: array[int], page: int) -> int:
-    """Return the number of leading keys that may be matched: no page of them is condemned."""
+def allowed_length(condemned: Iterable[Condemned], keys: array[int], tree_keys: TreeKeys) -> int:
+    """Return the number of leading keys that may be matched: no slot of them is condemned."""
     length = len(keys)
     for doomed in condemned:
-        if page_floor(common_prefix(doomed.path.keys, keys), page) > doomed.start:
-            length = min(length, doomed.start)
+        if tree_keys.slots_within(tree_keys.common(doomed.path.keys, keys)) > doomed.start:
+            length = min(length, tree_keys.keys_of(doomed.start))
     return length

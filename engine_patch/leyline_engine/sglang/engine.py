@@ -103,7 +103,9 @@ class SchedulerEngine:
         self.ledger = SpanLedger()
         usable = int(cache.token_to_kv_pool_allocator.size)
         self.publications = Publications(
-            max_tokens=max(MIN_TOKENS, PER_SLOT * usable), cached=cache.cached_length
+            max_tokens=max(MIN_TOKENS, PER_SLOT * usable),
+            cached=cache.cached_length,
+            common=cache.tree_keys.common,
         )
         self.claims = ClaimDesk(
             cache, self.registry, usable=usable, page_size=int(cache.page_size), limits=limits
@@ -210,9 +212,7 @@ class SchedulerEngine:
             self._kept_out.add(req)
         if hints.message_id is None:
             return
-        refusal = None
-        if hints.invalid is not None:
-            refusal = EditRefusedError(hints.invalid, hints.detail)
+        refusal = None if hints.invalid is None else EditRefusedError(hints.invalid, hints.detail)
         turn = Turn(req, hints.message_id, hints.payload, refusal, hints.skipped, hints.reuse)
         turn.prove = hints.prove
         req.leyline = turn

@@ -11,11 +11,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
 from leyline_engine.contract import ForgetCounts
-from leyline_engine.ledger import SpanKey, SpanLedger, Struck
+from leyline_engine.ledger import LineageKey, SpanKey, SpanLedger, Struck
 from leyline_engine.lineage import exact_length
 from leyline_engine.pending import PendingForgets
 from leyline_engine.plan import page_floor
@@ -24,6 +25,7 @@ from leyline_engine.sglang.condemned import Condemned, Unpublished
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.publications import Publication, Publications, Space
 from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.rows.pages import reserved_until
 from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,9 @@ class Forgetter:
         self._told = told
         self._witness = witness or ForgetWitness()
         self._reached: OrderedDict[str, ForgetCounts] = OrderedDict()
+        self._reserved: dict[Any, int] = {}
+        """Requests with slots for drafts that were theirs before a forget, and the length at which
+        they will have written to all of them."""
         self.pending = PendingForgets()
 
     def forget(
@@ -100,21 +105,22 @@ class Forgetter:
         kept = [*spared, *(_path_of(turn) for turn in clean)]
         tainted = self._ledger.lineages_reading(scope, spans)
         doomed = []
-        for owner, path, reader in self._publications.under(tainted):
+        for owner, path, reader in self._publications.under(self._looking_ahead(tainted)):
             start = self._floor(reader)
             doomed.append((owner, path, start, start))
+        within, common = self._cache.tree_keys.slots_within, self._publications.common
         for path in self._publications.of(session):
-            start = self._floor(max((path.common(other) for other in kept), default=0))
-            if start < len(path.keys):
+            start = within(max((common(path, other) for other in kept), default=0))
+            if self._keys(start) < len(path.keys):
                 exact = exact_length(path.keys)
-                shared_to = self._publications.shared(session, path, start)
-                theirs = self._floor(min(shared_to, max(exact, start)))
+                shared_to = within(self._publications.shared(session, path, self._keys(start)))
+                theirs = self._floor(min(max(shared_to, start), max(exact, start)))
                 doomed.append((session, path, start, theirs))
         erased = shared = 0
         for owner, path, start, theirs in doomed:
             shared += self._cached(path, theirs) - self._cached(path, start)
             erased += self._remove(path, theirs, ticket)
-            self._publications.cut(owner, path, start)
+            self._publications.cut(owner, path, self._keys(start))
         for _, path, _, theirs in doomed:
             self._condemn_rest(path, theirs, ticket)
         for turn in turns:
@@ -122,6 +128,7 @@ class Forgetter:
                 self._registry.drop(session, turn.turn)
         self._ledger.strike(scope, spans, session if whole else None)
         self._cache.scrub()
+        self._await_reserved(ticket)
         struck = Struck(session, spans, tainted, whole)
         return Forgotten(self._open(ticket, session, erased, shared), struck)
 
@@ -150,13 +157,22 @@ class Forgetter:
         """Return the tickets that progressed since the last call."""
         return {ticket: self._note(ticket, new) for ticket, new in self.pending.take().items()}
 
-    def _floor(self, position: int) -> int:
-        """Return the start of a position's page: it goes or stays whole, and others have all of it
+    def _floor(self, slot: int) -> int:
+        """Return the start of a slot's page: it goes or stays whole, and others have all of it
         or none."""
-        return page_floor(position, self._cache.page_size)
+        return page_floor(slot, self._cache.page_size)
 
-    def _cached(self, path: Publication, length: int) -> int:
-        return int(self._cache.find(path.keys, path.space, length).device_prefix_len)
+    def _keys(self, slots: int) -> int:
+        return self._cache.tree_keys.keys_of(slots)
+
+    def _looking_ahead(self, lineages: dict[LineageKey, int]) -> dict[LineageKey, int]:
+        """Return the first slot of each lineage that has read what its first reader reads."""
+        ahead = self._cache.tree_keys.lookahead
+        return {key: max(0, reader - ahead) for key, reader in lineages.items()}
+
+    def _cached(self, path: Publication, slots: int) -> int:
+        """Return how many of a path's first ``slots`` slots can be found."""
+        return int(self._cache.find(path.keys, path.space, self._keys(slots)).device_prefix_len)
 
     def condemn(self, session: SessionKey, ticket: str) -> ForgetCounts:
         """Make KV that a session published unmatchable, and KV that a splice moved.
@@ -198,11 +214,11 @@ class Forgetter:
         Those are what requests without a session published from there on.
         """
         erased = 0
-        for owner, theirs in self._publications.strangers(path, start):
+        for owner, theirs in self._publications.strangers(path, self._keys(start)):
             done = self._cache.unpublish(theirs, start, cause)
             erased += done.erased
             if not done.held:
-                self._publications.cut(owner, theirs, start)
+                self._publications.cut(owner, theirs, self._keys(start))
         done = self._cache.unpublish(path, start, cause)
         return replace(done, erased=done.erased + erased)
 
@@ -218,6 +234,28 @@ class Forgetter:
         if left > 0:
             self._condemn(path, start, ticket, left)
 
+    def _await_reserved(self, ticket: str) -> None:
+        """Wait for slots that requests have reserved: they may hold what was evicted before."""
+        for req in tuple(self._cache.requests):
+            until = reserved_until(req)
+            if until:
+                self._reserved[req] = max(until, self._reserved.get(req, 0))
+                self.pending.wait(ticket, req, until - int(req.kv.kv_committed_len))
+
+    def written(self) -> bool:
+        """Return True if requests have written to their reserved slots since, or gave them back."""
+        done = [
+            req
+            for req, until in self._reserved.items()
+            if not (req.kv.holds_kv and req.kv.kv_committed_len < until)
+        ]
+        if not all(req.kv.holds_kv for req in done):
+            self._cache.scrub()
+        for req in done:
+            del self._reserved[req]
+        self.pending.let_go(done)
+        return bool(done)
+
     def settle(self) -> None:
         """Remove condemned KV that has no holder any more."""
         before = len(self._cache.condemned)
@@ -227,6 +265,7 @@ class Forgetter:
         if len(self._cache.condemned) < before:
             # The holder may have given back more than the tree knew.
             self._cache.scrub()
+        self.written()
         self.pending.settle()
 
     def _settled(self, doomed: Condemned) -> bool:
@@ -234,7 +273,10 @@ class Forgetter:
             path, start = doomed.path, doomed.start
             done = self._take_out(path, start, "forgotten")
             # A rest without a known holder stays until it is evicted.
-            reach = self._publications.shared(None, path, start) if done.shared else start
+            reach = start
+            if done.shared:
+                shared_to = self._publications.shared(None, path, self._keys(start))
+                reach = max(start, self._cache.tree_keys.slots_within(shared_to))
             if not done.held and start + done.shared <= reach:
                 self._cache.condemned.remove(doomed)
                 self.pending.let_go([doomed])
@@ -243,7 +285,8 @@ class Forgetter:
 
     def clear(self) -> None:
         """Record that the tree is empty: nothing is held."""
-        self.pending.let_go(tuple(self._cache.condemned))
+        self.pending.let_go((*self._cache.condemned, *self._reserved))
+        self._reserved.clear()
         self.pending.settle()
 
 

@@ -42,6 +42,7 @@ def register() -> None:
     for target, hook in {
         f"{scheduler}._create_generation_req": _receive,
         f"{scheduler}.get_prefill_adder_class": _adder_class,
+        f"{scheduler}.maybe_init_draft_worker": _drafted,
         f"{scheduler}._add_request_to_queue": _queue,
         f"{scheduler}.get_next_batch_to_run": _next_batch,
         f"{scheduler}.handle_dumper_control": _control,
@@ -58,13 +59,14 @@ def register() -> None:
 def create_cache(context: Any) -> Any:
     """Create the tree cache of one scheduler (``--radix-cache-backend leyline``)."""
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
-    from sglang.srt.runtime_context import get_observability, get_parallel
+    from sglang.srt.runtime_context import get_observability, get_parallel, get_spec
 
     from leyline_engine.energy import cuda_uuids, open_account
     from leyline_engine.reuse.fingerprints import MatcherKind, read_matcher
     from leyline_engine.sglang.channel import open_sender
     from leyline_engine.sglang.claim_desk import limits_from
     from leyline_engine.sglang.engine import SchedulerEngine
+    from leyline_engine.sglang.facts.drafts import corpus_emptier
     from leyline_engine.sglang.facts.setup import read_facts
     from leyline_engine.sglang.hints import hints_secret
     from leyline_engine.sglang.metrics import open_metrics
@@ -79,6 +81,8 @@ def create_cache(context: Any) -> Any:
     facts = read_facts(
         context, cache, origin_bytes=origin_bytes_from(), common=common_rows(group)
     ).agreed(agree)
+    cache.speculative = str(get_spec().speculative_algorithm or "")
+    cache.empty_corpus = corpus_emptier(context.tp_worker)
     parallel = get_parallel()
     replica = replica_of(parallel)
     metrics = open_metrics(
@@ -163,6 +167,14 @@ def _adder_class(original: Callable[..., Any], self: Any) -> Any:
     return LeylinePrefillAdder
 
 
+def _drafted(original: Callable[..., Any], self: Any) -> None:
+    """Note the draft worker, whose KV is spliced with the target's."""
+    from leyline_engine.sglang.facts.drafts import note_worker
+
+    original(self)
+    note_worker(self)
+
+
 def _queue(original: Callable[..., Any], self: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse a request that can't run beside claims.
 
@@ -190,6 +202,7 @@ def _next_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: A
             refuse_waiting(self, engine)
     plan = original(self, *args, **kwargs)
     if engine is not None:
+        engine.forgets.stepped()
         engine.readings.stepped(plan.batch_to_run)
     return plan
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from leyline_engine.contract import Proof, ProofPlace
 from leyline_engine.ledger import SpanKey, SpanLedger
 from leyline_engine.lineage import exact_length, fold_keys
 from leyline_engine.paths import Paths
 from leyline_engine.proof.digests import Part, filled
-from leyline_engine.proof.dooming import Doomed, doomed_text
+from leyline_engine.proof.dooming import Doomed, doomed_row, doomed_text
 from leyline_engine.proof.judging import Holder, Owner
 from leyline_engine.proof.prover import Prover
 from leyline_engine.proof.session_proof import IndexEntry, SessionProof
@@ -60,10 +59,7 @@ class SchedulerSite:
 
     def cached(self, path: Publication) -> Slots:
         """Return the slots of a path's cached beginning, condemned or not; nothing is touched."""
-        key = RadixKey(path.keys, path.space.extra_key, cache_salt=path.space.cache_salt)
-        length, node, _ = self._cache.tree_core.match_full_device_prefix(key)
-        slots = self._cache.path_device_indices(node)[: int(length)]
-        return _numbers(slots)
+        return _numbers(self._cache.slots_of(path))
 
     def own_rows(self, turn: Turn, *, computed: bool = True) -> tuple[Slots, array[int], int]:
         """Return the slots that a running turn doesn't share, its keys, and the first one's place.
@@ -125,9 +121,8 @@ class SchedulerSite:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
         if self._pool is None:
             return {}
-        tensors = self._pool.tensors
         free = _numbers(self._cache.idle_slots())
-        return {"pool": filled([*tensors.keys, *tensors.values], free)}
+        return {"pool": filled(self._pool.every_tensor, free)}
 
     def rows_by_place(self) -> Mapping[str, int]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
@@ -175,7 +170,10 @@ class SchedulerSite:
 
     def extra_places(self) -> Sequence[ProofPlace]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
-        return ()
+        if self._cache.empty_corpus is None:
+            return ()
+        unseen = "NGRAM's corpus was emptied, and can't be looked at"
+        return (ProofPlace(place="corpus", unscanned=unseen),)
 
     # What a prover asks beside the places.
 
@@ -237,6 +235,24 @@ class SchedulerSite:
         )
         if own:
             proof.text.update(path for path in paths[start:end] if path not in doomed.kept)
+            self._doom_drafts(doomed, proof, slots, keys, start)
+
+    def _doom_drafts(
+        self, doomed: Doomed, proof: SessionProof, slots: Slots, keys: array[int], start: int
+    ) -> None:
+        """Digest draft rows that have read doomed text as the token after their own."""
+        parts = self._pool.draft_parts() if self._pool is not None else ()
+        if not parts:
+            return
+        paths, provenance = proof.paths.of(keys), self._ledger.provenance
+        seams = [
+            at
+            for at in range(start, min(start + len(slots), len(paths) - 1))
+            if paths[at] in doomed.kept and paths[at + 1] not in doomed.kept
+        ]
+        if seams:
+            rows = [doomed_row(keys[at], paths[at], at, provenance) for at in seams]
+            proof.rows.add(slots[np.array(seams) - start], rows, parts)
 
     def waiting(self) -> set[int]:
         """See :class:`~leyline_engine.proof.prover.ProvenEngine`."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from leyline_engine.contract import LineageRun, common_prefix
 from leyline_engine.ledger import LineageKey
-from leyline_engine.lineage import runs_before
+from leyline_engine.lineage import MAX_TOKEN, runs_before
 from leyline_engine.sources import SessionKey
 
 MAX_PATHS = 32
@@ -52,10 +52,6 @@ class Publication:
         """Return the first ``length`` keys."""
         return Publication(self.keys[:length], runs_before(self.runs, length), self.space)
 
-    def common(self, other: Publication) -> int:
-        """Return the number of leading keys that two paths share."""
-        return common_prefix(self.keys, other.keys) if self.space == other.space else 0
-
 
 class Publications:
     """Paths by tenant and session, a tenant's least recently publishing session first.
@@ -67,6 +63,7 @@ class Publications:
         max_tokens: tokens of all paths together; each counts as :data:`MIN_WEIGHT` at least.
         max_paths: maximum number of branches noted per session.
         cached: returns the cached length of a path.
+        common: returns the number of leading keys by which two paths find the same slots.
     """
 
     def __init__(
@@ -75,12 +72,18 @@ class Publications:
         max_tokens: int = MIN_TOKENS,
         max_paths: int = MAX_PATHS,
         cached: Callable[[Publication], int] = lambda path: len(path.keys),
+        common: Callable[[array[int], array[int]], int] = common_prefix,
     ) -> None:
         self._max_tokens = max_tokens
         self._max_paths = max_paths
         self._cached = cached
+        self._common = common
         self._tenants: dict[str, OrderedDict[SessionKey, list[Publication]]] = {}
         self._weights: Counter[str] = Counter()
+
+    def common(self, path: Publication, other: Publication) -> int:
+        """Return the number of leading keys that two paths share."""
+        return self._common(path.keys, other.keys) if path.space == other.space else 0
 
     def note(self, session: SessionKey, path: Publication) -> tuple[tuple[Publication, int], ...]:
         """Note that a session publishes ``path``.
@@ -92,8 +95,8 @@ class Publications:
         held = self._tenants.setdefault(session[0], OrderedDict()).setdefault(session, [])
         self._tenants[session[0]].move_to_end(session)
         before = _weight(held)
-        held[:] = [old for old in held if path.common(old) < len(old.keys)]
-        if not any(old.common(path) == len(path.keys) for old in held):
+        held[:] = [old for old in held if self.common(path, old) < len(old.keys)]
+        if not any(self.common(old, path) == len(path.keys) for old in held):
             held.append(path)
         gone: list[Publication] = []
         while len(held) > self._max_paths:
@@ -141,7 +144,7 @@ class Publications:
             if owner != session:
                 return owner, old
         for old in self.of(session) if session[0] == scope else ():
-            if old.common(path) < len(path.keys):
+            if self.common(old, path) < len(path.keys):
                 return session, old
         return None
 
@@ -186,7 +189,7 @@ class Publications:
             if reach == len(path.keys):
                 break
             if other != session and other[0] != NOBODY and _pass(path, theirs, reach):
-                reach = max(reach, path.common(theirs))
+                reach = max(reach, self.common(path, theirs))
         return reach
 
     def strangers(
@@ -196,7 +199,7 @@ class Publications:
         return tuple(
             (owner, theirs)
             for owner, theirs in self._of_tenant(NOBODY)
-            if _pass(path, theirs, start) and path.common(theirs) > start
+            if _pass(path, theirs, start) and self.common(path, theirs) > start
         )
 
     def under(
@@ -234,7 +237,7 @@ class Publications:
         before = _weight(held)
         held.remove(path)
         kept = path.cut(length)
-        if length and not any(old.common(kept) == length for old in held):
+        if length and not any(self.common(old, kept) == length for old in held):
             held.append(kept)
         change = _weight(held) - before
         if not held:
@@ -249,10 +252,10 @@ class Publications:
 def _pass(path: Publication, other: Publication, start: int) -> bool:
     """Return True if two paths may have more than ``start`` keys in common.
 
-    Most part much earlier, which one key shows.
+    Most part much earlier, which one key's token shows.
     """
     shorter = min(len(path.keys), len(other.keys))
-    return start < shorter and path.keys[start] == other.keys[start]
+    return start < shorter and (path.keys[start] ^ other.keys[start]) & MAX_TOKEN == 0
 
 
 def _weight(paths: Iterable[Publication]) -> int:

@@ -93,8 +93,9 @@ class Publisher:
 
     def publish(self, session: SessionKey, path: Publication) -> None:
         """Note that a session publishes a path; remove paths that were dropped for it."""
+        within = self._cache.tree_keys.slots_within
         for old, length in self._publications.note(session, path):
-            self._forgetter.remove(old, length)
+            self._forgetter.remove(old, within(length))
 
     def enter(self, turn: Turn) -> None:
         """Note what a turn's copies have read, as they are about to become matchable."""
@@ -104,4 +105,4 @@ class Publisher:
         # Nobody could say any more what this KV has read.
         for owner, path, start in self._publications.under(dropped):
             self._forgetter.remove(path, start)
-            self._publications.cut(owner, path, start)
+            self._publications.cut(owner, path, self._cache.tree_keys.keys_of(start))

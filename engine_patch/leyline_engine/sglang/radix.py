@@ -38,6 +38,7 @@ from leyline_engine.sglang.publications import Publication, Space
 from leyline_engine.sglang.rows.pages import free_slots, unwritten_slots, whole_pages
 from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.shelf import RadixShelf
+from leyline_engine.sglang.tree_keys import TreeKeys, limited
 from leyline_engine.sglang.turn import Turn
 
 
@@ -93,15 +94,20 @@ class LeylineRadixCache(UnifiedRadixCache):
         """Paths that claims rank; consulted in evictions."""
         self._census: Census | None = None
         self._index: ReuseIndex | None = None
+        self.speculative = ""
+        """SGLang's algorithm of speculative decoding."""
+        self.empty_corpus: Callable[[], None] | None = None
+        """Empties the corpus from which NGRAM drafts."""
         # SGLang may drop a request without notice.
-        self._requests: WeakSet[Any] = WeakSet()
+        self.requests: WeakSet[Any] = WeakSet()
         super().__init__(params)
+        self.tree_keys = TreeKeys(int(self.page_size), int(self.tree_core.is_eagle))
 
     # Calls from SGLang.
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         if params.req is not None:
-            self._requests.add(params.req)
+            self.requests.add(params.req)
         turn = self._turn(params.req)
         if turn is not None and self.leyline is not None:
             return self.leyline.match(turn, params)
@@ -125,7 +131,7 @@ class LeylineRadixCache(UnifiedRadixCache):
     def insert(self, params: InsertParams) -> Any:
         turn = self._folding
         if turn is not None:
-            params = replace(params, key=folded(params.key, turn))
+            params = replace(params, key=self._folded(params.key, turn))
         result = super().insert(params)
         if turn is not None and turn.lineage:
             self._published(params.value, turn, result.prefix_len)
@@ -227,14 +233,19 @@ class LeylineRadixCache(UnifiedRadixCache):
         return None if self.leyline is None or req is None else self.leyline.turn_of(req)
 
     def _allowed(self, key: RadixKey) -> RadixKey:
-        """Return the key up to the first condemned part."""
-        if not self.condemned:
-            return key
-        return _limited(key, self.allowed_length(key.raw_token_ids()))
+        """Return a key without lineages up to the first condemned part."""
+        return limited(key, self.allowed_length(key.raw_token_ids()))
 
     def allowed_length(self, keys: array[int]) -> int:
         """Return the number of leading keys that may be matched: nothing condemned."""
-        return allowed_length(self.condemned, keys, self.page_size)
+        return allowed_length(self.condemned, keys, self.tree_keys)
+
+    def _folded(self, key: RadixKey, turn: Turn) -> RadixKey:
+        """Return the key with a turn's lineages folded in."""
+        if not turn.lineage:
+            return key
+        tokens = self.tree_keys.shifted(turn.keys(key.raw_token_ids()))
+        return RadixKey(tokens, key.extra_key, key.is_bigram, cache_salt=key.cache_salt)
 
     def is_condemned(self, keys: array[int]) -> bool:
         """Return True if KV under these keys waits to be removed."""
@@ -248,16 +259,22 @@ class LeylineRadixCache(UnifiedRadixCache):
             space: the namespace of the keys.
             limit: maximum number of keys.
         """
-        key = self._allowed(_key(keys, space, limit))
+        key = self.tree_keys.key(keys, space, limit)
+        if self.condemned:
+            key = limited(key, self.allowed_length(keys))
         return super().match_prefix(MatchPrefixParams(key=key))
 
     def cached_length(self, path: Publication) -> int:
-        """Return the cached length of a path; nothing is split or touched."""
-        return int(self.tree_core.match_full_device_prefix(_key(path.keys, path.space))[0])
+        """Return the number of a path's keys of which slots are cached; nothing is touched."""
+        return self.tree_keys.keys_of(len(self.slots_of(path)))
 
     def peek(self, keys: array[int], space: Space) -> Any:
         """Return the slots, int64 ``[n]``, that a request could match; nothing is touched."""
-        key = _key(keys, space, self.allowed_length(keys))
+        return self.slots_of(Publication(keys, space=space), self.allowed_length(keys))
+
+    def slots_of(self, path: Publication, limit: int | None = None) -> Any:
+        """Return the slots, int64 ``[n]``, of a path's cached beginning, condemned or not."""
+        key = self.tree_keys.key(path.keys, path.space, limit)
         length, node, _ = self.tree_core.match_full_device_prefix(key)
         return self.path_device_indices(node)[: int(length)]
 
@@ -287,18 +304,18 @@ class LeylineRadixCache(UnifiedRadixCache):
         """Make ``slots`` the KV of the keys after a locked node.
 
         Args:
-            keys: all keys from the root on.
+            keys: all keys from the root on, those that find the last slot included.
             node: the node at which their cached part ends.
-            slots: int64 ``[n]`` for the last n keys; they become the tree's.
+            slots: int64 ``[n]`` for the last n places; they become the tree's.
             turn: the turn of the keys.
 
         Returns:
             The node at which the keys end.
         """
         prefix = self.path_device_indices(node)
-        length = len(keys) - int(slots.numel())
+        length = len(keys) - self.tree_keys.lookahead - int(slots.numel())
         params = InsertParams(
-            key=_key(keys, turn.space),
+            key=self.tree_keys.key(keys, turn.space),
             value=torch.cat([prefix[:length], slots]),
             prev_prefix_len=length,
             inserted_len=length,
@@ -321,10 +338,11 @@ class LeylineRadixCache(UnifiedRadixCache):
         With larger pages, that begins with the page of ``start``.
         """
         start = page_floor(start, self.page_size)
-        key = _key(path.keys, path.space)
+        key = self.tree_keys.key(path.keys, path.space)
         self.announce(path, start, cause)
         if start:
-            super().match_prefix(MatchPrefixParams(key=_limited(key, start)))  # splits there
+            split = limited(key, self.tree_keys.keys_of(start))
+            super().match_prefix(MatchPrefixParams(key=split))
         removed: list[torch.Tensor] = []
         try:
             left = self._remove_leaves(key, start, removed)
@@ -368,33 +386,14 @@ class LeylineRadixCache(UnifiedRadixCache):
             self._pool.erase(slots)
 
     def scrub(self) -> None:
-        """Overwrite what slots hold of evicted, aborted or duplicate KV."""
+        """Overwrite what slots hold of evicted, aborted or duplicate KV, and empty a corpus."""
+        if self.empty_corpus is not None:
+            self.empty_corpus()
         if self._pool is not None:
             self._pool.erase_used(self.idle_slots())
 
     def idle_slots(self) -> torch.Tensor:
         """Return slots, int64, without a token: free ones, and the rest of requests' last pages."""
         rows = self.req_to_token_pool.req_to_token
-        unwritten = unwritten_slots(tuple(self._requests), rows, self.page_size)
+        unwritten = unwritten_slots(tuple(self.requests), rows, self.page_size)
         return torch.cat([free_slots(self.token_to_kv_pool_allocator), *unwritten])
-
-
-def _key(keys: array[int], space: Space, limit: int | None = None) -> RadixKey:
-    return RadixKey(keys, space.extra_key, limit=limit, cache_salt=space.cache_salt)
-
-
-def folded(key: RadixKey, turn: Turn) -> RadixKey:
-    """Return the key with a turn's lineages folded in."""
-    if not turn.lineage:
-        return key
-    return RadixKey(
-        turn.keys(key.raw_token_ids()),
-        key.extra_key,
-        is_bigram=key.is_bigram,
-        cache_salt=key.cache_salt,
-    )
-
-
-def _limited(key: RadixKey, limit: int) -> RadixKey:
-    limit = limit if key.limit is None else min(limit, key.limit)
-    return RadixKey(key.token_ids, key.extra_key, key.is_bigram, limit, key.cache_salt)

@@ -14,7 +14,7 @@ runs, no other request can match the copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from leyline_engine.contract import ATTENTION_SINK, CopySegment, TokenCounts
 from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import Carried
 from leyline_engine.lineage import fold_keys
-from leyline_engine.plan import Plan, clip_copies, copy_runs, page_floor, plan_turn
+from leyline_engine.plan import Plan, clip_copies, copy_runs, plan_turn
 from leyline_engine.rules import CheckedRequest, Rules, extend_lineage
 from leyline_engine.sglang.publishing import Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
@@ -108,6 +108,7 @@ class Splicer:
         self._publisher = publisher
         self._agree = agree
         self._copied = copied
+        self._ahead = cache.tree_keys.lookahead
 
     def begin(
         self, turn: Turn, checked: CheckedRequest, match: MatchResult, room: Callable[[], int]
@@ -135,7 +136,7 @@ class Splicer:
                 lock = self._cache.lock(found.last_device_node)
                 staging.sources.append(Source(slots, lock))
                 available.append(found.device_prefix_len)
-            cacheable = self._cacheable(edit, available)
+            cacheable = self._cacheable(edit, available, len(prompt))
             slots = [source.slots for source in staging.sources]
             copies = turnable_copies(self._pool, cacheable, slots)
             plan = plan_turn(
@@ -147,6 +148,8 @@ class Splicer:
                 min_copy=self._min_copy,
                 kinds=edit.kinds,
                 page=self._cache.page_size,
+                # The slot before a cut was found by a token that is gone.
+                joins=bool(self._ahead),
             )
             gone = _edited(cacheable, edit) - _edited(copies, edit)
             plan = replace(plan, evicted=plan.evicted + gone)
@@ -162,12 +165,21 @@ class Splicer:
         turn.move(Phase.STAGING)
         self._publisher.enter(turn)
 
-    def _cacheable(self, edit: ResolvedEdit, available: Sequence[int]) -> tuple[CopySegment, ...]:
+    def _cacheable(
+        self, edit: ResolvedEdit, available: Sequence[int], length: int
+    ) -> tuple[CopySegment, ...]:
         """Return copies of what the tree may ever have had: the last page of a source is partial,
-        and nothing was evicted of it."""
-        page = self._cache.page_size
-        ends = [page_floor(len(source.tokens) - 1, page) for source in edit.sources]
-        return clip_copies(edit.copies, [max(pair) for pair in zip(ends, available, strict=True)])
+        and nothing was evicted of it. Nor do they reach further than a prompt is looked up."""
+        within = self._cache.tree_keys.slots_within
+        ends = [within(len(source.tokens) - 1) for source in edit.sources]
+        copies = clip_copies(edit.copies, [max(pair) for pair in zip(ends, available, strict=True)])
+        reach = length - 1 - self._ahead
+        ends = [min(copy.end, copy.start + reach - copy.dest) for copy in copies]
+        cut = (
+            CopySegment(copy.source, copy.start, end, copy.dest)
+            for copy, end in zip(copies, ends, strict=True)
+        )
+        return tuple(copy for copy in cut if copy.length > 0)
 
     def _carried(
         self, turn: Turn, checked: CheckedRequest, plan: Plan, cursor: int
@@ -220,8 +232,8 @@ class Splicer:
         if slots is None:
             raise NoRoomError
         try:
-            self._splice_run(run, staging, slots)
-            tokens = turn.req.origin_input_ids[:end]
+            self._splice_run(turn, run, staging, slots)
+            tokens = turn.req.origin_input_ids[: end + self._ahead]
             self._publisher.note(turn, tokens)
             node = self._cache.graft(turn.keys(tokens), staging.lock.node, slots, turn)
         except BaseException:
@@ -229,15 +241,20 @@ class Splicer:
             raise
         self._hold(staging, node, end)
 
-    def _splice_run(self, run: Sequence[CopySegment], staging: Staging, slots: Any) -> None:
+    def _splice_run(
+        self, turn: Turn, run: Sequence[CopySegment], staging: Staging, slots: Any
+    ) -> None:
         """Copy what a run has after the cached part to ``slots``."""
         begin = staging.cursor
+        seams = [at - begin for at in _seams(turn, run) if at >= begin] if self._ahead else []
         for copy in run:
             dest = max(copy.dest, begin)
             if dest < copy.dest_end:
                 start = copy.start + dest - copy.dest
                 source = staging.sources[copy.source].slots[start : copy.end]
                 self._splice_rows(source, slots[dest - begin : copy.dest_end - begin], start, dest)
+        if seams:
+            self._pool.blank_drafts(slots[seams])
 
     def _splice_rows(self, source: Any, slots: Any, start: int, dest: int) -> None:
         """Copy and rotate on all ranks, or on none: they must not hold different trees."""
@@ -248,7 +265,7 @@ class Splicer:
             failure = error
         if not self._agree(failure is None):
             raise failure or OtherRankError("the splice failed on another rank")
-        self._copied(len(source) * self._pool.tensors.bytes_per_token)
+        self._copied(len(source) * self._pool.bytes_per_token)
 
     def _hold(self, staging: Staging, node: Any, cursor: int) -> None:
         lock = self._cache.lock(node)
@@ -256,7 +273,7 @@ class Splicer:
         staging.lock, staging.cursor = lock, cursor
 
     def _send_row(self, turn: Turn, end: int, admit: Admit) -> AddReqResult:
-        row = StageRow(turn, end)
+        row = StageRow(turn, end + self._ahead)
         row.init_next_round_input(self._cache)
         verdict = admit(row)
         if row.lock is not None and turn.staging is not None:
@@ -267,7 +284,7 @@ class Splicer:
         """Record that a row's gap is in the tree; the row holds it locked until it is released."""
         staging = row.leyline.staging
         if staging is not None and staging.row is row and row.finished():
-            self._hold(staging, row.last_node, row.end)
+            self._hold(staging, row.last_node, row.end - self._ahead)
             row.complete = True
 
     def row_released(self, row: StageRow) -> None:
@@ -282,6 +299,19 @@ def _edited(copies: Sequence[CopySegment], edit: ResolvedEdit) -> int:
     """Return the number of tokens that are copied for edits."""
     kinds = edit.kinds
     return sum(copy.length for copy in copies if not kinds or kinds[copy.source] is None)
+
+
+def _seams(turn: Turn, run: Sequence[CopySegment]) -> Iterator[int]:
+    """Yield the places of copied slots after which another token stands than in their source.
+
+    The draft model's KV in such a slot has read the source's token.
+    """
+    assert turn.checked is not None and turn.checked.edit is not None  # noqa: S101 - it copies
+    prompt = turn.req.origin_input_ids
+    for copy in run:
+        tokens = turn.checked.edit.sources[copy.source].tokens
+        if tokens[copy.end : copy.end + 1] != prompt[copy.dest_end : copy.dest_end + 1]:
+            yield copy.dest_end - 1
 
 
 def release(cache: LeylineRadixCache, turn: Turn) -> None:

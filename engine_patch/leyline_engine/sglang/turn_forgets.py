@@ -110,7 +110,15 @@ class TurnForgets:
     def ended(self, turn: Turn) -> None:
         """Record that a turn's request gave its slots back for good: a retracted one runs again."""
         if turn.withheld:
+            if self._cache.empty_corpus is not None:
+                self._cache.empty_corpus()  # it added to it while it ran
             self._forgetter.pending.let_go([turn])
+
+    def stepped(self) -> None:
+        """Close forgets whose last slots requests have written to, in the last step."""
+        with contained("closing forgets"):
+            if self._forgetter.written():
+                self.settle()
 
     def settle(self) -> None:
         """Remove condemned KV without holders, and report the forgets' progress."""
@@ -141,7 +149,8 @@ class TurnForgets:
         if turn.plan is not None:
             reused = max(reused, turn.plan.prefix)
         prompt = checked.prompt
-        found = Publication(turn.keys(prompt), turn.lineage, turn.space).cut(reused)
+        keys = turn.keys(prompt)[: self._cache.tree_keys.keys_of(reused)]
+        found = Publication(keys, runs_before(turn.lineage, reused), turn.space)
         done = self._forgetter.forget(
             session,
             checked.forgotten,

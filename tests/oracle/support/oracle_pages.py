@@ -14,13 +14,13 @@ class _Token:
     turn: Remembered | None = None
     place: int = 0
 
-    def held(self, page: int) -> bool:
+    def held(self, page: int, ahead: int) -> bool:
         """True if the engine may have its KV: it lies in a whole page of a turn."""
-        return self.turn is not None and self.place < self.turn.computed // page * page
+        return self.turn is not None and self.place < (self.turn.computed - ahead) // page * page
 
 
 def in_whole_pages(
-    pieces: Sequence[Piece], prefix: int, page: int, *, min_copy: int = 1
+    pieces: Sequence[Piece], prefix: int, page: int, *, min_copy: int = 1, ahead: int = 0
 ) -> list[Piece]:
     """Pieces of a prompt, of which no page is kept in part; what isn't kept is computed again.
 
@@ -30,15 +30,16 @@ def in_whole_pages(
     Args:
         prefix: tokens that the prompt has in common with what is cached; they aren't copied.
         min_copy: the least tokens of neighbouring pages that are copied.
+        ahead: tokens after a page that are needed to find it.
     """
     tokens = list(_tokens(pieces))
-    prefix = prefix // page * page
+    prefix = (prefix - ahead) // page * page
     kept, run = set(range(prefix)), list[int]()
     for number in range(prefix // page, len(tokens) // page + 1):
         whole = range(number * page, (number + 1) * page)
         # The prompt's last token is always computed.
-        inside = whole.start >= SINK and whole.stop < len(tokens)
-        if inside and all(tokens[at].held(page) for at in whole):
+        inside = whole.start >= SINK and whole.stop < len(tokens) - ahead
+        if inside and all(tokens[at].held(page, ahead) for at in whole):
             run += whole
             continue
         kept |= set(run if len(run) >= min_copy else ())

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from typing import Any
-
-from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from leyline_engine.claims.runs import pages_of
 from leyline_engine.contract import ForgetCounts
@@ -78,7 +75,7 @@ def _spliced_slots(scheduler: Any) -> Iterator[int]:
         stack = list(core.root_node.children.values())
         while stack:
             node = stack.pop()
-            keys = node.key.raw_token_ids()
+            keys = node.key.raw_token_ids()[scheduler.cache.tree_keys.lookahead :]
             slots = core.collect_full_device_indices(node.id, node.parent.id).tolist()
             yield from (slot for slot, key in zip(slots, keys, strict=True) if key > MAX_TOKEN)
             stack.extend(node.children.values())
@@ -87,11 +84,7 @@ def _spliced_slots(scheduler: Any) -> Iterator[int]:
     # and on those that only wait to be removed.
     published = [path for _, path in scheduler.engine.publications.all()]
     for path in (*published, *(doomed.path for doomed in scheduler.cache.condemned)):
-        key = RadixKey(
-            array("q", path.keys), path.space.extra_key, cache_salt=path.space.cache_salt
-        )
-        length, node, _ = core.match_full_device_prefix(key)
-        slots = scheduler.cache.path_device_indices(node)[:length].tolist() if length else []
+        slots = scheduler.cache.slots_of(path).tolist()
         yield from slots[first_spliced(path.runs, len(slots)) :]
 
 

@@ -113,6 +113,7 @@ class PlayedSession:
         page: tokens per page of the server.
         adapter: name of the LoRA adapter under which it is served; the subject has its weights.
         scored: False to ask for no log-probabilities: turns have no :attr:`Played.error` then.
+        ahead: tokens after its own by which the server finds a slot.
     """
 
     server: SglangServer
@@ -125,6 +126,7 @@ class PlayedSession:
     page: int = 1
     adapter: str | None = None
     scored: bool = True
+    ahead: int = 0
 
     def open(self, prompt: Sequence[int], **options: Any) -> Played:
         """A turn without edits."""
@@ -152,10 +154,10 @@ class PlayedSession:
         options: dict[str, Any],
     ) -> Played:
         truths = [turn.truth for turn in sources]
-        if self.page == 1:
+        if self.page == 1 and not self.ahead:
             pieces, spliced_end = contracted(prompt, truths, segments)
         else:
-            pieces, spliced_end = contracted_pages(prompt, truths, segments, self.page)
+            pieces, spliced_end = contracted_pages(prompt, truths, segments, self.page, self.ahead)
         prefix = segments[0].dest_end
         options["lineage"] = tuple(r for r in sources[0].receipt.lineage if r.start < prefix)
         options["sources"] = tuple(turn.ref for turn in sources)
@@ -285,9 +287,13 @@ def contracted(
 
 
 def contracted_pages(
-    prompt: Sequence[int], sources: Sequence[Remembered], segments: Sequence[Segment], page: int
+    prompt: Sequence[int],
+    sources: Sequence[Remembered],
+    segments: Sequence[Segment],
+    page: int,
+    ahead: int,
 ) -> tuple[list[Piece], int]:
-    """The same where a tree holds whole pages only."""
+    """The same where a tree holds whole pages only, or finds a slot by more tokens than its own."""
     pieces: list[Piece] = []
     for segment in segments:
         tokens = tuple(prompt[segment.dest : segment.dest_end])
@@ -297,10 +303,11 @@ def contracted_pages(
         turn = sources[segment.source]
         last = min(segment.end, turn.computed)
         pieces += [Keep(turn, segment.start, last), Fresh(tokens[last - segment.start :])]
-    paged = in_whole_pages(pieces, segments[0].dest_end, page, min_copy=MIN_COPY)
+    paged = in_whole_pages(pieces, segments[0].dest_end, page, min_copy=MIN_COPY, ahead=ahead)
     ends = accumulate(piece_length(piece) for piece in paged)
     kept = [end for piece, end in zip(paged, ends, strict=True) if isinstance(piece, Keep)]
-    return paged, max(kept, default=0)
+    # SGLang looks for nothing that needs a token after the first whose scores are asked for.
+    return paged, max(kept, default=0) + ahead
 
 
 def spliced_by_contract(pieces: Sequence[Piece]) -> int:

@@ -8,8 +8,8 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
 from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.sglang.rows.layouts import read_pool
 from leyline_engine.sglang.rows.mover import PoolTensors
-from leyline_engine.sglang.rows.pool import read_pool
 
 SLOTS = 96
 LAYERS = 3

@@ -78,9 +78,14 @@ def read_rows(file: Path) -> Rows:
     return Rows(**torch.load(file)["rows"])
 
 
-def read_watched(file: Path) -> Rows:
+def read_watched(file: Path, *, drafts: bool = False) -> Rows:
     """The content of ``probe_watch``'s slots when ``file`` was written."""
-    return Rows(**torch.load(file)["watched"])
+    return Rows(**torch.load(file)["watched_drafts" if drafts else "watched"])
+
+
+def read_drafts(file: Path) -> Rows:
+    """Rows of the draft model's pool, in the same slots."""
+    return Rows(**torch.load(file)["drafts"])
 
 
 def register() -> None:
@@ -120,16 +125,21 @@ def _writing(cache: Any) -> Callable[..., None]:
         if ROWS in wishes:
             slots = cache.req_to_token_pool.req_to_token[req.kv.req_pool_idx, :up_to]
             written = {"rows": _rows_at(cache, slots.long())}
+            for draft in cache._pool.drafts:
+                written["drafts"] = _rows_at(cache, slots.long(), draft)
             if WATCH in wishes:
-                written["watched"] = _rows_at(cache, read_rows(Path(wishes[WATCH])).slots)
+                watched = read_rows(Path(wishes[WATCH])).slots
+                written["watched"] = _rows_at(cache, watched)
+                for draft in cache._pool.drafts:
+                    written["watched_drafts"] = _rows_at(cache, watched, draft)
             torch.save(written, wishes[ROWS])
         checkpoint(req, up_to=up_to, **kwargs)
 
     return write_and_checkpoint
 
 
-def _rows_at(cache: Any, slots: torch.Tensor) -> dict[str, Any]:
-    tensors = cache._pool.tensors
+def _rows_at(cache: Any, slots: torch.Tensor, pool: Any = None) -> dict[str, Any]:
+    tensors = (pool or cache._pool).tensors
     return {
         "slots": slots.clone(),
         "keys": tuple(keys[slots] for keys in tensors.keys),

@@ -55,7 +55,8 @@ from leyline_engine.sglang.engine import SchedulerEngine
 from leyline_engine.sglang.publications import Space
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica
-from leyline_engine.sglang.rows.pool import SplicePool, read_pool
+from leyline_engine.sglang.rows.layouts import read_pool
+from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.splicer import StageRow
 
 LATENT, ROTARY, LAYERS = 4, 8, 2
@@ -152,6 +153,7 @@ class Scheduler:
         page: tokens per page; as in SGLang, the pool has whole pages only.
         dtype: of the pool: fp32, or FP8, where a row's numbers are four bytes each.
         origins: as-computed keys that are kept beside the pool.
+        eagle: whether the tree's keys are pairs of tokens.
     """
 
     def __init__(
@@ -170,6 +172,7 @@ class Scheduler:
         page: int = 1,
         dtype: torch.dtype = torch.float32,
         origins: int | None = None,
+        eagle: bool = False,
     ) -> None:
         self.page = page
         self.latent = LATENT * 4 // dtype.itemsize
@@ -194,6 +197,7 @@ class Scheduler:
                 tree_components=(ComponentType.FULL,),
                 tree_core_backend=core,
                 enable_kv_cache_events=events,
+                is_eagle=eagle,
             )
         )
         self.tree_cache = self.cache  # as SGLang's own scheduler calls it
@@ -202,11 +206,11 @@ class Scheduler:
         self.sender = Ledger()
         self.seen = Seen()
         self.rotary = rotary = Rotary(_INV_FREQ, Pairing.INTERLEAVED)
+        tensors = read_pool(self.pool).turning(self.latent, ROTARY)
+        self.splicing = SplicePool(tensors, rotary, origins=origins) if splices else None
         self.engine = SchedulerEngine(
             self.cache,
-            SplicePool(read_pool(self.pool).turning(LATENT, ROTARY), rotary, origins=origins)
-            if splices
-            else None,
+            self.splicing,
             CAPABILITY,
             self.sender,
             self.seen,

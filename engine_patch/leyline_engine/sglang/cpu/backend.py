@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch import Tensor
 
 from leyline_engine.sglang.cpu.attention import attend_batch
@@ -24,6 +25,40 @@ class CpuAttentionBackend(TorchNativeAttnBackend):
         With data-parallel attention all ranks compute equally many tokens.
         """
         return 1
+
+    def forward_extend(  # noqa: PLR0917
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True
+    ) -> Tensor:
+        """Compute the attention of new tokens, drafts that are to be verified included."""
+        if not forward_batch.forward_mode.is_target_verify():
+            output: Tensor = super().forward_extend(
+                q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache
+            )
+            return output
+        if save_kv_cache and k is not None:
+            self.token_to_kv_pool.set_kv_buffer(
+                layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v
+            )
+        drafts = int(forward_batch.spec_info.draft_token_num)
+        lengths = forward_batch.seq_lens + drafts
+        count = len(lengths)
+        mask = forward_batch.spec_info.custom_mask[: count * drafts * drafts]
+        query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        attended = q.new_empty((len(query), layer.tp_q_head_num, layer.v_head_dim))
+        attend_batch(
+            query,
+            attended,
+            self.token_to_kv_pool.get_key_buffer(layer.layer_id),
+            self.token_to_kv_pool.get_value_buffer(layer.layer_id),
+            slots=_slots(
+                self.req_to_token_pool.req_to_token, forward_batch.req_pool_indices, lengths
+            ),
+            new_tokens=[drafts] * count,
+            scale=layer.scaling,
+            seen=mask.view(count, drafts, drafts).bool(),
+        )
+        result: Tensor = attended.view(len(query), -1)
+        return result
 
     def _run_sdpa_forward_extend(  # noqa: PLR0917 - SGLang calls it like this
         self,
@@ -104,6 +139,55 @@ class CpuAttentionBackend(TorchNativeAttnBackend):
             scale=options["scaling"],
         )
         return output
+
+
+class CpuDraftBackend(CpuAttentionBackend):
+    """Attention of one step of a draft: the tokens drafted before it count, too.
+
+    Args:
+        runner: the draft model's.
+        step: tokens of a chain that were drafted before.
+    """
+
+    def __init__(self, runner: Any, step: int) -> None:
+        super().__init__(runner)
+        self._ahead = step + 1
+
+    def _run_sdpa_forward_decode(  # noqa: PLR0917
+        self,
+        query: Tensor,
+        output: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        req_to_token: Tensor,
+        req_pool_indices: Tensor,
+        seq_lens: Tensor,
+        encoder_lens: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        return super()._run_sdpa_forward_decode(
+            query,
+            output,
+            k_cache,
+            v_cache,
+            req_to_token,
+            req_pool_indices,
+            seq_lens + self._ahead,
+            encoder_lens,
+            **options,
+        )
+
+
+class CpuDraftBackends:
+    """The attention of all steps of a draft; only chains (``--speculative-eagle-topk 1``)."""
+
+    def __init__(self, runner: Any, steps: int) -> None:
+        self.attn_backends = [CpuDraftBackend(runner, step) for step in range(steps - 1)]
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Prepare all steps."""
+        for backend in self.attn_backends:
+            backend.init_forward_metadata(forward_batch)
 
 
 def _special(options: dict[str, Any]) -> bool:

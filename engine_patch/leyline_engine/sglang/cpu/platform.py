@@ -52,6 +52,17 @@ class LeylineCpuPlatform(CpuSRTPlatform):
         if server_args.dtype == "auto":
             server_args.dtype = "float32"
 
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        """Return True for the algorithms that run in plain PyTorch."""
+        return algorithm in {"EAGLE", "EAGLE3"}
+
+    def get_speculative_worker_cls(self, algorithm: str) -> type | None:
+        """Prepare SGLang's own worker for this platform, and keep it."""
+        from leyline_engine.sglang.cpu.drafting import register_drafting
+
+        register_drafting()
+        return None
+
     def init_backend(self) -> None:
         """Add the parts that SGLang lacks on a CPU to this scheduler process.
 

@@ -5,6 +5,7 @@ A model's name decides nothing: :mod:`.measuring` asks the loaded model itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from leyline_engine.contract import Refusal
@@ -14,6 +15,18 @@ KV_DTYPES = frozenset({"float32", "bfloat16", "float16", "float8_e4m3fn"})
 _Row = tuple[object, str, str]
 """A condition, its name and its remedy."""
 _OTHER_MODEL = "serve a model whose layers all have plain causal attention"
+SPECULATIVE: Mapping[str, str] = {
+    "": "",
+    "EAGLE": "",
+    "EAGLE3": "",
+    "NGRAM": "",
+    "STANDALONE": "its KV has read the token after each slot's own, which the tree doesn't key",
+    "FROZEN_KV_MTP": "it reads the KV of models with sliding windows",
+    "DFLASH": "not tested",
+    "DSPARK": "not tested",
+    "UNO": "not tested",
+}
+"""Algorithms of SGLang, NEXTN being EAGLE to it, and why one is refused; empty if it isn't."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +52,10 @@ class Setup:
     kv_sharding: bool = False
     speculative: str = ""
     """Name of the algorithm; empty for none."""
+    draft_layers: bool = False
+    """True if each step of a draft has a model of its own (``--enable-multi-layer-eagle``)."""
+    relaxed_acceptance: bool = False
+    """True if drafts are accepted that the model wouldn't have chosen."""
     disaggregation: str = "null"
     sessions: bool = False
     """True with streaming sessions or the session radix cache."""
@@ -103,11 +120,7 @@ def _rows_of_server(setup: Setup) -> tuple[_Row, ...]:
         ),
         (setup.unified_memory, "unified memory pool", "drop --enable-unified-memory"),
         (setup.kv_sharding, "sharded KV cache", "drop --enable-kv-cache-sharding"),
-        (
-            setup.speculative,
-            f"speculative decoding ({setup.speculative})",
-            "drop --speculative-algorithm",
-        ),
+        *_speculative(setup),
         (
             setup.disaggregation != "null",
             "disaggregated prefill and decode",
@@ -130,3 +143,25 @@ def _rows_of_server(setup: Setup) -> tuple[_Row, ...]:
 def _nearest_page(size: int) -> int:
     """Return the supported size of a page that is nearest to ``size``."""
     return min(sorted(PAGE_SIZES), key=lambda supported: abs(supported - size))
+
+
+def _speculative(setup: Setup) -> tuple[_Row, ...]:
+    """Return refusals because of speculative decoding, with what lifts them."""
+    why = SPECULATIVE.get(setup.speculative, "unknown to Leyline")
+    return (
+        (
+            why,
+            f"speculative decoding ({setup.speculative}: {why})",
+            "start with --speculative-algorithm EAGLE, EAGLE3, NEXTN or NGRAM, or without",
+        ),
+        (
+            setup.draft_layers,
+            "speculative decoding with a model for each step",
+            "drop --enable-multi-layer-eagle",
+        ),
+        (
+            setup.relaxed_acceptance,
+            "speculative decoding that accepts what the model would not have chosen",
+            "drop --speculative-accept-threshold-single and --speculative-accept-threshold-acc",
+        ),
+    )

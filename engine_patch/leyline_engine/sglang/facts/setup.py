@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from leyline_engine.contract import (
     engine_actions,
 )
 from leyline_engine.rotation import Rotary
-from leyline_engine.sglang.facts.allow_list import Setup, refusals
+from leyline_engine.sglang.facts.allow_list import KV_DTYPES, Setup, refusals
+from leyline_engine.sglang.facts.drafts import UnsupportedDraftError, read_drafts
 from leyline_engine.sglang.facts.frequencies import UnsupportedRotaryError
-from leyline_engine.sglang.facts.measuring import measure_keys
+from leyline_engine.sglang.facts.measuring import Measured, measure_keys
+from leyline_engine.sglang.facts.modules import measure_modules
 from leyline_engine.sglang.facts.probe import ProbeError
+from leyline_engine.sglang.rows.layouts import UnsupportedPoolError, read_pool
 from leyline_engine.sglang.rows.origins import OriginsError, origin_rows
-from leyline_engine.sglang.rows.pool import SplicePool, UnsupportedPoolError, read_pool
+from leyline_engine.sglang.rows.pool import SplicePool
 
 _SAMPLED_BYTES = 1 << 16
 _VOLATILE = frozenset({"_name_or_path", "transformers_version"})
@@ -34,6 +38,16 @@ _VOLATILE = frozenset({"_name_or_path", "transformers_version"})
 
 _NO_OTHER = "serve another model, or one with its original configuration"
 """Remedy where the loaded model itself isn't understood: no flag changes it."""
+
+_UNSUPPORTED = (
+    UnsupportedRotaryError,
+    UnsupportedPoolError,
+    UnsupportedDraftError,
+    ProbeError,
+    OriginsError,
+)
+Measure = Callable[[Any, Any, torch.dtype], Measured]
+"""Finds the rotation of a model's keys; takes what :func:`.measuring.measure_keys` takes."""
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +91,7 @@ def read_facts(
     *,
     origin_bytes: int | None = None,
     common: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows,
+    measure: Measure = measure_keys,
 ) -> EngineFacts:
     """Read all facts from SGLang's context for its tree cache, and measure the model's keys.
 
@@ -87,26 +102,21 @@ def read_facts(
         tree: the tree cache that was made from it, still empty.
         origin_bytes: see :func:`~leyline_engine.sglang.rows.origins.origin_rows`.
         common: see :class:`~leyline_engine.sglang.rows.pool.SplicePool`.
+        measure: finds the rotation of the model's keys.
     """
-    kv_pool = context.params.token_to_kv_pool_allocator.get_kvcache()
-    refused = refusals(read_setup(context))
+    setup = read_setup(context)
+    refused = refusals(setup)
     if refused:
         return EngineFacts(_capability(context, *refused))
     try:
-        model = context.tp_worker.model_runner.model
-        scales = (getattr(attention, "k_scale", None) for attention in _attentions(model))
-        tensors = read_pool(kv_pool, scales)
-        _check_layers(model, kv_pool)
-        measured = measure_keys(context, tree, tensors.dtype)
-        tensors = tensors.turning(measured.start, measured.rotary.dim)
-        pool = SplicePool(
-            tensors,
-            measured.rotary,
-            origins=origin_rows(tensors, origin_bytes),
-            behind_forwards=_behind_forwards(context.tp_worker.model_runner),
-            common=common,
+        measured, pool = _open_pool(context, tree, origin_bytes, common, measure)
+        pool.drafts = read_drafts(
+            context.tp_worker,
+            setup.speculative,
+            pool.tensors.slots,
+            partial(_open_draft, context, origin_bytes),
         )
-    except (UnsupportedRotaryError, UnsupportedPoolError, ProbeError, OriginsError) as error:
+    except _UNSUPPORTED as error:
         return EngineFacts(_capability(context, Refusal(str(error), _NO_OTHER)))
     except Exception as error:  # an engine that can't be measured serves without splicing
         log.exception("Leyline can't measure this model")
@@ -116,8 +126,56 @@ def read_facts(
         _capability(context),
         rotary=measured.facts,
         kv=_kv_facts(pool, int(context.params.page_size)),
+        speculative=setup.speculative,
+        draft_layers=sum(len(draft.tensors.keys) for draft in pool.drafts),
     )
     return EngineFacts(capability, measured.rotary, pool)
+
+
+def _open_pool(
+    context: Any,
+    tree: Any,
+    origin_bytes: int | None,
+    common: Callable[[torch.Tensor], torch.Tensor],
+    measure: Measure,
+) -> tuple[Measured, SplicePool]:
+    """Return the measured rotation of the model's keys, and the pool that is turned by it."""
+    runner = context.tp_worker.model_runner
+    kv_pool = context.params.token_to_kv_pool_allocator.get_kvcache()
+    tensors = read_pool(kv_pool, _key_scales(runner.model))
+    _check_layers(runner.model, kv_pool)
+    measured = measure(context, tree, tensors.dtype)
+    tensors = tensors.turning(measured.start, measured.rotary.dim)
+    pool = SplicePool(
+        tensors,
+        measured.rotary,
+        origins=origin_rows(tensors, origin_bytes),
+        behind_forwards=_behind_forwards(runner),
+        common=common,
+    )
+    return measured, pool
+
+
+def _open_draft(
+    context: Any, origin_bytes: int | None, model: torch.nn.Module, kv_pool: Any
+) -> SplicePool:
+    """Return the pool of a draft model."""
+    kinds = {kind for attention in _attentions(model) for kind in _special_kinds(attention)}
+    dtype = str(kv_pool.dtype).removeprefix("torch.")
+    if kinds or dtype not in KV_DTYPES:
+        raise UnsupportedPoolError(", ".join(sorted(kinds)) or f"KV dtype {dtype}")
+    config = context.model_config
+    rotary = measure_modules(model, int(config.context_len), config.dtype)
+    tensors = read_pool(kv_pool, _key_scales(model))
+    width = int(tensors.keys[0].shape[-1])
+    start = width - rotary.dim if tensors.pool_class == "mla_latent" else 0
+    tensors = tensors.turning(start, rotary.dim)
+    return SplicePool(
+        tensors,
+        rotary,
+        origins=origin_rows(tensors, origin_bytes),
+        behind_forwards=_behind_forwards(context.tp_worker.model_runner),
+    )
 
 
 def read_setup(context: Any) -> Setup:
@@ -131,7 +189,7 @@ def read_setup(context: Any) -> Setup:
         get_spec,
     )
 
-    memory, parallel, serving = get_memory(), get_parallel(), get_serving()
+    memory, parallel, serving, spec = get_memory(), get_parallel(), get_serving(), get_spec()
     params = context.params
     model = context.tp_worker.model_runner.model
     kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
@@ -154,7 +212,11 @@ def read_setup(context: Any) -> Setup:
         ),
         unified_memory=bool(memory.enable_unified_memory),
         kv_sharding=bool(parallel.enable_kv_cache_sharding),
-        speculative=str(get_spec().speculative_algorithm or ""),
+        speculative=str(spec.speculative_algorithm or ""),
+        draft_layers=bool(spec.enable_multi_layer_eagle),
+        relaxed_acceptance=bool(spec.speculative_algorithm)
+        and min(spec.speculative_accept_threshold_single, spec.speculative_accept_threshold_acc)
+        < 1.0,
         disaggregation=str(get_disagg().disaggregation_mode),
         sessions=bool(serving.enable_streaming_session or params.enable_session_radix_cache),
         diffusion=get_exec().dllm.dllm_algorithm is not None,
@@ -168,6 +230,11 @@ def _attentions(model: torch.nn.Module) -> Iterator[Any]:
     from sglang.srt.layers.radix_attention import RadixAttention
 
     return (module for module in model.modules() if isinstance(module, RadixAttention))
+
+
+def _key_scales(model: torch.nn.Module) -> Iterator[object]:
+    """Yield the scale of keys of every attention; None for none."""
+    return (getattr(attention, "k_scale", None) for attention in _attentions(model))
 
 
 def _special_kinds(attention: Any) -> Iterator[str]:

@@ -56,3 +56,13 @@ def unwritten_slots(reqs: Iterable[Any], rows: torch.Tensor, page: int) -> list[
             more = torch.arange(1, page - held % page + 1, device=last.device)
             found.append(last + more)
     return found
+
+
+def reserved_until(req: Any) -> int:
+    """Return the length up to which a request holds slots for drafts; 0 if it has none to spare.
+
+    Such a slot holds what was there before until the request writes to it, or gives it back.
+    """
+    kv = req.kv
+    held = kv.holds_kv and kv.kv_allocated_len > kv.kv_committed_len
+    return int(kv.kv_allocated_len) if held else 0

@@ -11,8 +11,7 @@ again only while its as-computed key is kept; after that, its token has to be pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -26,90 +25,8 @@ _LOOKED_AT = 1 << 14
 """Rows per step of a check of their contents, which takes as much memory again."""
 
 
-class UnsupportedPoolError(Exception):
-    """The pool is of no form in which rows can be spliced."""
-
-
 class OriginGoneError(Exception):
     """A row can't be turned: its as-computed key gave way, and its tokens must be prefilled."""
-
-
-def read_pool(pool: object, key_scales: Iterable[object] = ()) -> PoolTensors:
-    """Return the tensors of one of SGLang's KV pools.
-
-    Args:
-        pool: ``MLATokenToKVPool`` or ``MHATokenToKVPool``, and no subclass: those keep more, or
-            keep it elsewhere.
-        key_scales: ``k_scale`` of each attention layer: None, or a tensor.
-
-    Returns:
-        tensors whose rotary band isn't known yet.
-
-    Raises:
-        UnsupportedPoolError: another class, or another layout of these.
-    """
-    kind = type(pool)
-    layout = _LAYOUTS.get(f"{kind.__module__}.{kind.__qualname__}")
-    if layout is None:
-        raise UnsupportedPoolError(f"KV pool class {kind.__qualname__}")
-    tensors = layout(pool)
-    every = (*tensors.keys, *tensors.values)
-    if not tensors.keys:
-        raise UnsupportedPoolError("a KV pool without layers")
-    if any(t.dim() != 3 or not t[0].is_contiguous() or t.dtype != tensors.stored for t in every):
-        raise UnsupportedPoolError("a KV pool whose rows aren't one token each, contiguous")
-    if len({(t.shape, t.stride()) for t in tensors.keys}) != 1:
-        raise UnsupportedPoolError("a KV pool whose layers differ in shape")
-    if len({(t.shape, t.stride()) for t in tensors.values}) > 1:
-        raise UnsupportedPoolError("a KV pool whose layers differ in shape")
-    if tensors.packed and any(
-        s is not None and torch.as_tensor(s).numel() != 1 for s in key_scales
-    ):
-        raise UnsupportedPoolError("more than one KV scale per layer")
-    return tensors
-
-
-def _packed(pool: Any, buffers: Sequence[torch.Tensor]) -> torch.dtype | None:
-    """Return the dtype of numbers that a pool's buffers hold as bytes; None if it is their own."""
-    if not buffers or buffers[0].dtype == pool.dtype:
-        return None
-    if (buffers[0].dtype, pool.dtype) != (torch.uint8, torch.float8_e4m3fn):
-        raise UnsupportedPoolError(f"KV dtype {str(pool.dtype).removeprefix('torch.')}")
-    return torch.float8_e4m3fn
-
-
-def _mla(pool: Any) -> PoolTensors:
-    if pool.kv_cache_dim != pool.kv_lora_rank + pool.qk_rope_head_dim:
-        raise UnsupportedPoolError("an MLA pool whose rows hold more than latent and rotary key")
-    if pool.dsa_kv_cache_store_fp8 or pool.kv_scale_buffer is not None:
-        raise UnsupportedPoolError("an MLA pool with scales of its own")
-    return PoolTensors(
-        pool_class="mla_latent",
-        keys=tuple(pool.kv_buffer),
-        values=(),
-        capacity=pool.size,
-        packed=_packed(pool, pool.kv_buffer),
-    )
-
-
-def _mha(pool: Any) -> PoolTensors:
-    if pool.kv_cache_layout != "nhd":
-        raise UnsupportedPoolError(f"KV pool layout {pool.kv_cache_layout!r}")
-    if pool.is_quantized_kv_cache or pool.k_scale_buffer is not None:
-        raise UnsupportedPoolError("quantised KV")
-    return PoolTensors(
-        pool_class="gqa",
-        keys=tuple(pool.k_buffer),
-        values=tuple(pool.v_buffer),
-        capacity=pool.size,
-        packed=_packed(pool, pool.k_buffer),
-    )
-
-
-_LAYOUTS: Mapping[str, Callable[[Any], PoolTensors]] = {
-    "sglang.srt.mem_cache.memory_pool.MLATokenToKVPool": _mla,
-    "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool": _mha,
-}
 
 
 def choose_mover(tensors: PoolTensors, rotary: Rotary) -> RowMover:
@@ -163,6 +80,8 @@ class SplicePool:
         self.behind_forwards = behind_forwards
         self.erased: Callable[[torch.Tensor], None] = lambda _: None
         """Called with slots that have been overwritten."""
+        self.drafts: tuple[SplicePool, ...] = ()
+        """Pools of draft models, which have rows of their own in the same slots."""
         self._mover = choose_mover(tensors, self.rotary) if mover is None else mover
         heads = tensors.keys[0].shape[1]
         self._as_computed = torch.zeros(
@@ -194,23 +113,43 @@ class SplicePool:
         """The keys kept beside the pool, ``[layers, origins, heads, rotary_dim]``; a view."""
         return self._as_computed
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one slot over all layers, the draft models' included."""
+        return self.tensors.bytes_per_token + sum(draft.bytes_per_token for draft in self.drafts)
+
+    @property
+    def every_tensor(self) -> list[torch.Tensor]:
+        """All tensors that have a row per slot."""
+        tensors = [*self.tensors.keys, *self.tensors.values]
+        return tensors + [tensor for draft in self.drafts for tensor in draft.every_tensor]
+
     def parts(self) -> list[Part]:
         """Return the tensors whose rows depend on the tokens in front of them.
 
-        Those of the first layer depend on a row's own token alone.
+        Those of the first layer depend on a row's own token alone, but for a draft model, which
+        reads the target's hidden states.
         """
+        return self._parts(1, "") + self.draft_parts()
+
+    def draft_parts(self) -> list[Part]:
+        """Return those of the draft models, whose rows have read one token more."""
+        every = enumerate(self.drafts)
+        return [part for number, draft in every for part in draft._parts(0, f"draft {number} ")]
+
+    def _parts(self, first: int, name: str) -> list[Part]:
         tensors, found = self.tensors, list[Part]()
         start, end = tensors.rotary_start, tensors.rotary_start + tensors.rotary_dim
         origins = self._row_of.cpu().numpy().astype(np.int64)
-        for layer in range(1, len(tensors.keys)):
+        for layer in range(first, len(tensors.keys)):
             key = tensors.keys[layer]
             others = [*tensors.values[layer : layer + 1], key[..., :start], key[..., end:]]
             found += [
-                Part("pool", f"free {layer} {part}", rows)
+                Part("pool", f"{name}free {layer} {part}", rows)
                 for part, rows in enumerate(others)
                 if rows.shape[-1]
             ]
-            turned = f"turned {layer}"
+            turned = f"{name}turned {layer}"
             found.append(Part("pool", turned, key[..., start:end]))
             found.append(Part("origin", turned, self._as_computed[layer], origins))
         return found
@@ -261,6 +200,8 @@ class SplicePool:
             lost = self._turned[source] & (origin < 0)
             self._turned[target] = (computed_at != needed_at) | lost
             self._any_turned = True
+        for draft in self.drafts:
+            draft.splice(source, target, source_start, dest_start)
 
     def turnable(self, slots: torch.Tensor) -> torch.Tensor | None:
         """Return which rows may be turned: bool ``[n]`` on the host, the same on all ranks.
@@ -272,9 +213,11 @@ class SplicePool:
         Args:
             slots: int64 ``[n]`` on the pool's device.
         """
-        if not self._any_turned:
+        pools = [pool for pool in (self, *self.drafts) if pool._any_turned]
+        if not pools:
             return None
-        return self._common((self._kept(slots) | ~self._turned[slots]).cpu())
+        every = torch.stack([pool._kept(slots) | ~pool._turned[slots] for pool in pools]).all(dim=0)
+        return self._common(every.cpu())
 
     def _kept(self, slots: torch.Tensor) -> torch.Tensor:
         """Return True for rows whose entry in the ring was claimed by nobody since."""
@@ -286,13 +229,23 @@ class SplicePool:
 
         A slot of which this isn't recorded may be taken for one whose as-computed key gave way.
         """
-        if self._any_turned and slots:
-            self._turned[torch.cat(tuple(slots))] = False
+        for pool in (self, *self.drafts):
+            if pool._any_turned and slots:
+                pool._turned[torch.cat(tuple(slots))] = False
 
     def emptied(self) -> None:
         """Record that no slot holds a splice's row any more."""
-        self._turned.zero_()
-        self._any_turned = False
+        for pool in (self, *self.drafts):
+            pool._turned.zero_()
+            pool._any_turned = False
+
+    def blank_drafts(self, slots: torch.Tensor) -> None:
+        """Overwrite the draft models' rows of these slots, int64 ``[n]``, and nothing else.
+
+        Their as-computed keys go with the next erasure.
+        """
+        for draft in self.drafts:
+            draft._overwrite(slots)
 
     def _certified_rows(self, slots: torch.Tensor, stands_at: torch.Tensor) -> torch.Tensor:
         """Return rows with the as-computed keys of ``slots``, int64; -1 if none is certified."""
@@ -339,13 +292,18 @@ class SplicePool:
             slots: int64 ``[n]`` on the pool's device.
         """
         self.behind_forwards()
+        self._overwrite(slots)
+        self._drop_orphans()
+        for draft in self.drafts:
+            draft.erase(slots)
+        self.erased(slots)
+
+    def _overwrite(self, slots: torch.Tensor) -> None:
         for tensor in (*self.tensors.keys, *self.tensors.values):
             tensor.index_fill_(0, slots, 0)
         self._row_of[slots] = -1
         self._stands_at[slots] = 0
         self.freed([slots])
-        self._drop_orphans()
-        self.erased(slots)
 
     def erase_used(self, slots: torch.Tensor) -> None:
         """Overwrite those of these rows that hold anything, as :meth:`erase` does.
@@ -364,6 +322,8 @@ class SplicePool:
                 holds |= layer.index_select(0, part).flatten(1).any(dim=1)
             used.append(part[holds])
         self.erase(torch.cat(used))
+        for draft in self.drafts:
+            draft.erase_used(slots)
 
     def _drop_orphans(self) -> None:
         holders = torch.nonzero(self._row_of >= 0).flatten()
