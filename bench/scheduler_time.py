@@ -273,7 +273,9 @@ def _turns_of(tokens: int, page: int, repeat: int) -> list[Turns]:
 
 
 def _show_turns(console: Console, found: list[Turns]) -> None:
-    table = Table("turn", "page", "tokens", "steps", "p50", "p99", "× stock", "longest step", "worst")
+    table = Table(
+        "turn", "page", "tokens", "steps", "p50", "p99", "× stock", "longest step", "worst"
+    )
     floors = {(t.page, t.tokens): t.p50_ms for t in found if t.kind == "stock"}
     for t in found:
         ratio = t.p50_ms / floors[t.page, t.tokens]

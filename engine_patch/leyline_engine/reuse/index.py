@@ -16,7 +16,6 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from leyline_engine.contract import common_prefix
 from leyline_engine.reuse.fingerprints import Fingerprinter
 from leyline_engine.reuse.winnowing import GRAM, ends_of_chains
 from leyline_engine.sources import SourceTurn
@@ -204,12 +203,11 @@ class _TenantIndex:
     def path_of(self, source: SourceTurn) -> _Path:
         """Return the path that a turn continues, or a new one."""
         paths = self._paths.setdefault(source.session, [])
-        keys = source.keys()
         done = 0
         for path in reversed(paths):
-            before = path.source.keys()
-            shared = common_prefix(before, keys)
-            if shared == len(before) and path.source.groups <= source.groups:
+            before = path.source
+            shared = before.shared_keys(source)
+            if shared == len(before.tokens) and path.source.groups <= source.groups:
                 # The turn continues it: entries point into the newer one from now on.
                 path.source = source
                 return path
@@ -251,8 +249,7 @@ class _TenantIndex:
         if gone is None:
             return
         paths.remove(gone)
-        keys = source.keys()
-        shares = [(common_prefix(other.keys(), keys), other) for other in others]
+        shares = [(other.shared_keys(source), other) for other in others]
         shared, heir = max(shares, key=lambda share: share[0], default=(0, source))
         successor = _path_with(paths, heir) if shared else gone
         for slot in tuple(gone.anchors):

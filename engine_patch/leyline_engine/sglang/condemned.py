@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from leyline_engine.contract import common_prefix
-from leyline_engine.plan import page_floor
+from leyline_engine.sglang.path_tree import PathTree
 from leyline_engine.sglang.publications import Publication
 
 
@@ -31,10 +30,60 @@ class Unpublished:
     """Tokens from which somebody else's path continues."""
 
 
-def allowed_length(condemned: Iterable[Condemned], keys: array[int], page: int) -> int:
-    """Return the number of leading keys that may be matched: no page of them is condemned."""
-    length = len(keys)
-    for doomed in condemned:
-        if page_floor(common_prefix(doomed.path.keys, keys), page) > doomed.start:
-            length = min(length, doomed.start)
-    return length
+class CondemnedPaths:
+    """All that waits for its holders, and how far a path may be matched.
+
+    Args:
+        page: tokens per page of the tree.
+    """
+
+    def __init__(self, page: int) -> None:
+        self._page = page
+        self._paths: dict[Condemned, None] = {}
+        self._firsts: PathTree[None, Condemned] = PathTree()
+        """Paths up to the end of their first condemned page."""
+
+    def __iter__(self) -> Iterator[Condemned]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def append(self, doomed: Condemned) -> None:
+        """Add a path; it is condemned from now on."""
+        self._paths[doomed] = None
+        first = self._first(doomed)
+        if first is not None:
+            self._firsts.add(None, first, doomed)
+
+    def extend(self, doomed: Iterable[Condemned]) -> None:
+        """Add several paths."""
+        for each in doomed:
+            self.append(each)
+
+    def remove(self, doomed: Condemned) -> None:
+        """Remove a path that was added."""
+        del self._paths[doomed]
+        first = self._first(doomed)
+        if first is not None:
+            self._firsts.remove(None, first, doomed)
+
+    def defer(self, doomed: Condemned) -> None:
+        """Make a path the last in turn."""
+        del self._paths[doomed]
+        self._paths[doomed] = None
+
+    def clear(self) -> None:
+        """Remove all paths."""
+        self._paths.clear()
+        self._firsts = PathTree()
+
+    def _first(self, doomed: Condemned) -> array[int] | None:
+        """Return a path up to its first condemned page; None if it has no whole one."""
+        end = doomed.start + self._page
+        return doomed.path.keys[:end] if end <= len(doomed.path.keys) else None
+
+    def allowed_length(self, keys: array[int]) -> int:
+        """Return the number of leading keys that may be matched: no page of them is condemned."""
+        first = self._firsts.first_end(keys)
+        return len(keys) if first is None else first.start

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -115,9 +115,7 @@ class Publications:
             gone.extend(self._make_room(session, path))
         return tuple((old, self.shared(None, old, 0)) for old in gone)
 
-    def _beginnings(
-        self, session: SessionKey, path: Publication
-    ) -> tuple[list[Publication], bool]:
+    def _beginnings(self, session: SessionKey, path: Publication) -> tuple[list[Publication], bool]:
         tree = self._trees.get(_place(session, path))
         return ([], False) if tree is None else tree.beginnings(session, path.keys)
 
@@ -245,9 +243,7 @@ class Publications:
             (session, path, first position of it that matters).
         """
         paths = {
-            key: found
-            for name in lineages
-            for key, found in self._spliced.get(name, {}).items()
+            key: found for name in lineages for key, found in self._spliced.get(name, {}).items()
         }
         found = []
         for session, path in paths.values():

@@ -32,7 +32,7 @@ from leyline_engine.lineage import first_spliced
 from leyline_engine.plan import page_floor
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.sglang.census import Census
-from leyline_engine.sglang.condemned import Condemned, Unpublished, allowed_length
+from leyline_engine.sglang.condemned import CondemnedPaths, Unpublished
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.publications import Publication, Space
 from leyline_engine.sglang.rows.pages import free_slots, unwritten_slots, whole_pages
@@ -87,7 +87,7 @@ class LeylineRadixCache(UnifiedRadixCache):
     def __init__(self, params: Any) -> None:
         self.leyline: Listener | None = None
         self._pool: SplicePool | None = None
-        self.condemned: list[Condemned] = []
+        self.condemned = CondemnedPaths(int(params.page_size))
         self._folding: Turn | None = None
         self.shelf: RadixShelf | None = None
         """Paths that claims rank; consulted in evictions."""
@@ -230,7 +230,7 @@ class LeylineRadixCache(UnifiedRadixCache):
 
     def allowed_length(self, keys: array[int]) -> int:
         """Return the number of leading keys that may be matched: nothing condemned."""
-        return allowed_length(self.condemned, keys, self.page_size)
+        return self.condemned.allowed_length(keys) if self.condemned else len(keys)
 
     def is_condemned(self, keys: array[int]) -> bool:
         """Return True if KV under these keys waits to be removed."""

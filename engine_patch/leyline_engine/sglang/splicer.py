@@ -26,7 +26,6 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from leyline_engine.contract import ATTENTION_SINK, CopySegment, TokenCounts
 from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import Carried
-from leyline_engine.lineage import fold_keys
 from leyline_engine.plan import Plan, clip_copies, copy_runs, page_floor, plan_turn
 from leyline_engine.rules import CheckedRequest, Rules, extend_lineage
 from leyline_engine.sglang.publishing import Publisher
@@ -170,7 +169,7 @@ class Splicer:
             return None
         lineage = extend_lineage(turn.lineage, carried)
         prompt = turn.req.origin_input_ids
-        if not self._cache.is_condemned(fold_keys(prompt, lineage, turn.scope)):
+        if not self._cache.is_condemned(turn.keys_under(lineage, prompt)):
             return carried
         return self._rules.carry_alone(checked, turn.lineage, plan, turn.message_id, cursor)
 
