@@ -292,6 +292,9 @@ class Driver:
     def step(self) -> None:
         """Admit and prefill what can be; else decode."""
         with self.watch.step():
+            with self.watch.part("chores"):
+                if self.engine is not None:
+                    self.engine.chores.step()
             with self.watch.part("admit"):
                 batch = self.admit()
             if batch:

@@ -7,15 +7,15 @@ slots, and of those about one in seventeen has an entry.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
+from leyline_engine.reuse.entering import Entering, Entry, Path, Slots
 from leyline_engine.reuse.fingerprints import Fingerprinter
 from leyline_engine.reuse.winnowing import GRAM, ends_of_chains
 from leyline_engine.sources import SourceTurn
@@ -34,25 +34,8 @@ PLACES_OF_A_MEMBER = 2
 _AT_ONCE = 64
 """Entries of one tenant that are dropped at once for others', though it has hardly more."""
 
-Slots = NDArray[np.int64]
-
-
-@dataclass(slots=True, eq=False)
-class _Path:
-    """Tokens that entries point into: those of a session's turn, and of turns that continue it."""
-
-    source: SourceTurn
-    anchors: set[int] = field(default_factory=set)
-    """Slots of its entries."""
-    done: int = 0
-    """Number of leading tokens whose entries are in the index, of this path or another."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    path: _Path
-    position: int
-    value: int
+_PORTION = 256
+"""Entries that are entered at once, in a millisecond or less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +56,19 @@ class ReuseIndex:
         capacity: slots of the pool.
         max_places: maximum number of places of one hash within a tenant; the oldest are dropped
             first.
+        defers: True if :meth:`work` is called until all entries are entered; else they are at once.
     """
 
     def __init__(
-        self, fingerprinter: Fingerprinter, capacity: int, *, max_places: int = MAX_PLACES
+        self,
+        fingerprinter: Fingerprinter,
+        capacity: int,
+        *,
+        max_places: int = MAX_PLACES,
+        defers: bool = False,
     ) -> None:
+        self._defers = defers
+        self._entering: deque[Entering] = deque()
         self._fingerprinter = fingerprinter
         self._max_entries = max(MIN_ENTRIES, capacity // TOKENS_PER_ENTRY)
         self._max_places = max_places
@@ -85,22 +76,28 @@ class ReuseIndex:
         """By scope; the tenant that retained a turn last is the last."""
         self._marks = np.zeros(capacity, dtype=np.bool_)
         """True for slots that may anchor an entry."""
+        self._uses = np.zeros(capacity, dtype=np.uint32)
+        """Number of times that an anchor was freed."""
 
     def __len__(self) -> int:
         return sum(len(tenant.entries) for tenant in self._tenants.values())
 
     def anchors(self) -> Collection[int]:
         """Return the slots at which entries are anchored."""
+        self._finish()
         return {slot for tenant in self._tenants.values() for slot in tenant.entries}
 
     def entries(self) -> Iterator[tuple[int, Place]]:
         """Yield the anchor and the place of every entry."""
+        self._finish()
         for tenant in self._tenants.values():
             for slot, entry in tenant.entries.items():
                 yield slot, Place(entry.path.source, entry.position)
 
     def add(self, source: SourceTurn, slots: Slots) -> None:
         """Add the cached beginning of a turn that was retained.
+
+        Its first new entries are entered at once, the others by :meth:`work`.
 
         Args:
             slots: the slots of its first tokens, in order.
@@ -113,12 +110,47 @@ class ReuseIndex:
         prints = ends_of_chains(self._fingerprinter.select(source.tokens, start, len(slots)))
         anchors = slots[prints.positions]
         self._mark(anchors)
-        for slot, position, value in zip(
-            anchors.tolist(), prints.positions.tolist(), prints.values.tolist(), strict=True
-        ):
-            tenant.enter(slot, _Entry(path, position, value))
         path.done = len(slots)
-        self._make_room()
+        waits = bool(self._entering)
+        self._entering.append(
+            Entering(tenant, path, anchors, prints.positions, prints.values, self._uses[anchors])
+        )
+        if not self._defers:
+            self._finish()
+        elif not waits:
+            self.work()
+
+    def work(self) -> bool:
+        """Enter a portion of what waits; returns False if nothing does."""
+        while self._entering:
+            entering = self._entering[0]
+            part = slice(entering.done, entering.done + _PORTION)
+            entering.done = part.stop
+            if entering.done >= len(entering.anchors):
+                self._entering.popleft()
+            if self._enter(entering, part):
+                self._make_room()
+                return True
+        return False
+
+    def _enter(self, entering: Entering, part: slice) -> bool:
+        anchors = entering.anchors[part]
+        held = self._uses[anchors] == entering.uses[part]
+        path, positions = entering.path, entering.positions[part]
+        if not held.all():
+            path.done = min(path.done, int(positions[~held].min()))
+        for slot, position, value in zip(
+            anchors[held].tolist(),
+            positions[held].tolist(),
+            entering.values[part][held].tolist(),
+            strict=True,
+        ):
+            entering.tenant.enter(slot, Entry(path, position, value))
+        return len(anchors) > 0
+
+    def _finish(self) -> None:
+        while self.work():
+            continue
 
     def _make_room(self) -> None:
         """Drop the oldest entries of the tenants that have most."""
@@ -136,7 +168,9 @@ class ReuseIndex:
         if highest >= len(self._marks):
             grown = np.zeros(max(highest + 1, 2 * len(self._marks)), dtype=np.bool_)
             grown[: len(self._marks)] = self._marks
-            self._marks = grown
+            uses = np.zeros(len(grown), dtype=np.uint32)
+            uses[: len(self._uses)] = self._uses
+            self._marks, self._uses = grown, uses
         self._marks[slots] = True
 
     def places(self, scope: str, value: int) -> Iterator[Place]:
@@ -162,12 +196,19 @@ class ReuseIndex:
             others: turns of its session that still are; entries of their beginnings stay.
         """
         tenant = self._tenants.get(source.scope)
-        if tenant is not None:
-            tenant.drop(source, others)
+        if tenant is None:
+            return
+        dropped = tenant.drop(source, others)
+        if dropped is not None:
+            gone, heir, shared = dropped
+            for entering in [each for each in self._entering if each.path is gone]:
+                entering.path = heir
+                entering.keep(entering.positions[entering.done :] + GRAM <= shared)
 
     def drop_tenant(self, scope: str) -> None:
         """Drop all entries of a tenant."""
-        self._tenants.pop(scope, None)
+        tenant = self._tenants.pop(scope, None)
+        self._entering = deque(each for each in self._entering if each.tenant is not tenant)
 
     def freed(self, slots: Slots) -> None:
         """Drop the entries of slots that were freed."""
@@ -176,6 +217,7 @@ class ReuseIndex:
         inside = slots[slots < len(self._marks)]
         anchors = inside[self._marks[inside]]
         self._marks[anchors] = False
+        self._uses[anchors] += 1
         for slot in anchors.tolist():
             for tenant in self._tenants.values():
                 tenant.free(slot)
@@ -183,6 +225,7 @@ class ReuseIndex:
     def clear(self) -> None:
         """Drop everything."""
         self._tenants.clear()
+        self._entering.clear()
         self._marks[:] = False
 
 
@@ -193,14 +236,14 @@ class _TenantIndex:
         self._max_places = max_places
         self.groups: frozenset[str] = frozenset()
         """Groups that any of its turns was retained in."""
-        self.entries: OrderedDict[int, _Entry] = OrderedDict()
+        self.entries: OrderedDict[int, Entry] = OrderedDict()
         """By anchor, oldest first."""
         self._places: dict[int, list[int]] = {}
         """Anchors by hash, oldest first."""
-        self._paths: dict[str, list[_Path]] = {}
+        self._paths: dict[str, list[Path]] = {}
         """By session, oldest first."""
 
-    def path_of(self, source: SourceTurn) -> _Path:
+    def path_of(self, source: SourceTurn) -> Path:
         """Return the path that a turn continues, or a new one."""
         paths = self._paths.setdefault(source.session, [])
         done = 0
@@ -212,10 +255,10 @@ class _TenantIndex:
                 path.source = source
                 return path
             done = max(done, min(shared, path.done))
-        paths.append(_Path(source, done=done))
+        paths.append(Path(source, done=done))
         return paths[-1]
 
-    def enter(self, slot: int, entry: _Entry) -> None:
+    def enter(self, slot: int, entry: Entry) -> None:
         """Add an entry, unless another turn of the tenant over the same KV has it.
 
         A turn that offers it to more groups takes it over.
@@ -242,12 +285,19 @@ class _TenantIndex:
             entry = self.entries[slot]
             yield Place(entry.path.source, entry.position)
 
-    def drop(self, source: SourceTurn, others: Iterable[SourceTurn]) -> None:
-        """See :meth:`ReuseIndex.drop`."""
+    def drop(
+        self, source: SourceTurn, others: Iterable[SourceTurn]
+    ) -> tuple[Path, Path, int] | None:
+        """See :meth:`ReuseIndex.drop`.
+
+        Returns:
+            The dropped path, the one that takes its place, and the number of leading tokens whose
+            entries that takes over; None if there was no path of the turn's.
+        """
         paths = self._paths.get(source.session, [])
         gone = next((path for path in paths if path.source is source), None)
         if gone is None:
-            return
+            return None
         paths.remove(gone)
         shares = [(other.shared_keys(source), other) for other in others]
         shared, heir = max(shares, key=lambda share: share[0], default=(0, source))
@@ -255,12 +305,13 @@ class _TenantIndex:
         for slot in tuple(gone.anchors):
             entry = self.entries[slot]
             if entry.position + GRAM <= shared:
-                self.entries[slot] = _Entry(successor, entry.position, entry.value)
+                self.entries[slot] = Entry(successor, entry.position, entry.value)
                 successor.anchors.add(slot)
             else:
                 self.remove(slot)
         if not paths:
             del self._paths[source.session]
+        return gone, successor, shared
 
     def free(self, slot: int) -> None:
         """Drop the entry of a slot that was freed, if there is one."""
@@ -311,10 +362,10 @@ class Members:
                 yield from islice(offered, PLACES_OF_A_MEMBER)
 
 
-def _path_with(paths: list[_Path], source: SourceTurn) -> _Path:
+def _path_with(paths: list[Path], source: SourceTurn) -> Path:
     """Return the path that ends with a turn; a new one if there is none."""
     for path in paths:
         if path.source is source:
             return path
-    paths.append(_Path(source, done=len(source.tokens)))
+    paths.append(Path(source, done=len(source.tokens)))
     return paths[-1]

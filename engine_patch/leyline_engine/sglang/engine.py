@@ -30,6 +30,7 @@ from leyline_engine.sglang.accounts import Accounts
 from leyline_engine.sglang.admission import Admission
 from leyline_engine.sglang.census import open_census
 from leyline_engine.sglang.channel import Sender
+from leyline_engine.sglang.chores import Chores
 from leyline_engine.sglang.claim_desk import NO_ADMIT, ClaimDesk
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.fallback import Fallback
@@ -100,7 +101,7 @@ class SchedulerEngine:
         self._secret = secret
         self._replica = replica
         self.registry = SourceRegistry(secret=secret)
-        self.ledger = SpanLedger()
+        self.ledger = SpanLedger(defers=True)
         usable = int(cache.token_to_kv_pool_allocator.size)
         self.publications = Publications(
             max_tokens=max(MIN_TOKENS, PER_SLOT * usable), cached=cache.cached_length
@@ -108,7 +109,8 @@ class SchedulerEngine:
         self.claims = ClaimDesk(
             cache, self.registry, usable=usable, page_size=int(cache.page_size), limits=limits
         )
-        self._reuse = self._open_reuse(usable, salt, matcher)
+        options: Any = {"salt": salt, "max_copies": MAX_COPIES, "matcher": matcher}
+        self._reuse = ContentReuse(self.registry, self.ledger, usable, defers=True, **options)
         self._indexer = TurnIndexer(cache, self._reuse)
         # Its request holds a turn; SGLang may drop a request without notice.
         self.turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
@@ -126,6 +128,7 @@ class SchedulerEngine:
         self.margins = MarginGate(forgetter, kept_out=self._kept_out, agree=agree)
         fallback = Fallback(cache, rules, forgetter, kept_out=self._kept_out)
         self.forgets = self._open_forgets(rules, forgetter, fallback)
+        self.chores = Chores((self.ledger.provenance, self._reuse.index, self.forgets))
         splicer = self._open_splicer(pool, rules, min_copy, agree)
         self.admission = self._open_admission(splicer, fallback)
         census = open_census(cache) if metrics.collects else None
@@ -134,11 +137,6 @@ class SchedulerEngine:
         )
         cache.attach(self, pool, self.claims.shelf, census, self._reuse.index)
         self._accounts.announce(capability)
-
-    def _open_reuse(self, usable: int, salt: bytes, matcher: MatcherKind) -> ContentReuse:
-        return ContentReuse(
-            self.registry, self.ledger, usable, salt=salt, max_copies=MAX_COPIES, matcher=matcher
-        )
 
     def _open_prover(self, pool: SplicePool | None, agree: Callable[[bool], bool]) -> Prover:
         records = (self.registry, self.ledger, self.publications)
@@ -258,7 +256,7 @@ class SchedulerEngine:
         return refusal
 
     def evicted(self, tokens: int) -> None:
-        """Record an eviction; see :class:`.radix.Listener`."""
+        """Record an eviction."""
         self._metrics.evicted(tokens)
 
     def room(self) -> int:
@@ -315,6 +313,8 @@ class SchedulerEngine:
 
     def flushing(self) -> None:
         """Prepare for the tree's flush."""
+        with contained("removing what was condemned"):
+            self.forgets.finish()
         with contained("ending claims"):
             self.claims.keeper.lose_all("flushed")
 

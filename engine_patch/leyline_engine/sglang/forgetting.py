@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from leyline_engine.contract import ForgetCounts
-from leyline_engine.ledger import SpanKey, SpanLedger, Struck
+from leyline_engine.ledger import LineageKey, SpanKey, SpanLedger, Struck
 from leyline_engine.lineage import exact_length
 from leyline_engine.pending import PendingForgets
 from leyline_engine.plan import page_floor
 from leyline_engine.proof.witness import ForgetWitness
 from leyline_engine.sglang.condemned import Condemned, Unpublished
 from leyline_engine.sglang.containment import contained
-from leyline_engine.sglang.publications import Publication, Publications
+from leyline_engine.sglang.path_tree import PathTree
+from leyline_engine.sglang.publications import Publication, Publications, Space
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sources import SessionKey, SourceRegistry
 
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 
 _REMEMBERED = 4096
 """Number of tickets whose counts are kept; as many as records are kept of requests."""
+_AT_ONCE = 1 << 18
+"""Keys of the paths that are removed at once, in a few milliseconds; others are condemned, and
+removed in the steps that follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ class Forgetter:
         self._told = told
         self._witness = witness or ForgetWitness()
         self._reached: OrderedDict[str, ForgetCounts] = OrderedDict()
+        self._due = 0
+        """Condemned paths that are to be looked at: nothing has changed for the others."""
         self.pending = PendingForgets()
 
     def forget(
@@ -99,23 +105,19 @@ class Forgetter:
             spans, clean = self._ledger.hidden_spans(session), []
         kept = [*spared, *(Publication(turn.keys(), turn.lineage) for turn in clean)]
         tainted = self._ledger.lineages_reading(scope, spans)
-        doomed = []
-        for owner, path, reader in self._publications.under(tainted):
-            start = self._floor(reader)
-            doomed.append((owner, path, start, start))
-        for path in self._publications.of(session):
-            start = self._floor(max((path.common(other) for other in kept), default=0))
-            if start < len(path.keys):
-                exact = exact_length(path.keys)
-                shared_to = self._publications.shared(session, path, start)
-                theirs = self._floor(min(shared_to, max(exact, start)))
-                doomed.append((session, path, start, theirs))
+        doomed = self._doomed(session, kept, tainted)
         erased = shared = 0
-        for owner, path, start, theirs in doomed:
-            shared += self._cached(path, theirs) - self._cached(path, start)
-            erased += self._remove(path, theirs, ticket)
+        soon = _first_keys([path for _, path, _, _ in doomed], _AT_ONCE)
+        late = PathTree[None, Publication]()
+        for number, (owner, path, start, theirs) in enumerate(doomed):
+            if theirs > start:
+                shared += self._cached(path, theirs) - self._cached(path, start)
+            if number < soon:
+                erased += self._remove(path, theirs, ticket)
+            else:
+                self._condemn_late(path, theirs, ticket, late)
             self._publications.cut(owner, path, start)
-        for _, path, _, theirs in doomed:
+        for _, path, _, theirs in doomed[:soon]:
             self._condemn_rest(path, theirs, ticket)
         for turn in turns:
             if turn not in clean:
@@ -124,6 +126,30 @@ class Forgetter:
         self._cache.scrub()
         struck = Struck(session, spans, tainted, whole)
         return Forgotten(self._open(ticket, session, erased, shared), struck)
+
+    def _doomed(
+        self,
+        session: SessionKey,
+        kept: Sequence[Publication],
+        tainted: Mapping[LineageKey, int],
+    ) -> list[tuple[SessionKey, Publication, int, int]]:
+        """Return the paths to remove: (session, path, its first key that goes, the first that no
+        other session has)."""
+        doomed = []
+        for owner, path, reader in self._publications.under(tainted):
+            start = self._floor(reader)
+            doomed.append((owner, path, start, start))
+        stays = PathTree[None, Publication]()
+        for other in kept:
+            stays.add(None, other.keys, other)
+        for path in self._publications.of(session):
+            start = self._floor(stays.reach(path.keys) if path.space == Space() else 0)
+            if start < len(path.keys):
+                exact = exact_length(path.keys)
+                shared_to = self._publications.shared(session, path, start)
+                theirs = self._floor(min(shared_to, max(exact, start)))
+                doomed.append((session, path, start, theirs))
+        return doomed
 
     def _open(self, ticket: str, session: SessionKey, erased: int, shared: int) -> ForgetCounts:
         before = self._reached.get(ticket, ForgetCounts())
@@ -177,6 +203,16 @@ class Forgetter:
                 self._cache.announce(each.path, each.start, "forgotten")
         return self._open(ticket, session, 0, 0)
 
+    def remove_all(self, paths: Sequence[tuple[Publication, int]]) -> None:
+        """Remove the cached part of each path from a position on; if they are many, one by one in
+        the steps that follow, but nobody finds them from now on."""
+        soon = _first_keys([path for path, _ in paths], _AT_ONCE)
+        for path, start in paths[:soon]:
+            self.remove(path, start)
+        late = PathTree[None, Publication]()
+        for path, start in paths[soon:]:
+            self._condemn_late(path, self._floor(start), "", late)
+
     def remove(self, path: Publication, start: int) -> None:
         """Remove the cached part of a path from ``start`` on, and report no counts."""
         start = self._floor(start)
@@ -206,6 +242,20 @@ class Forgetter:
         done = self._cache.unpublish(path, start, cause)
         return replace(done, erased=done.erased + erased)
 
+    def _condemn_late(
+        self, path: Publication, start: int, ticket: str, late: PathTree[None, Publication]
+    ) -> None:
+        """Make a path unmatchable at once, and remove it in one of the next steps.
+
+        Args:
+            late: paths of this forget of which the same is true; keys that several have count once.
+        """
+        self._cache.announce(path, start, "forgotten" if ticket else "unpublished")
+        cached = self._cache.cached_length(path)
+        self._condemn(path, start, ticket, max(0, cached - max(start, late.reach(path.keys))))
+        self._due += 1
+        late.add(None, path.keys, path)
+
     def _condemn(self, path: Publication, start: int, ticket: str, held: int) -> None:
         doomed = Condemned(path, start)
         self._cache.condemned.append(doomed)
@@ -219,15 +269,29 @@ class Forgetter:
             self._condemn(path, start, ticket, left)
 
     def settle(self) -> None:
-        """Remove condemned KV that has no holder any more."""
-        before = len(self._cache.condemned)
-        # One condemned path may block another.
-        while any(self._settled(doomed) for doomed in tuple(self._cache.condemned)):
-            continue
-        if len(self._cache.condemned) < before:
+        """Remove condemned KV that has no holder any more, or begin to."""
+        self._due = len(self._cache.condemned)
+        self.work()
+        self.pending.settle()
+
+    def work(self) -> bool:
+        """Remove a portion of the condemned KV; returns False if none is to be looked at."""
+        condemned, left, before = self._cache.condemned, _AT_ONCE, len(self._cache.condemned)
+        worked = self._due > 0 and before > 0
+        while self._due > 0 and condemned and left > 0:
+            doomed = next(iter(condemned))
+            left -= len(doomed.path.keys)
+            if self._settled(doomed):
+                # One condemned path may block another.
+                self._due = len(condemned)
+            else:
+                self._due -= 1
+                condemned.defer(doomed)
+        if len(condemned) < before:
             # The holder may have given back more than the tree knew.
             self._cache.scrub()
-        self.pending.settle()
+            self.pending.settle()
+        return worked
 
     def _settled(self, doomed: Condemned) -> bool:
         with contained("removing a condemned path"):
@@ -241,7 +305,22 @@ class Forgetter:
                 return True
         return False
 
+    def finish(self) -> None:
+        """Remove all condemned KV that has no holder any more."""
+        self.settle()
+        while self.work():
+            continue
+
     def clear(self) -> None:
         """Record that the tree is empty: nothing is held."""
         self.pending.let_go(tuple(self._cache.condemned))
         self.pending.settle()
+
+
+def _first_keys(paths: Sequence[Publication], keys: int) -> int:
+    """Return the number of leading paths that have ``keys`` keys together, at least one."""
+    for number, path in enumerate(paths, 1):
+        keys -= len(path.keys)
+        if keys <= 0:
+            return number
+    return len(paths)

@@ -174,6 +174,8 @@ def _queue(original: Callable[..., Any], self: Any, req: Any, *args: Any, **kwar
 def _next_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse requests that can't run, or continue, since claims came."""
     engine = _engine(self)
+    if engine is not None:
+        engine.chores.step()
     if engine is not None and engine.claims.keeper:
         from leyline_engine.sglang.refusing import refuse_chunked, refuse_waiting
 

@@ -285,9 +285,10 @@ class Scheduler:
     def drain(self, rounds: int = 400) -> None:
         """Run until nothing is left to do."""
         for _ in range(rounds):
-            if not (self.waiting or self.running or self.chunked):
+            if self.waiting or self.running or self.chunked:
+                self.step()
+            elif not self.engine.chores.step():
                 return
-            self.step()
         raise AssertionError("a request is stuck")
 
     def abort(self, req: Req) -> None:
@@ -332,6 +333,7 @@ class Scheduler:
         self.check()
 
     def _admit(self) -> list[Req]:
+        self.engine.chores.step()
         adder = LeylinePrefillAdder(
             self.page,
             self.cache,
