@@ -40,7 +40,7 @@ class CondemnedPaths:
     def __init__(self, page: int) -> None:
         self._page = page
         self._paths: dict[Condemned, None] = {}
-        self._firsts: PathTree[None, Condemned] = PathTree()
+        self._firsts: PathTree[str, Condemned] = PathTree()
         """Paths up to the end of their first condemned page."""
 
     def __iter__(self) -> Iterator[Condemned]:
@@ -54,7 +54,7 @@ class CondemnedPaths:
         self._paths[doomed] = None
         first = self._first(doomed)
         if first is not None:
-            self._firsts.add(None, first, doomed)
+            self._firsts.add("", first, doomed)
 
     def extend(self, doomed: Iterable[Condemned]) -> None:
         """Add several paths."""
@@ -66,7 +66,7 @@ class CondemnedPaths:
         del self._paths[doomed]
         first = self._first(doomed)
         if first is not None:
-            self._firsts.remove(None, first, doomed)
+            self._firsts.remove("", first, doomed)
 
     def defer(self, doomed: Condemned) -> None:
         """Make a path the last in turn."""

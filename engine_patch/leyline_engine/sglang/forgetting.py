@@ -108,7 +108,7 @@ class Forgetter:
         doomed = self._doomed(session, kept, tainted)
         erased = shared = 0
         soon = _first_keys([path for _, path, _, _ in doomed], _AT_ONCE)
-        late = PathTree[None, Publication]()
+        late = PathTree[str, Publication]()
         for number, (owner, path, start, theirs) in enumerate(doomed):
             if theirs > start:
                 shared += self._cached(path, theirs) - self._cached(path, start)
@@ -139,9 +139,9 @@ class Forgetter:
         for owner, path, reader in self._publications.under(tainted):
             start = self._floor(reader)
             doomed.append((owner, path, start, start))
-        stays = PathTree[None, Publication]()
+        stays = PathTree[str, Publication]()
         for other in kept:
-            stays.add(None, other.keys, other)
+            stays.add("kept", other.keys, other)
         for path in self._publications.of(session):
             start = self._floor(stays.reach(path.keys) if path.space == Space() else 0)
             if start < len(path.keys):
@@ -209,7 +209,7 @@ class Forgetter:
         soon = _first_keys([path for path, _ in paths], _AT_ONCE)
         for path, start in paths[:soon]:
             self.remove(path, start)
-        late = PathTree[None, Publication]()
+        late = PathTree[str, Publication]()
         for path, start in paths[soon:]:
             self._condemn_late(path, self._floor(start), "", late)
 
@@ -243,7 +243,7 @@ class Forgetter:
         return replace(done, erased=done.erased + erased)
 
     def _condemn_late(
-        self, path: Publication, start: int, ticket: str, late: PathTree[None, Publication]
+        self, path: Publication, start: int, ticket: str, late: PathTree[str, Publication]
     ) -> None:
         """Make a path unmatchable at once, and remove it in one of the next steps.
 
@@ -254,7 +254,7 @@ class Forgetter:
         cached = self._cache.cached_length(path)
         self._condemn(path, start, ticket, max(0, cached - max(start, late.reach(path.keys))))
         self._due += 1
-        late.add(None, path.keys, path)
+        late.add("late", path.keys, path)
 
     def _condemn(self, path: Publication, start: int, ticket: str, held: int) -> None:
         doomed = Condemned(path, start)
