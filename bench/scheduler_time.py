@@ -17,6 +17,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from statistics import median
 
@@ -59,6 +60,10 @@ class Turns:
     """Medians by part of a step."""
 
 
+Turning = tuple[str, Callable[[], None]]
+"""The name of a kind of turn, and what serves one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Calls:
     """One thing that was done many times, in milliseconds."""
@@ -70,10 +75,9 @@ class Calls:
     max_ms: float
 
 
-def _measure(
-    driver: Driver, kind: str, tokens: int, repeat: int, turn: Callable[[], None], warm: int = 3
-) -> Turns:
+def _measure(driver: Driver, tokens: int, repeat: int, turns: Turning, *, warm: int = 3) -> Turns:
     """Measure turns; the first ``warm`` don't count."""
+    kind, turn = turns
     totals, longest, steps = [], [], []
     parts: dict[str, list[float]] = {}
     gc.collect()
@@ -127,7 +131,7 @@ class Bench:
             driver.serve(talk.prompt())
             talk.answered([7], ())
 
-        return _measure(driver, "stock", self.tokens, self.repeat, turn)
+        return _measure(driver, self.tokens, self.repeat, ("stock", turn))
 
     def appends(self, *, reuse: bool = False, spliced: bool = False) -> Turns:
         """Turns that edit nothing."""
@@ -144,7 +148,7 @@ class Bench:
             talk.answered([7], record.receipt.lineage)
 
         kind = "append, reuse" if reuse else "append, spliced" if spliced else "append"
-        return _measure(driver, kind, self.tokens, self.repeat, turn)
+        return _measure(driver, self.tokens, self.repeat, (kind, turn))
 
     def _edited(
         self, driver: Driver, talk: Talk, count: int, mode: Mode, asked: ReusePayload | None
@@ -156,17 +160,45 @@ class Bench:
         assert spliced is (mode is Mode.AMORTIZE), record.receipt
         talk.answered([7], record.receipt.lineage)
 
-    def edits(self, count: int, *, mode: Mode = Mode.AMORTIZE, reuse: bool = False) -> Turns:
-        """Turns that shorten ``count`` messages."""
+    def edits(self, cuts: int, *, reuse: bool = False) -> Turns:
+        """Turns that shorten ``cuts`` messages, of a session that has many branches."""
         driver = self._driver()
         talk = self._talk(driver)
         asked = ReusePayload(mode=ReuseMode.LIVE) if reuse else None
 
         def turn() -> None:
-            self._edited(driver, talk, count, mode, asked)
+            self._edited(driver, talk, cuts, Mode.AMORTIZE, asked)
 
-        kind = f"{mode} {count}" + (", reuse" if reuse else "")
-        return _measure(driver, kind, self.tokens, self.repeat, turn)
+        kind = f"edit {cuts}" + (", reuse" if reuse else "")
+        return _measure(driver, self.tokens, self.repeat, (kind, turn), warm=_BRANCHES)
+
+    def firsts(self) -> Turns:
+        """First edits of sessions."""
+        driver = self._driver()
+        talks = iter([self._talk(driver, f"s{number}") for number in range(3)])
+        return _measure(
+            driver,
+            self.tokens,
+            3,
+            ("first edit", lambda: self._edited(driver, next(talks), 1, Mode.AMORTIZE, None)),
+            warm=0,
+        )
+
+    def forgets(self, branches: int) -> Turns:
+        """Turns that forget a message, after as many edited ones as the session has branches."""
+        driver = self._driver()
+        turns = 3
+
+        def turn() -> None:
+            talk = self._talk(driver, f"f{next(names)}")
+            for _ in range(branches):
+                self._edited(driver, talk, 1, Mode.AMORTIZE, None)
+            driver.watch.clear()
+            self._edited(driver, talk, 1, Mode.FORGET, None)
+
+        names = count()
+        kind = f"forget, {branches} branches"
+        return _measure(driver, self.tokens, turns, (kind, turn), warm=1)
 
     def waiting(self) -> Calls:
         """Passes over prompts that wait for memory, per prompt."""
@@ -265,10 +297,12 @@ def _turns_of(tokens: int, page: int, repeat: int) -> list[Turns]:
         bench.appends(),
         bench.appends(spliced=True),
         bench.appends(reuse=True),
+        bench.firsts(),
         bench.edits(1),
         bench.edits(5),
         bench.edits(1, reuse=True),
-        bench.edits(1, mode=Mode.FORGET),
+        bench.forgets(1),
+        bench.forgets(_BRANCHES),
     ]
 
 
@@ -279,7 +313,6 @@ def _show_turns(console: Console, found: list[Turns]) -> None:
     floors = {(t.page, t.tokens): t.p50_ms for t in found if t.kind == "stock"}
     for t in found:
         ratio = t.p50_ms / floors[t.page, t.tokens]
-        parts = ", ".join(f"{name} {ms:.2f}" for name, ms in t.parts_ms.items())
         table.add_row(
             t.kind,
             str(t.page),
@@ -291,7 +324,6 @@ def _show_turns(console: Console, found: list[Turns]) -> None:
             f"{t.longest_p50_ms:.2f}",
             f"{t.longest_ms:.2f}" + (" !" if t.longest_ms > BOUND_MS else ""),
         )
-        del parts
     console.print(table)
 
 

@@ -83,6 +83,7 @@ class Stopwatch:
         """By part of a step."""
         self.step_ns: list[int] = []
         """Of each step of the scheduler."""
+        self._before_ns = 0
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -93,10 +94,18 @@ class Stopwatch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Count a step."""
-        began = self._now_ns()
+        """Count a step, with what came before it since the last."""
+        began = self._now_ns() - self._before_ns
         yield
         self.step_ns.append(self._now_ns() - began)
+        self._before_ns = 0
+
+    @contextmanager
+    def before_step(self) -> Iterator[None]:
+        """Count towards the next step."""
+        began = self._now_ns()
+        yield
+        self._before_ns += self._now_ns() - began
 
     @contextmanager
     def rows(self) -> Iterator[None]:
@@ -270,7 +279,7 @@ class Driver:
         req = Req(name, "", prompt, parameters, vocab_size=VOCABULARY)
         self._decodes[name] = decode
         if self.engine is not None:
-            with self.watch.step(), self.watch.part("receive"):
+            with self.watch.before_step(), self.watch.part("receive"):
                 self.engine.receive(req)
         self.waiting.append(req)
         return req
@@ -287,7 +296,15 @@ class Driver:
         name = f"m{self._names}"
         while self.waiting or self.running:
             self.step()
+        self.rest()
         return self.receipts.records.get(name)
+
+    def rest(self) -> None:
+        """Step until nothing is left to catch up on."""
+        more = self.engine is not None
+        while more:
+            with self.watch.step(), self.watch.part("chores"):
+                more = self.engine is not None and self.engine.chores.step()
 
     def step(self) -> None:
         """Admit and prefill what can be; else decode."""
