@@ -70,6 +70,7 @@ class SchedulerEngine:
         secret: secret that signs envelopes; None takes them unsigned.
         salt: salt of lineages' names; the same on all ranks of the replica.
         min_copy: copies shorter than this, in tokens, are prefilled.
+        stage_cost: tokens whose prefill takes as long as one more forward.
         matcher: the choice of fingerprints by which content is found.
         agree: returns True if all tensor-parallel ranks succeeded; takes this rank's success.
         limits: limits of what may be claimed.
@@ -88,6 +89,7 @@ class SchedulerEngine:
         secret: str | None,
         salt: bytes,
         min_copy: int,
+        stage_cost: int = 0,
         recompute: Recompute = Recompute(),  # noqa: B008 - immutable
         matcher: MatcherKind = MatcherKind.WINNOW,
         agree: Callable[[bool], bool] = bool,
@@ -129,7 +131,8 @@ class SchedulerEngine:
         fallback = Fallback(cache, rules, forgetter, kept_out=self._kept_out)
         self.forgets = self._open_forgets(rules, forgetter, fallback)
         self.chores = Chores((self.ledger.provenance, self._reuse.index, self.forgets))
-        splicer = self._open_splicer(pool, rules, min_copy, agree)
+        worth = {"min_copy": min_copy, "stage_cost": stage_cost}
+        splicer = self._open_splicer(pool, rules, agree, **worth)
         self.admission = self._open_admission(splicer, fallback)
         census = open_census(cache) if metrics.collects else None
         self.readings = Readings(
@@ -158,7 +161,7 @@ class SchedulerEngine:
         )
 
     def _open_splicer(
-        self, pool: SplicePool | None, rules: Rules, min_copy: int, agree: Callable[[bool], bool]
+        self, pool: SplicePool | None, rules: Rules, agree: Callable[[bool], bool], **worth: int
     ) -> Splicer | None:
         if pool is None:
             return None
@@ -167,9 +170,9 @@ class SchedulerEngine:
             pool,
             rules,
             self.publisher,
-            min_copy=min_copy,
             agree=agree,
             copied=self._metrics.copied,
+            **worth,
         )
 
     def _open_forgets(self, rules: Rules, forgetter: Forgetter, fallback: Fallback) -> TurnForgets:

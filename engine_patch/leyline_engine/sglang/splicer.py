@@ -80,7 +80,8 @@ class Splicer:
         pool: copies and rotates rows.
         rules: decisions over the registry and the ledger.
         publisher: notes what copies have read, and what they publish, before they can be matched.
-        min_copy: copies shorter than this, in tokens, are prefilled: a forward costs more.
+        min_copy: copies shorter than this, in tokens, are prefilled: a launch costs more.
+        stage_cost: tokens whose prefill takes as long as the forward of one more stage row.
         agree: returns True if all tensor-parallel ranks succeeded; takes this rank's success.
         copied: called with the bytes of KV that a splice copied.
     """
@@ -93,6 +94,7 @@ class Splicer:
         publisher: Publisher,
         *,
         min_copy: int,
+        stage_cost: int = 0,
         agree: Callable[[bool], bool],
         copied: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -100,6 +102,7 @@ class Splicer:
         self._pool = pool
         self._rules = rules
         self._min_copy = min_copy
+        self._stage_cost = stage_cost
         self._publisher = publisher
         self._agree = agree
         self._copied = copied
@@ -137,6 +140,7 @@ class Splicer:
                 available,
                 sink=max(edit.payload.sink, ATTENTION_SINK),
                 min_copy=self._min_copy,
+                stage_cost=self._stage_cost,
                 kinds=edit.kinds,
                 page=self._cache.page_size,
             )
