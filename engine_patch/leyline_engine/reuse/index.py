@@ -15,7 +15,7 @@ from itertools import islice
 
 import numpy as np
 
-from leyline_engine.reuse.entering import Entering, Entry, Path, Slots
+from leyline_engine.reuse.entering import Entering, Entry, Freeing, Leaving, Path, Slots
 from leyline_engine.reuse.fingerprints import Fingerprinter
 from leyline_engine.reuse.winnowing import GRAM, ends_of_chains
 from leyline_engine.sources import SourceTurn
@@ -68,7 +68,8 @@ class ReuseIndex:
         defers: bool = False,
     ) -> None:
         self._defers = defers
-        self._entering: deque[Entering] = deque()
+        self._changes: deque[Entering | Leaving | Freeing] = deque()
+        """Changes that wait, in the order in which they came."""
         self._fingerprinter = fingerprinter
         self._max_entries = max(MIN_ENTRIES, capacity // TOKENS_PER_ENTRY)
         self._max_places = max_places
@@ -76,8 +77,6 @@ class ReuseIndex:
         """By scope; the tenant that retained a turn last is the last."""
         self._marks = np.zeros(capacity, dtype=np.bool_)
         """True for slots that may anchor an entry."""
-        self._uses = np.zeros(capacity, dtype=np.uint32)
-        """Number of times that an anchor was freed."""
 
     def __len__(self) -> int:
         return sum(len(tenant.entries) for tenant in self._tenants.values())
@@ -111,42 +110,24 @@ class ReuseIndex:
         anchors = slots[prints.positions]
         self._mark(anchors)
         path.done = len(slots)
-        waits = bool(self._entering)
-        self._entering.append(
-            Entering(tenant, path, anchors, prints.positions, prints.values, self._uses[anchors])
-        )
+        self._change(Entering(tenant, path, anchors, prints.positions, prints.values))
+
+    def _change(self, change: Entering | Leaving | Freeing) -> None:
+        waits = bool(self._changes)
+        self._changes.append(change)
         if not self._defers:
             self._finish()
         elif not waits:
             self.work()
 
     def work(self) -> bool:
-        """Enter a portion of what waits; returns False if nothing does."""
-        while self._entering:
-            entering = self._entering[0]
-            part = slice(entering.done, entering.done + _PORTION)
-            entering.done = part.stop
-            if entering.done >= len(entering.anchors):
-                self._entering.popleft()
-            if self._enter(entering, part):
-                self._make_room()
-                return True
-        return False
-
-    def _enter(self, entering: Entering, part: slice) -> bool:
-        anchors = entering.anchors[part]
-        held = self._uses[anchors] == entering.uses[part]
-        path, positions = entering.path, entering.positions[part]
-        if not held.all():
-            path.done = min(path.done, int(positions[~held].min()))
-        for slot, position, value in zip(
-            anchors[held].tolist(),
-            positions[held].tolist(),
-            entering.values[part][held].tolist(),
-            strict=True,
-        ):
-            entering.tenant.enter(slot, Entry(path, position, value))
-        return len(anchors) > 0
+        """Make a portion of the changes that wait; returns False if none does."""
+        if not self._changes:
+            return False
+        if not self._changes[0].work(_PORTION):
+            self._changes.popleft()
+        self._make_room()
+        return True
 
     def _finish(self) -> None:
         while self.work():
@@ -168,9 +149,7 @@ class ReuseIndex:
         if highest >= len(self._marks):
             grown = np.zeros(max(highest + 1, 2 * len(self._marks)), dtype=np.bool_)
             grown[: len(self._marks)] = self._marks
-            uses = np.zeros(len(grown), dtype=np.uint32)
-            uses[: len(self._uses)] = self._uses
-            self._marks, self._uses = grown, uses
+            self._marks = grown
         self._marks[slots] = True
 
     def places(self, scope: str, value: int) -> Iterator[Place]:
@@ -198,17 +177,16 @@ class ReuseIndex:
         tenant = self._tenants.get(source.scope)
         if tenant is None:
             return
-        dropped = tenant.drop(source, others)
-        if dropped is not None:
-            gone, heir, shared = dropped
-            for entering in [each for each in self._entering if each.path is gone]:
-                entering.path = heir
-                entering.keep(entering.positions[entering.done :] + GRAM <= shared)
+        gone = tenant.drop(source, others)
+        if gone is not None:
+            self._change(Leaving(tenant, gone))
 
     def drop_tenant(self, scope: str) -> None:
         """Drop all entries of a tenant."""
         tenant = self._tenants.pop(scope, None)
-        self._entering = deque(each for each in self._entering if each.tenant is not tenant)
+        self._changes = deque(
+            each for each in self._changes if isinstance(each, Freeing) or each.tenant is not tenant
+        )
 
     def freed(self, slots: Slots) -> None:
         """Drop the entries of slots that were freed."""
@@ -217,15 +195,12 @@ class ReuseIndex:
         inside = slots[slots < len(self._marks)]
         anchors = inside[self._marks[inside]]
         self._marks[anchors] = False
-        self._uses[anchors] += 1
-        for slot in anchors.tolist():
-            for tenant in self._tenants.values():
-                tenant.free(slot)
+        self._change(Freeing(self._tenants, anchors))
 
     def clear(self) -> None:
         """Drop everything."""
         self._tenants.clear()
-        self._entering.clear()
+        self._changes.clear()
         self._marks[:] = False
 
 
@@ -283,16 +258,15 @@ class _TenantIndex:
         """Yield the places that have a hash, newest first."""
         for slot in reversed(self._places.get(value, ())):
             entry = self.entries[slot]
-            yield Place(entry.path.source, entry.position)
+            path = entry.path.place(entry.position, GRAM)
+            if path is not None:
+                yield Place(path.source, entry.position)
 
-    def drop(
-        self, source: SourceTurn, others: Iterable[SourceTurn]
-    ) -> tuple[Path, Path, int] | None:
-        """See :meth:`ReuseIndex.drop`.
+    def drop(self, source: SourceTurn, others: Iterable[SourceTurn]) -> Path | None:
+        """Let nothing find a turn any more; see :meth:`ReuseIndex.drop`.
 
         Returns:
-            The dropped path, the one that takes its place, and the number of leading tokens whose
-            entries that takes over; None if there was no path of the turn's.
+            Its path, whose entries are yet to be dropped; None if it has none of its own.
         """
         paths = self._paths.get(source.session, [])
         gone = next((path for path in paths if path.source is source), None)
@@ -300,18 +274,21 @@ class _TenantIndex:
             return None
         paths.remove(gone)
         shares = [(other.shared_keys(source), other) for other in others]
-        shared, heir = max(shares, key=lambda share: share[0], default=(0, source))
-        successor = _path_with(paths, heir) if shared else gone
-        for slot in tuple(gone.anchors):
-            entry = self.entries[slot]
-            if entry.position + GRAM <= shared:
-                self.entries[slot] = Entry(successor, entry.position, entry.value)
-                successor.anchors.add(slot)
-            else:
-                self.remove(slot)
+        gone.inherited, heir = max(shares, key=lambda share: share[0], default=(0, source))
+        gone.heir = _path_with(paths, heir) if gone.inherited else gone
         if not paths:
             del self._paths[source.session]
-        return gone, successor, shared
+        return gone
+
+    def bequeath(self, slot: int) -> None:
+        """Give the entry of a slot to the heir of its path, or drop it."""
+        entry = self.entries[slot]
+        path = entry.path.place(entry.position, GRAM)
+        if path is None:
+            self.remove(slot)
+        else:
+            self.entries[slot] = Entry(path, entry.position, entry.value)
+            path.anchors.add(slot)
 
     def free(self, slot: int) -> None:
         """Drop the entry of a slot that was freed, if there is one."""

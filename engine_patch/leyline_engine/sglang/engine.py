@@ -211,9 +211,7 @@ class SchedulerEngine:
             self._kept_out.add(req)
         if hints.message_id is None:
             return
-        refusal = None
-        if hints.invalid is not None:
-            refusal = EditRefusedError(hints.invalid, hints.detail)
+        refusal = EditRefusedError(hints.invalid, hints.detail) if hints.invalid else None
         turn = Turn(req, hints.message_id, hints.payload, refusal, hints.skipped, hints.reuse)
         turn.prove = hints.prove
         req.leyline = turn
@@ -316,8 +314,7 @@ class SchedulerEngine:
 
     def flushing(self) -> None:
         """Prepare for the tree's flush."""
-        with contained("removing what was condemned"):
-            self.forgets.finish()
+        self.forgets.finish()
         with contained("ending claims"):
             self.claims.keeper.lose_all("flushed")
 

@@ -49,7 +49,7 @@ class _Step(Generic[Owner, Item]):
 
 
 class PathTree(Generic[Owner, Item]):
-    """Paths by their keys; each has an owner, not None, and an item that tells equal paths apart."""
+    """Paths by their keys. Each has an owner, not None, and an item that tells it apart."""
 
     def __init__(self) -> None:
         self._root = _Node[Owner, Item](array("q"), None, {})

@@ -126,8 +126,9 @@ class TurnForgets:
 
     def finish(self) -> None:
         """Remove all condemned KV without holders."""
-        self._forgetter.finish()
-        self._report()
+        with contained("removing what was condemned"):
+            self._forgetter.finish()
+            self._report()
 
     def _report(self) -> None:
         forgets = self._forgetter.progress()
