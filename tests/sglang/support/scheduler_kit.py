@@ -144,6 +144,7 @@ class Scheduler:
         core: tree core, ``rust`` or ``python``.
         events: whether the tree publishes KV events.
         min_copy: shorter copies are prefilled.
+        stage_cost: tokens that one more forward is worth.
         limits: how much may be claimed.
         replica: which of several it is.
         recompute: tokens after edits that aren't copied.
@@ -158,6 +159,7 @@ class Scheduler:
         core: str | None = None,
         events: bool = False,
         min_copy: int = 1,
+        stage_cost: int = 0,
         splices: bool = True,
         rows: int = 16,
         limits: Limits | None = None,
@@ -204,6 +206,7 @@ class Scheduler:
             secret=None,
             salt=SALT,
             min_copy=min_copy,
+            stage_cost=stage_cost,
             recompute=recompute,
             limits=limits,
             replica=replica,
