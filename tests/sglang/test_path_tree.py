@@ -25,7 +25,12 @@ class Held:
             self.tree.add(owner, keys, item)
             self.paths.append((owner, keys, item))
             if goes:
-                self.tree.remove(*self.paths.pop(number % len(self.paths)))
+                self.remove(number % len(self.paths))
+
+    def remove(self, index: int) -> None:
+        """Remove a path from both."""
+        owner, _, item = self.paths.pop(index)
+        self.tree.remove(owner, item)
 
 
 def begins(keys: array[int], path: array[int]) -> bool:
@@ -71,9 +76,11 @@ def test_nothing_stays_of_paths_that_are_removed(
 ) -> None:
     """A tree is empty once all its paths are gone, and knows no path that isn't there."""
     held = Held(changes)
-    for path in held.paths:
-        held.tree.remove(*path)
+    while held.paths:
+        owner, _, item = held.paths[0]
+        held.remove(0)
         with pytest.raises(KeyError):
-            held.tree.remove(*path)
+            held.tree.remove(owner, item)
     assert not held.tree
     assert not held.tree._root.owners
+    assert not held.tree._ends

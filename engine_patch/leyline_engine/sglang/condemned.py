@@ -64,9 +64,8 @@ class CondemnedPaths:
     def remove(self, doomed: Condemned) -> None:
         """Remove a path that was added."""
         del self._paths[doomed]
-        first = self._first(doomed)
-        if first is not None:
-            self._firsts.remove("", first, doomed)
+        if self._first(doomed) is not None:
+            self._firsts.remove("", doomed)
 
     def defer(self, doomed: Condemned) -> None:
         """Make a path the last in turn."""

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _REMEMBERED = 4096
 """Number of tickets whose counts are kept; as many as records are kept of requests."""
-_AT_ONCE = 1 << 18
+_AT_ONCE = 1 << 17
 """Keys of the paths that are removed at once, in a few milliseconds; others are condemned, and
 removed in the steps that follow."""
 
@@ -251,10 +251,10 @@ class Forgetter:
             late: paths of this forget of which the same is true; keys that several have count once.
         """
         self._cache.announce(path, start, "forgotten" if ticket else "unpublished")
-        cached = self._cache.cached_length(path)
-        self._condemn(path, start, ticket, max(0, cached - max(start, late.reach(path.keys))))
+        begin = max(start, late.add("late", path.keys, path))
+        cached = self._cache.cached_length(path) if ticket else begin
+        self._condemn(path, start, ticket, max(0, cached - begin))
         self._due += 1
-        late.add("late", path.keys, path)
 
     def _condemn(self, path: Publication, start: int, ticket: str, held: int) -> None:
         doomed = Condemned(path, start)

@@ -53,23 +53,26 @@ class PathTree(Generic[Owner, Item]):
 
     def __init__(self) -> None:
         self._root = _Node[Owner, Item](array("q"), None, {})
+        self._ends: dict[int, _Node[Owner, Item]] = {}
+        """The node at which a path ends, by the identity of its item."""
 
     def __bool__(self) -> bool:
         return bool(self._root.children or self._root.ends)
 
-    def add(self, owner: Owner, keys: array[int], item: Item) -> None:
-        """Add a path."""
+    def add(self, owner: Owner, keys: array[int], item: Item) -> int:
+        """Add a path; returns the number of its leading keys that some path had before."""
         node, at = self._root, 0
         while True:
             node.owners[owner] = node.owners.get(owner, 0) + 1
             if at == len(keys):
                 node.ends.append((owner, item))
-                return
+                self._ends[id(item)] = node
+                return at
             child = node.children.get(keys[at])
             if child is None:
                 leaf = _Node(keys[at:], node, {owner: 1}, ends=[(owner, item)])
-                node.children[keys[at]] = leaf
-                return
+                node.children[keys[at]] = self._ends[id(item)] = leaf
+                return at
             shared = shared_length(child.keys, keys, 0, at)
             node = child if shared == len(child.keys) else self._split(child, shared)
             at += shared
@@ -82,20 +85,14 @@ class PathTree(Generic[Owner, Item]):
         node.keys, node.parent = node.keys[at:], upper
         return upper
 
-    def remove(self, owner: Owner, keys: array[int], item: Item) -> None:
+    def remove(self, owner: Owner, item: Item) -> None:
         """Remove a path that was added.
 
         Raises:
             KeyError: there is no such path.
         """
-        node = self._root
-        for step in self._walk(keys):
-            if step.whole:
-                node = step.node
-        index = next((i for i, end in enumerate(node.ends) if end[1] is item), None)
-        if index is None:
-            raise KeyError("a path that isn't in the tree")
-        del node.ends[index]
+        node = self._ends.pop(id(item))
+        del node.ends[next(at for at, end in enumerate(node.ends) if end[1] is item)]
         above: _Node[Owner, Item] | None = node
         while above is not None:
             left = above.owners[owner] - 1
@@ -120,6 +117,8 @@ class PathTree(Generic[Owner, Item]):
             node.children, node.ends, node.owners = child.children, child.ends, child.owners
             for below in node.children.values():
                 below.parent = node
+            for _, item in node.ends:
+                self._ends[id(item)] = node
 
     def _walk(self, keys: array[int]) -> Iterator[_Step[Owner, Item]]:
         """Yield the edges along ``keys``, as far as there are any; the last may be passed in part.

@@ -131,7 +131,7 @@ class Publications:
     def _discard(self, session: SessionKey, held: list[Publication], path: Publication) -> None:
         del held[next(at for at, old in enumerate(held) if old is path)]
         tree = self._trees[_place(session, path)]
-        tree.remove(session, path.keys, path)
+        tree.remove(session, path)
         if not tree:
             del self._trees[_place(session, path)]
         for name in dict.fromkeys((session[0], run.lineage) for run in path.runs):
