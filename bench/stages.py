@@ -3,8 +3,9 @@
 Each gap between copies that an engine on SGLang makes takes a forward of its own, a stage. Where
 the run of copies after a gap is shorter than the price, it is prefilled with its neighbours. The
 sessions are played to caches without a model, as ``leyline roi`` does, and each edited turn is
-planned once for each price. The last column is the work in tokens if the price is the true one:
-what is prefilled, and the price of each forward.
+planned once for each price. The last columns are the work in tokens if the price is the true one:
+what is prefilled, and the price of each forward. They compare plans that join gaps by this price
+with plans that join none.
 
     .venv/bin/python bench/stages.py ../shared/traces/edited_*.jsonl.gz --json out/stages.json
 """
@@ -95,6 +96,11 @@ def priced(file: str, plans: list[Plan], price: int, page: int) -> Figures:
     )
 
 
+def work(plans: Figures, price: int) -> int:
+    """Return tokens and forwards together, in tokens, at a price that the plans needn't know."""
+    return plans.prefilled + round(price * (1 + plans.stages) * plans.turns)
+
+
 def play(path: Path, policy: str, undeclared: list[str], page: int) -> list[Plan]:
     """Return the plans of a file's edited turns."""
     caches: list[Recording] = []
@@ -131,9 +137,12 @@ def main() -> None:
     for path in args.traces:
         plans = play(path, args.policy, args.undeclared, args.page)
         name = path.name.removesuffix(".jsonl.gz")
-        found += [priced(name, plans, int(price), args.page) for price in args.prices.split(",")]
-    table = Table("file", "price", "turns", "stages", "most", "copied", "prefilled", "work")
-    by_file = {each.file: each for each in found if each.price == found[0].price}
+        prices = sorted({0, *map(int, args.prices.split(","))})
+        found += [priced(name, plans, price, args.page) for price in prices]
+    table = Table(
+        "file", "price", "turns", "stages", "most", "copied", "prefilled", "work", "unjoined"
+    )
+    by_file = {each.file: each for each in found if each.price == 0}
     for each in found:
         first = each is by_file.get(each.file)
         table.add_row(
@@ -144,7 +153,8 @@ def main() -> None:
             str(each.most),
             f"{each.copied:,}",
             f"{each.prefilled:,}",
-            f"{each.prefilled + round(each.price * (1 + each.stages) * each.turns):,}",
+            f"{work(each, each.price):,}",
+            f"{work(by_file[each.file], each.price):,}",
         )
     Console().print(table)
     if args.json is not None:

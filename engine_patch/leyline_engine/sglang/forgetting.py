@@ -34,6 +34,8 @@ _REMEMBERED = 4096
 _AT_ONCE = 1 << 17
 """Keys of the paths that are removed at once, in a few milliseconds; others are condemned, and
 removed in the steps that follow."""
+_LEAST = 1 << 14
+"""Keys that a path counts as at least: removing a short one takes its time, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,11 +278,11 @@ class Forgetter:
 
     def work(self) -> bool:
         """Remove a portion of the condemned KV; returns False if none is to be looked at."""
-        condemned, left, before = self._cache.condemned, _AT_ONCE, len(self._cache.condemned)
+        condemned, left, before = self._cache.condemned, _AT_ONCE // 2, len(self._cache.condemned)
         worked = self._due > 0 and before > 0
-        while self._due > 0 and condemned and left > 0:
+        while self._due > 0 and condemned and left >= 0:
             doomed = next(iter(condemned))
-            left -= len(doomed.path.keys)
+            left -= max(_LEAST, len(doomed.path.keys))
             if self._settled(doomed):
                 # One condemned path may block another.
                 self._due = len(condemned)
@@ -320,7 +322,7 @@ class Forgetter:
 def _first_keys(paths: Sequence[Publication], keys: int) -> int:
     """Return the number of leading paths that have ``keys`` keys together, at least one."""
     for number, path in enumerate(paths, 1):
-        keys -= len(path.keys)
+        keys -= max(_LEAST, len(path.keys))
         if keys <= 0:
             return number
     return len(paths)
