@@ -21,9 +21,10 @@ from leyline_engine.contract import (
 from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.plan import Plan
+from leyline_engine.reuse.entering import Slots
 from leyline_engine.reuse.extents import clipped
 from leyline_engine.reuse.fingerprints import MatcherKind, fingerprinter
-from leyline_engine.reuse.index import ReuseIndex, Slots
+from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.reuse.matching import MAX_HITS, MIN_PIECE, Hits, ReuseMatcher
 from leyline_engine.reuse.named import left_over, named_hits, named_places
 from leyline_engine.reuse.own import OwnTurns
@@ -49,6 +50,7 @@ class ContentReuse:
         salt: makes hashes that nobody can search for; the same on all ranks of a replica.
         max_copies: hits of one request that are copied at most; the longest are.
         matcher: the choice of fingerprints.
+        defers: see :class:`~.reuse.index.ReuseIndex`.
     """
 
     def __init__(
@@ -60,12 +62,13 @@ class ContentReuse:
         salt: bytes,
         max_copies: int = MAX_HITS,
         matcher: MatcherKind = MatcherKind.WINNOW,
+        defers: bool = False,
     ) -> None:
         self._registry = registry
         self._ledger = ledger
         self._max_copies = max_copies
         prints = fingerprinter(matcher, int.from_bytes(salt[:8], "big"))
-        self.index = ReuseIndex(prints, capacity)
+        self.index = ReuseIndex(prints, capacity, defers=defers)
         self._matcher = ReuseMatcher(self.index, prints, sink=ATTENTION_SINK)
         self._scopes: OrderedDict[str, None] = OrderedDict()
         registry.dropped = self.index.drop

@@ -19,7 +19,6 @@ from leyline_engine.contract import (
     Segment,
     SpanLabel,
     check_directives,
-    common_prefix,
     lower_directives,
     recomputed,
     uncovered,
@@ -144,9 +143,8 @@ def _limits(
     # A span may be in several sources at different places, so another source lends only what it has
     # in common with each source that a forget directive names.
     for named in {d.source for d in payload.directives if d.mode is Mode.FORGET}:
-        named_keys = sources[named].keys()
         for index, source in enumerate(sources):
-            shared = common_prefix(source.keys(), named_keys)
+            shared = source.shared_keys(sources[named])
             limits[index] = min(limits[index], shared, limits[named])
     return limits
 

@@ -15,18 +15,17 @@ Spans that the ledger had to drop because of its bounds count as read by everyth
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from leyline_engine.contract import CopySegment, LineageRun
+from leyline_engine.landings import NOWHERE, first_readers, moved_labels, positions_of
 from leyline_engine.lineage import first_unlabelled, run_extents, runs_before
 from leyline_engine.provenance import Provenance
 from leyline_engine.sources import SessionKey, SourceTurn
-
-NOWHERE = sys.maxsize
 
 
 class SpanKey(NamedTuple):
@@ -92,12 +91,21 @@ class Struck:
 
 
 class SpanLedger:
-    """Span names by session, readers by lineage. Bounded; it stores positions and names only."""
+    """Span names by session, readers by lineage. Bounded; it stores positions and names only.
+
+    Args:
+        defers: see :class:`~.provenance.Provenance`.
+    """
 
     def __init__(
-        self, *, max_sessions: int = 1024, max_names: int = 65_536, max_lineages: int = 4096
+        self,
+        *,
+        max_sessions: int = 1024,
+        max_names: int = 65_536,
+        max_lineages: int = 4096,
+        defers: bool = False,
     ) -> None:
-        self.provenance = Provenance()
+        self.provenance = Provenance(defers=defers)
         self._max_sessions = max_sessions
         self._max_names = max_names
         self._max_lineages = max_lineages
@@ -134,14 +142,9 @@ class SpanLedger:
     def first_reader(self, turn: SourceTurn, spans: Collection[SpanKey]) -> int:
         """Return the first position of a turn that read one of ``spans``; its length if none."""
         length = len(turn.tokens)
-        standing = min(
-            (
-                label.start
-                for label in turn.spans
-                if SpanKey(turn.scope, turn.session, label.span) in spans
-            ),
-            default=length,
-        )
+        own = (turn.scope, turn.session)
+        names = {span.span for span in spans if (span.scope, span.session) == own}
+        standing = min((label.start for label in turn.spans if label.span in names), default=length)
         return min(
             standing,
             first_unlabelled(turn.spans, length),
@@ -183,33 +186,30 @@ class SpanLedger:
         for index, source in enumerate(sources):
             taken = [copy for copy in copies if copy.source == index]
             kept = [CopySegment(index, 0, shared[index], 0), *taken]
-            for span, position, place in self._read(source, kept):
-                reader = min((_landing(copy, position) for copy in taken), default=place)
-                if reader < place:
-                    readers[span] = min(reader, readers.get(span, reader))
+            labels = (
+                (SpanKey(source.scope, source.session, label.span), reader)
+                for label, reader in moved_labels(source.spans, kept, taken)
+            )
+            for span, reader in chain(labels, self._moved_rest(source, taken)):
+                readers[span] = min(reader, readers.get(span, reader))
         return readers
 
-    def _read(
-        self, source: SourceTurn, kept: Sequence[CopySegment]
-    ) -> Iterable[tuple[SpanKey, int, int]]:
-        """Yield the spans that a source has read, their first readers and places in the prompt.
+    def _moved_rest(
+        self, source: SourceTurn, taken: Sequence[CopySegment]
+    ) -> Iterator[tuple[SpanKey, int]]:
+        """Yield what a source has read that has no place in it, and its first copied readers.
 
-        A span that isn't whole in one of the ``kept`` pieces has no place, and nor has text without
-        a label.
+        Text without a label has none, either.
         """
-        unlabelled = first_unlabelled(source.spans, len(source.tokens))
-        if unlabelled < len(source.tokens):
-            yield anything_of(source.scope), unlabelled, NOWHERE
-        for label in source.spans:
-            places = [
-                copy.dest + label.start - copy.start
-                for copy in kept
-                if copy.start <= label.start and label.end <= copy.end
-            ]
-            span = SpanKey(source.scope, source.session, label.span)
-            yield span, label.start, min(places, default=NOWHERE)
-        for span, position in self._hidden(source.lineage, source.scope, len(source.tokens)):
-            yield span, position, NOWHERE
+        length = len(source.tokens)
+        rest = list(self._hidden(source.lineage, source.scope, length))
+        unlabelled = first_unlabelled(source.spans, length)
+        if unlabelled < length:
+            rest.append((anything_of(source.scope), unlabelled))
+        starts = positions_of((position for _, position in rest), len(rest))
+        for (span, _), reader in zip(rest, first_readers(taken, starts).tolist(), strict=True):
+            if reader < NOWHERE:
+                yield span, reader
 
     def _hidden(
         self, runs: Sequence[LineageRun], scope: str, length: int
@@ -393,8 +393,3 @@ def _by_tenant(readers: Readers) -> dict[SpanKey, int]:
         scope = anything_of(span.scope)
         first[scope] = min(position, first.get(scope, position))
     return first
-
-
-def _landing(copy: CopySegment, position: int) -> int:
-    """Return the place of a copy's first token that is at or after a source position."""
-    return copy.dest + max(0, position - copy.start) if position < copy.end else NOWHERE

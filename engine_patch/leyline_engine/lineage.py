@@ -14,6 +14,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import zip_longest
 
 import numpy as np
 
@@ -90,7 +91,11 @@ def share_lineage(share: str, *, salt: bytes = b"") -> str:
 
 
 def fold_keys(
-    tokens: Iterable[int], runs: Sequence[LineageRun] = (), scope: str = ""
+    tokens: Iterable[int],
+    runs: Sequence[LineageRun] = (),
+    scope: str = "",
+    *,
+    start: int = 0,
 ) -> array[int]:
     """Return the radix keys of a token sequence under a lineage map.
 
@@ -98,6 +103,7 @@ def fold_keys(
         tokens: token ids in ``[0, 2**24)``.
         runs: sorted by start; each reaches to the next.
         scope: tenant scope; a lineage's name means nothing outside of it.
+        start: position of the first token.
 
     Returns:
         int64 keys of the same length; before the first run they are the ids themselves.
@@ -109,8 +115,10 @@ def fold_keys(
     view = np.frombuffer(keys, dtype=np.int64)
     if len(keys) and (view.min() < 0 or view.max() > MAX_TOKEN):
         raise ValueError(f"token ids must lie in [0, {MAX_TOKEN}]")
-    for run, end in run_extents(runs, len(keys)):
-        view[run.start : end] |= lineage_bits(run.lineage, scope) << TOKEN_BITS
+    for run, end in run_extents(runs, start + len(keys)):
+        if end > start:
+            governed = view[max(0, run.start - start) : end - start]
+            governed |= lineage_bits(run.lineage, scope) << TOKEN_BITS
     return keys
 
 
@@ -143,6 +151,14 @@ def first_under(keys: array[int], start: int, lineages: Mapping[int, int]) -> in
 def runs_before(runs: Sequence[LineageRun], position: int) -> tuple[LineageRun, ...]:
     """Return the part of a lineage map that governs positions below ``position``."""
     return tuple(run for run in runs if run.start < position)
+
+
+def alike_length(first: Sequence[LineageRun], second: Sequence[LineageRun], length: int) -> int:
+    """Return the first of ``length`` positions that two lineage maps don't govern alike."""
+    for one, other in zip_longest(first, second):
+        if one != other:
+            return min(length, *(run.start for run in (one, other) if run is not None))
+    return length
 
 
 def first_spliced(runs: Sequence[LineageRun], length: int) -> int:

@@ -63,11 +63,15 @@ class Paths:
         """Return the digest after each key of a path from the beginning."""
         return self.along(self.root(), keys)
 
-    def heads(self, keys: array[int]) -> Sums:
-        """Return the first eight bytes of each digest of :meth:`of`, as :func:`head` does."""
+    def heads(self, keys: array[int], state: PathState | None = None) -> Sums:
+        """Return the first eight bytes of each digest of :meth:`along`, as :func:`head` does.
+
+        Args:
+            state: place on the path that the keys continue; it moves to the end.
+        """
         found = [
             (sums[:, 0] >> _SHIFT) | (sums[:, 1] >> _SHIFT << _SHIFT)
-            for sums in self._sums(self.root(), keys)
+            for sums in self._sums(self.root() if state is None else state, keys)
         ]
         return np.concatenate(found) if found else np.empty(0, dtype=np.uint64)
 

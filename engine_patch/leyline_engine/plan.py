@@ -93,6 +93,11 @@ class Plan:
         return tuple(joined((copy.dest, copy.dest_end) for copy in reused))
 
     @property
+    def stages(self) -> int:
+        """Number of forwards that compute gaps before the request's own, if each takes one."""
+        return sum(step.end < self.length for step in self.prefills)
+
+    @property
     def prefilled(self) -> int:
         return sum(step.end - step.start for step in self.prefills)
 
@@ -105,6 +110,7 @@ def plan_turn(
     *,
     sink: int,
     min_copy: int = 1,
+    stage_cost: int = 0,
     kinds: Sequence[ReuseKind | None] = (),
     page: int = 1,
     joins: bool = False,
@@ -119,6 +125,9 @@ def plan_turn(
         sink: destinations below this are prefilled.
         min_copy: shorter copies are prefilled with their neighbours, which costs no forward. With
             larger pages, this is on runs of copies.
+        stage_cost: tokens whose prefill takes as long as one more forward. A gap in front of a run
+            of copies needs a forward of its own, so a shorter run there is prefilled with both of
+            its neighbours; one that follows the prefix needs none.
         kinds: see :attr:`Plan.kinds`.
         page: tokens per page of the tree; ``prefix`` is a multiple of it.
         joins: True if copies that follow one another count as one also with pages of one token.
@@ -126,6 +135,7 @@ def plan_turn(
     kept, evicted = _usable(length, max(prefix, sink), copies, available, kinds)
     runs = copy_runs(kept) if page > 1 or joins else [(copy,) for copy in kept]
     kept = [copy for run in runs for copy in _whole_pages(run, page, min_copy)]
+    kept = _worth_a_stage(kept, prefix, stage_cost)
     prefills: list[Prefill] = []
     cursor = prefix
     for copy in kept:
@@ -187,6 +197,22 @@ def _whole_pages(run: Sequence[CopySegment], page: int, min_copy: int) -> tuple[
         for first, last in [(max(c.dest, begin), min(c.dest_end, end))]
         if first < last
     )
+
+
+def _worth_a_stage(
+    copies: Sequence[CopySegment], prefix: int, stage_cost: int
+) -> list[CopySegment]:
+    """Return copies without runs that cost more than they save; see :func:`plan_turn`.
+
+    Each decision stands for itself: a run with a gap in front of it costs one forward, whatever
+    becomes of the runs before it.
+    """
+    return [
+        copy
+        for run in copy_runs(copies)
+        if run[0].dest <= prefix or run[-1].dest_end - run[0].dest >= stage_cost
+        for copy in run
+    ]
 
 
 def forget_limit(

@@ -7,8 +7,9 @@ no tokens.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from secrets import token_bytes
 
 import numpy as np
@@ -26,11 +27,31 @@ MAX_LINEAGES = 1 << 13
 MAX_RANGES = 256
 """Ranges noted per lineage; what was copied to others counts as computed."""
 
+_PORTION = 1 << 12
+"""Tokens whose paths are noted at once, in a millisecond or less."""
+
+
+@dataclass(slots=True, eq=False)
+class _Taking:
+    """Copies whose paths are being noted."""
+
+    session: SessionKey
+    sender: SessionKey
+    portions: Iterator[tuple[SessionKey, Sums]]
+    """Paths by the session that sent them."""
+
 
 class Provenance:
-    """Paths that sessions copied from, by session and sender, and copied positions by lineage."""
+    """Paths that sessions copied from, by session and sender, and copied positions by lineage.
 
-    def __init__(self, *, max_paths: int = MAX_PATHS) -> None:
+    Args:
+        max_paths: copied tokens noted.
+        defers: True if :meth:`work` is called until all paths are noted; else they are at once.
+    """
+
+    def __init__(self, *, max_paths: int = MAX_PATHS, defers: bool = False) -> None:
+        self._defers = defers
+        self._takings: deque[_Taking] = deque()
         self.paths = Paths(token_bytes(SECRET_BYTES))
         """Paths as they are noted here."""
         self._max_paths = max_paths
@@ -60,20 +81,49 @@ class Provenance:
             self._copied.popitem(last=False)
         for index in {copy.source for copy in copies}:
             taken = [copy for copy in copies if copy.source == index]
-            self._take(session, sources[index], taken)
-        while self._count > self._max_paths:
-            self._drop(next(iter(self._sent)))
+            sender = (sources[index].scope, sources[index].session)
+            portions = self._portions(sender, sources[index], taken, session)
+            self._takings.append(_Taking(session, sender, portions))
+        if not self._defers:
+            self._finish()
 
-    def _take(self, session: SessionKey, source: SourceTurn, taken: Sequence[CopySegment]) -> None:
-        sender, exact = (source.scope, source.session), source.exact_length
-        last = max(copy.end for copy in taken)
-        heads = self.paths.heads(source.tokens[: min(last, exact)])
-        for copy in taken:
-            self._add(session, sender, heads[copy.start : copy.end])
+    def work(self) -> bool:
+        """Note a portion of the paths that wait; returns False if none does."""
+        while self._takings:
+            taking = self._takings[0]
+            portion = next(taking.portions, None)
+            if portion is None:
+                self._takings.popleft()
+                continue
+            self._add(taking.session, *portion)
+            while self._count > self._max_paths:
+                self._drop(next(iter(self._sent)))
+            return True
+        return False
+
+    def _finish(self) -> None:
+        while self.work():
+            continue
+
+    def _portions(
+        self,
+        sender: SessionKey,
+        source: SourceTurn,
+        taken: Sequence[CopySegment],
+        session: SessionKey,
+    ) -> Iterator[tuple[SessionKey, Sums]]:
+        """Yield the paths of copies, by the session that sent them."""
+        exact, last = source.exact_length, max(copy.end for copy in taken)
+        state, end = self.paths.root(), min(last, exact)
+        for start in range(0, end, _PORTION):
+            heads = self.paths.heads(source.tokens[start : min(end, start + _PORTION)], state)
+            inside = [heads[max(0, c.start - start) : max(0, c.end - start)] for c in taken]
+            yield sender, np.concatenate(inside)
         if last > exact and sender != session:
             # Copies of copies: their senders are the source's.
             for other, known in tuple(self._sent.get(sender, {}).items()):
-                self._add(session, other, known)
+                for start in range(0, len(known), _PORTION):
+                    yield other, known[start : start + _PORTION]
 
     def _add(self, session: SessionKey, sender: SessionKey, heads: Sums) -> None:
         if not len(heads):
@@ -81,8 +131,13 @@ class Provenance:
         by_sender = self._sent.setdefault(session, {})
         self._sent.move_to_end(session)
         known = by_sender.get(sender, np.empty(0, dtype=np.uint64))
-        by_sender[sender] = np.union1d(known, heads)
-        self._count += len(by_sender[sender]) - len(known)
+        heads = np.unique(heads)
+        at = np.searchsorted(known, heads)
+        fresh = np.append(known, 0)[at] != heads
+        fresh |= at == len(known)
+        if fresh.any():
+            by_sender[sender] = np.insert(known, at[fresh], heads[fresh])
+            self._count += len(by_sender[sender]) - len(known)
 
     def _drop(self, session: SessionKey) -> None:
         gone = self._sent.pop(session, {})
@@ -90,12 +145,17 @@ class Provenance:
 
     def forget(self, session: SessionKey) -> None:
         """Forget what a session copied, and what others copied of what it had sent."""
+        if any(each.sender == session != each.session for each in self._takings):
+            # What its copiers took of others' stays.
+            self._finish()
+        self._takings = deque(each for each in self._takings if each.session != session)
         self._drop(session)
         for by_sender in self._sent.values():
             self._count -= len(by_sender.pop(session, ()))
 
     def sent(self, owners: Collection[SessionKey | None], without: SessionKey) -> tuple[Sums, ...]:
         """Return the paths that sessions copied from, of all senders but one; each sorted."""
+        self._finish()
         found = [
             known
             for owner in owners

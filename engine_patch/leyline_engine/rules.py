@@ -22,7 +22,6 @@ from leyline_engine.contract import (
     Recompute,
     ReusePayload,
     SpanLabel,
-    common_prefix,
 )
 from leyline_engine.edits import (
     EditRefusedError,
@@ -34,6 +33,7 @@ from leyline_engine.edits import (
     forgotten_spans,
     resolve_edit,
 )
+from leyline_engine.keys import shared_length
 from leyline_engine.ledger import Carried, SpanKey, SpanLedger
 from leyline_engine.lineage import derive_lineage, first_spliced, lineage_bits, share_lineage
 from leyline_engine.plan import Plan
@@ -274,7 +274,7 @@ class Rules:
         before: int,
     ) -> dict[SpanKey, int]:
         """Return what a plan's copies have read, less what ``runs`` remember before a position."""
-        shared = [common_prefix(source.tokens, prompt) for source in edit.sources]
+        shared = [shared_length(source.tokens, prompt) for source in edit.sources]
         readers = self._ledger.carry(edit.sources, plan.copies, shared)
         known = self._ledger.remembered(runs, edit.payload.scope, before) if before else ()
         return {span: at for span, at in readers.items() if span not in known}

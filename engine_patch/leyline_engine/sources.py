@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from leyline_engine.contract import LineageRun, SourceRef, SpanLabel, sealed_digest
-from leyline_engine.lineage import first_spliced, fold_keys
+from leyline_engine.keys import shared_length
+from leyline_engine.lineage import alike_length, first_spliced, fold_keys
 
 SessionKey = tuple[str, str]
 """(tenant scope, session)."""
@@ -34,8 +35,13 @@ class SourceTurn:
     """Name of what computed its KV beside the model, such as an adapter; part of its namespace."""
 
     def keys(self) -> array[int]:
-        """Return the radix keys of the turn's tokens."""
-        return fold_keys(self.tokens, self.lineage, self.scope)
+        """Return the radix keys of the turn's tokens; nobody may change them."""
+        return fold_keys(self.tokens, self.lineage, self.scope) if self.lineage else self.tokens
+
+    def shared_keys(self, other: SourceTurn) -> int:
+        """Return the number of leading keys that this turn and another of its tenant share."""
+        shared = shared_length(self.tokens, other.tokens)
+        return alike_length(self.lineage, other.lineage, shared)
 
     @property
     def exact_length(self) -> int:

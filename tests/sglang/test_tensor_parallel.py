@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from leyline_engine.sglang.tensor_parallel import agreement, common_salt
+from leyline_engine.sglang.tensor_parallel import agreement, common_counts, common_salt
 
 RANKS = 2
-Found = tuple[bytes, list[bool]]
+Found = tuple[bytes, list[bool], tuple[int, int]]
 
 
 def rank(number: int, meeting: str, answers: Queue[Any]) -> None:
@@ -20,17 +20,16 @@ def rank(number: int, meeting: str, answers: Queue[Any]) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=number, world_size=RANKS
     )
-    salt, agree = (
-        common_salt(torch.distributed.group.WORLD),
-        agreement(torch.distributed.group.WORLD),
-    )
-    answers.put((salt, [agree(number == 0), agree(True)]))
+    world = torch.distributed.group.WORLD
+    salt, agree = common_salt(world), agreement(world)
+    limits = common_counts(world, (32 + number, 64 + number))
+    answers.put((salt, [agree(number == 0), agree(True)], limits))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
 def test_ranks_share_a_salt_and_agree_only_together(tmp_path: Path) -> None:
-    """All ranks hold the salt that the first one drew, and a no of one is the no of all."""
+    """All ranks hold the first one's salt and limits, and a no of one is the no of all."""
     spawn = multiprocessing.get_context("spawn")
     answers: Queue[Found] = spawn.Queue()
     ranks = [
@@ -42,8 +41,9 @@ def test_ranks_share_a_salt_and_agree_only_together(tmp_path: Path) -> None:
     found = [answers.get(timeout=120) for _ in ranks]
     for process in ranks:
         process.join(60)
-    (salt, votes), other = found
-    assert other == (salt, votes)
+    (salt, votes, limits), other = found
+    assert other == (salt, votes, limits)
+    assert limits == (32, 64)
     assert votes == [False, True]
     assert len(salt) == 32
 

@@ -19,6 +19,7 @@ NO_SETTINGS = {
     "LEYLINE_MIN_COPY_TOKENS": "SGLang's plugin reads it",
     "LEYLINE_ORIGIN_BYTES": "SGLang's plugin reads it",
     "LEYLINE_REUSE_MATCHER": "SGLang's plugin reads it",
+    "LEYLINE_STAGE_COST_TOKENS": "SGLang's plugin reads it",
     "LEYLINE_ENERGY": "engines read it",
     "LEYLINE_SGLANG_PYTHON": "benchmarks read it",
     "LEYLINE_REQUIRE_TRACES": "tests read it",

@@ -78,6 +78,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     refused: ClaimRefusal | None = None
     """Set exactly if the request could not run because of claims (``Reason.REFUSED_BY_CLAIM``),
     before it began or while it decoded."""
+    stages: int = 0
+    """Forwards that computed gaps between copies before the request's own; each copy after a gap
+    takes one."""
     splice_us: int = 0
     """Microseconds spent planning, copying and rotating."""
 

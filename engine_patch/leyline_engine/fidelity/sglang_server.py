@@ -14,7 +14,11 @@ from collections.abc import Sequence
 
 from leyline_engine.sglang.cpu.activation import activate
 from leyline_engine.sglang.cpu.launch import server_command
-from leyline_engine.sglang.plugin import MIN_COPY_VARIABLE, PROFILE_VARIABLE
+from leyline_engine.sglang.plugin import (
+    MIN_COPY_VARIABLE,
+    PROFILE_VARIABLE,
+    STAGE_COST_VARIABLE,
+)
 
 _ON_CPU = (
     # Room for the longest history that is measured, and for its edited copy.
@@ -44,8 +48,9 @@ def main() -> None:
     if sys.platform == "linux":
         # It outlives exec: the server gets SIGTERM when its parent is gone, however that ended.
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-    # Short copies cost a forward each; here they are what is measured.
+    # Short copies may not pay; here they are what is measured.
     os.environ.setdefault(MIN_COPY_VARIABLE, "1")
+    os.environ.setdefault(STAGE_COST_VARIABLE, "0")
     # With a profile of its own, the engine would compute more again in every arm.
     os.environ.pop(PROFILE_VARIABLE, None)
     command = evaluation_command(sys.argv[1:], on_cpu=activate() is not None)

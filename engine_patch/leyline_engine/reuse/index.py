@@ -7,16 +7,15 @@ slots, and of those about one in seventeen has an entry.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
-from leyline_engine.contract import common_prefix
+from leyline_engine.reuse.entering import Entering, Entry, Freeing, Leaving, Path, Slots
 from leyline_engine.reuse.fingerprints import Fingerprinter
 from leyline_engine.reuse.winnowing import GRAM, ends_of_chains
 from leyline_engine.sources import SourceTurn
@@ -35,25 +34,8 @@ PLACES_OF_A_MEMBER = 2
 _AT_ONCE = 64
 """Entries of one tenant that are dropped at once for others', though it has hardly more."""
 
-Slots = NDArray[np.int64]
-
-
-@dataclass(slots=True, eq=False)
-class _Path:
-    """Tokens that entries point into: those of a session's turn, and of turns that continue it."""
-
-    source: SourceTurn
-    anchors: set[int] = field(default_factory=set)
-    """Slots of its entries."""
-    done: int = 0
-    """Number of leading tokens whose entries are in the index, of this path or another."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    path: _Path
-    position: int
-    value: int
+_PORTION = 256
+"""Entries that are entered at once, in a millisecond or less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +56,20 @@ class ReuseIndex:
         capacity: slots of the pool.
         max_places: maximum number of places of one hash within a tenant; the oldest are dropped
             first.
+        defers: True if :meth:`work` is called until all entries are entered; else they are at once.
     """
 
     def __init__(
-        self, fingerprinter: Fingerprinter, capacity: int, *, max_places: int = MAX_PLACES
+        self,
+        fingerprinter: Fingerprinter,
+        capacity: int,
+        *,
+        max_places: int = MAX_PLACES,
+        defers: bool = False,
     ) -> None:
+        self._defers = defers
+        self._changes: deque[Entering | Leaving | Freeing] = deque()
+        """Changes that wait, in the order in which they came."""
         self._fingerprinter = fingerprinter
         self._max_entries = max(MIN_ENTRIES, capacity // TOKENS_PER_ENTRY)
         self._max_places = max_places
@@ -92,16 +83,20 @@ class ReuseIndex:
 
     def anchors(self) -> Collection[int]:
         """Return the slots at which entries are anchored."""
+        self._finish()
         return {slot for tenant in self._tenants.values() for slot in tenant.entries}
 
     def entries(self) -> Iterator[tuple[int, Place]]:
         """Yield the anchor and the place of every entry."""
+        self._finish()
         for tenant in self._tenants.values():
             for slot, entry in tenant.entries.items():
                 yield slot, Place(entry.path.source, entry.position)
 
     def add(self, source: SourceTurn, slots: Slots) -> None:
         """Add the cached beginning of a turn that was retained.
+
+        Its first new entries are entered at once, the others by :meth:`work`.
 
         Args:
             slots: the slots of its first tokens, in order.
@@ -114,12 +109,29 @@ class ReuseIndex:
         prints = ends_of_chains(self._fingerprinter.select(source.tokens, start, len(slots)))
         anchors = slots[prints.positions]
         self._mark(anchors)
-        for slot, position, value in zip(
-            anchors.tolist(), prints.positions.tolist(), prints.values.tolist(), strict=True
-        ):
-            tenant.enter(slot, _Entry(path, position, value))
         path.done = len(slots)
+        self._change(Entering(tenant, path, anchors, prints.positions, prints.values))
+
+    def _change(self, change: Entering | Leaving | Freeing) -> None:
+        waits = bool(self._changes)
+        self._changes.append(change)
+        if not self._defers:
+            self._finish()
+        elif not waits:
+            self.work()
+
+    def work(self) -> bool:
+        """Make a portion of the changes that wait; returns False if none does."""
+        if not self._changes:
+            return False
+        if not self._changes[0].work(_PORTION):
+            self._changes.popleft()
         self._make_room()
+        return True
+
+    def _finish(self) -> None:
+        while self.work():
+            continue
 
     def _make_room(self) -> None:
         """Drop the oldest entries of the tenants that have most."""
@@ -163,12 +175,18 @@ class ReuseIndex:
             others: turns of its session that still are; entries of their beginnings stay.
         """
         tenant = self._tenants.get(source.scope)
-        if tenant is not None:
-            tenant.drop(source, others)
+        if tenant is None:
+            return
+        gone = tenant.drop(source, others)
+        if gone is not None:
+            self._change(Leaving(tenant, gone))
 
     def drop_tenant(self, scope: str) -> None:
         """Drop all entries of a tenant."""
-        self._tenants.pop(scope, None)
+        tenant = self._tenants.pop(scope, None)
+        self._changes = deque(
+            each for each in self._changes if isinstance(each, Freeing) or each.tenant is not tenant
+        )
 
     def freed(self, slots: Slots) -> None:
         """Drop the entries of slots that were freed."""
@@ -177,13 +195,12 @@ class ReuseIndex:
         inside = slots[slots < len(self._marks)]
         anchors = inside[self._marks[inside]]
         self._marks[anchors] = False
-        for slot in anchors.tolist():
-            for tenant in self._tenants.values():
-                tenant.free(slot)
+        self._change(Freeing(self._tenants, anchors))
 
     def clear(self) -> None:
         """Drop everything."""
         self._tenants.clear()
+        self._changes.clear()
         self._marks[:] = False
 
 
@@ -194,30 +211,29 @@ class _TenantIndex:
         self._max_places = max_places
         self.groups: frozenset[str] = frozenset()
         """Groups that any of its turns was retained in."""
-        self.entries: OrderedDict[int, _Entry] = OrderedDict()
+        self.entries: OrderedDict[int, Entry] = OrderedDict()
         """By anchor, oldest first."""
         self._places: dict[int, list[int]] = {}
         """Anchors by hash, oldest first."""
-        self._paths: dict[str, list[_Path]] = {}
+        self._paths: dict[str, list[Path]] = {}
         """By session, oldest first."""
 
-    def path_of(self, source: SourceTurn) -> _Path:
+    def path_of(self, source: SourceTurn) -> Path:
         """Return the path that a turn continues, or a new one."""
         paths = self._paths.setdefault(source.session, [])
-        keys = source.keys()
         done = 0
         for path in reversed(paths):
-            before = path.source.keys()
-            shared = common_prefix(before, keys)
-            if shared == len(before) and path.source.groups <= source.groups:
+            before = path.source
+            shared = before.shared_keys(source)
+            if shared == len(before.tokens) and path.source.groups <= source.groups:
                 # The turn continues it: entries point into the newer one from now on.
                 path.source = source
                 return path
             done = max(done, min(shared, path.done))
-        paths.append(_Path(source, done=done))
+        paths.append(Path(source, done=done))
         return paths[-1]
 
-    def enter(self, slot: int, entry: _Entry) -> None:
+    def enter(self, slot: int, entry: Entry) -> None:
         """Add an entry, unless another turn of the tenant over the same KV has it.
 
         A turn that offers it to more groups takes it over.
@@ -242,28 +258,37 @@ class _TenantIndex:
         """Yield the places that have a hash, newest first."""
         for slot in reversed(self._places.get(value, ())):
             entry = self.entries[slot]
-            yield Place(entry.path.source, entry.position)
+            path = entry.path.place(entry.position, GRAM)
+            if path is not None:
+                yield Place(path.source, entry.position)
 
-    def drop(self, source: SourceTurn, others: Iterable[SourceTurn]) -> None:
-        """See :meth:`ReuseIndex.drop`."""
+    def drop(self, source: SourceTurn, others: Iterable[SourceTurn]) -> Path | None:
+        """Let nothing find a turn any more; see :meth:`ReuseIndex.drop`.
+
+        Returns:
+            Its path, whose entries are yet to be dropped; None if it has none of its own.
+        """
         paths = self._paths.get(source.session, [])
         gone = next((path for path in paths if path.source is source), None)
         if gone is None:
-            return
+            return None
         paths.remove(gone)
-        keys = source.keys()
-        shares = [(common_prefix(other.keys(), keys), other) for other in others]
-        shared, heir = max(shares, key=lambda share: share[0], default=(0, source))
-        successor = _path_with(paths, heir) if shared else gone
-        for slot in tuple(gone.anchors):
-            entry = self.entries[slot]
-            if entry.position + GRAM <= shared:
-                self.entries[slot] = _Entry(successor, entry.position, entry.value)
-                successor.anchors.add(slot)
-            else:
-                self.remove(slot)
+        shares = [(other.shared_keys(source), other) for other in others]
+        gone.inherited, heir = max(shares, key=lambda share: share[0], default=(0, source))
+        gone.heir = _path_with(paths, heir) if gone.inherited else gone
         if not paths:
             del self._paths[source.session]
+        return gone
+
+    def bequeath(self, slot: int) -> None:
+        """Give the entry of a slot to the heir of its path, or drop it."""
+        entry = self.entries[slot]
+        path = entry.path.place(entry.position, GRAM)
+        if path is None:
+            self.remove(slot)
+        else:
+            self.entries[slot] = Entry(path, entry.position, entry.value)
+            path.anchors.add(slot)
 
     def free(self, slot: int) -> None:
         """Drop the entry of a slot that was freed, if there is one."""
@@ -314,10 +339,10 @@ class Members:
                 yield from islice(offered, PLACES_OF_A_MEMBER)
 
 
-def _path_with(paths: list[_Path], source: SourceTurn) -> _Path:
+def _path_with(paths: list[Path], source: SourceTurn) -> Path:
     """Return the path that ends with a turn; a new one if there is none."""
     for path in paths:
         if path.source is source:
             return path
-    paths.append(_Path(source, done=len(source.tokens)))
+    paths.append(Path(source, done=len(source.tokens)))
     return paths[-1]

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leyline_engine.contract import ReuseKind, common_prefix
+from leyline_engine.contract import ReuseKind
+from leyline_engine.keys import shared_length
 from leyline_engine.reuse.agreement import agreement
 from leyline_engine.reuse.fingerprints import Fingerprinter
 from leyline_engine.reuse.index import Members, Place, ReuseIndex
@@ -290,7 +291,7 @@ class Candidate:
     def of(cls, source: SourceTurn, prompt: array[int], available: int) -> Candidate:
         """Return a source of which ``available`` leading tokens are cached, as a prompt sees it."""
         view = np.frombuffer(source.tokens, dtype=np.int64)[:available]
-        return cls(source, view, common_prefix(source.tokens, prompt))
+        return cls(source, view, shared_length(source.tokens, prompt))
 
     def kind(self, start: int, end: int, session: SessionKey) -> ReuseKind:
         """Return the kind of a hit on ``[start, end)``, in a prompt of ``session``."""

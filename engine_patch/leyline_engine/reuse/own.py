@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from leyline_engine.contract import common_prefix
+from leyline_engine.keys import shared_length
 from leyline_engine.reuse.index import Place
 from leyline_engine.reuse.winnowing import GRAM
 from leyline_engine.sources import SessionKey, SourceTurn
@@ -52,7 +52,7 @@ class OwnTurns:
             if len(self._known) >= MAX_OTHERS:
                 self.bounded = True
                 return None, 0
-            shares = [(common_prefix(own.tokens, source.tokens), own) for own in self._turns]
+            shares = [(shared_length(own.tokens, source.tokens), own) for own in self._turns]
             shared, turn = max(shares, key=lambda share: share[0], default=(0, None))
             known = self._known[id(source)] = (turn, shared)
         return known

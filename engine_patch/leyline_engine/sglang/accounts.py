@@ -158,5 +158,6 @@ def _receipt(turn: Turn, checked: CheckedRequest, plan: Plan, counts: TokenCount
         reuse=reuse,
         lineage=turn.lineage,
         skipped_actions=turn.skipped,
+        stages=plan.stages,
         splice_us=turn.spent_ns // 1000,
     )

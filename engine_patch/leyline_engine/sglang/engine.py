@@ -30,6 +30,7 @@ from leyline_engine.sglang.accounts import Accounts
 from leyline_engine.sglang.admission import Admission
 from leyline_engine.sglang.census import open_census
 from leyline_engine.sglang.channel import Sender
+from leyline_engine.sglang.chores import Chores
 from leyline_engine.sglang.claim_desk import NO_ADMIT, ClaimDesk
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.fallback import Fallback
@@ -69,6 +70,7 @@ class SchedulerEngine:
         secret: secret that signs envelopes; None takes them unsigned.
         salt: salt of lineages' names; the same on all ranks of the replica.
         min_copy: copies shorter than this, in tokens, are prefilled.
+        stage_cost: tokens whose prefill takes as long as one more forward.
         matcher: the choice of fingerprints by which content is found.
         agree: returns True if all tensor-parallel ranks succeeded; takes this rank's success.
         limits: limits of what may be claimed.
@@ -87,6 +89,7 @@ class SchedulerEngine:
         secret: str | None,
         salt: bytes,
         min_copy: int,
+        stage_cost: int = 0,
         recompute: Recompute = Recompute(),  # noqa: B008 - immutable
         matcher: MatcherKind = MatcherKind.WINNOW,
         agree: Callable[[bool], bool] = bool,
@@ -100,17 +103,18 @@ class SchedulerEngine:
         self._secret = secret
         self._replica = replica
         self.registry = SourceRegistry(secret=secret)
-        self.ledger = SpanLedger()
+        self.ledger = SpanLedger(defers=True)
         usable = int(cache.token_to_kv_pool_allocator.size)
         self.publications = Publications(
             max_tokens=max(MIN_TOKENS, PER_SLOT * usable),
             cached=cache.cached_length,
-            common=cache.tree_keys.common,
+            shifted=cache.tree_keys.shifted,
         )
         self.claims = ClaimDesk(
             cache, self.registry, usable=usable, page_size=int(cache.page_size), limits=limits
         )
-        self._reuse = self._open_reuse(usable, salt, matcher)
+        options: Any = {"salt": salt, "max_copies": MAX_COPIES, "matcher": matcher}
+        self._reuse = ContentReuse(self.registry, self.ledger, usable, defers=True, **options)
         self._indexer = TurnIndexer(cache, self._reuse)
         # Its request holds a turn; SGLang may drop a request without notice.
         self.turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
@@ -128,7 +132,8 @@ class SchedulerEngine:
         self.margins = MarginGate(forgetter, kept_out=self._kept_out, agree=agree)
         fallback = Fallback(cache, rules, forgetter, kept_out=self._kept_out)
         self.forgets = self._open_forgets(rules, forgetter, fallback)
-        splicer = self._open_splicer(pool, rules, min_copy, agree)
+        self.chores = Chores((self.ledger.provenance, self._reuse.index, self.forgets))
+        splicer = self._open_splicer(pool, rules, agree, min_copy=min_copy, stage_cost=stage_cost)
         self.admission = self._open_admission(splicer, fallback)
         census = open_census(cache) if metrics.collects else None
         self.readings = Readings(
@@ -136,11 +141,6 @@ class SchedulerEngine:
         )
         cache.attach(self, pool, self.claims.shelf, census, self._reuse.index)
         self._accounts.announce(capability)
-
-    def _open_reuse(self, usable: int, salt: bytes, matcher: MatcherKind) -> ContentReuse:
-        return ContentReuse(
-            self.registry, self.ledger, usable, salt=salt, max_copies=MAX_COPIES, matcher=matcher
-        )
 
     def _open_prover(self, pool: SplicePool | None, agree: Callable[[bool], bool]) -> Prover:
         records = (self.registry, self.ledger, self.publications)
@@ -162,7 +162,7 @@ class SchedulerEngine:
         )
 
     def _open_splicer(
-        self, pool: SplicePool | None, rules: Rules, min_copy: int, agree: Callable[[bool], bool]
+        self, pool: SplicePool | None, rules: Rules, agree: Callable[[bool], bool], **worth: int
     ) -> Splicer | None:
         if pool is None:
             return None
@@ -171,9 +171,9 @@ class SchedulerEngine:
             pool,
             rules,
             self.publisher,
-            min_copy=min_copy,
             agree=agree,
             copied=self._metrics.copied,
+            **worth,
         )
 
     def _open_forgets(self, rules: Rules, forgetter: Forgetter, fallback: Fallback) -> TurnForgets:
@@ -258,7 +258,7 @@ class SchedulerEngine:
         return refusal
 
     def evicted(self, tokens: int) -> None:
-        """Record an eviction; see :class:`.radix.Listener`."""
+        """Record an eviction."""
         self._metrics.evicted(tokens)
 
     def room(self) -> int:
@@ -315,6 +315,7 @@ class SchedulerEngine:
 
     def flushing(self) -> None:
         """Prepare for the tree's flush."""
+        self.forgets.finish()
         with contained("ending claims"):
             self.claims.keeper.lose_all("flushed")
 
@@ -368,8 +369,6 @@ class SchedulerEngine:
     def give_way(self) -> bool:
         """Free the memory that waiting turns hold; returns False if they held nothing."""
         return self.admission.give_way()
-
-    # A turn runs, and ends.
 
     def prefilled(self, batch: Any) -> None:
         """Judge the prefills that end with a batch, before SGLang acts on its result."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from leyline_engine.plan import page_floor
 from leyline_engine.proof.witness import ForgetWitness
 from leyline_engine.sglang.condemned import Condemned, Unpublished
 from leyline_engine.sglang.containment import contained
+from leyline_engine.sglang.path_tree import PathTree
 from leyline_engine.sglang.publications import Publication, Publications, Space
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.pages import reserved_until
@@ -32,6 +33,11 @@ log = logging.getLogger(__name__)
 
 _REMEMBERED = 4096
 """Number of tickets whose counts are kept; as many as records are kept of requests."""
+_AT_ONCE = 1 << 17
+"""Keys of the paths that are removed at once, in a few milliseconds; others are condemned, and
+removed in the steps that follow."""
+_LEAST = 1 << 14
+"""Keys that a path counts as at least: removing a short one takes its time, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,8 @@ class Forgetter:
         self._reserved: dict[Any, int] = {}
         """Requests with slots for drafts that were theirs before a forget, and the length at which
         they will have written to all of them."""
+        self._due = 0
+        """Condemned paths that are to be looked at: nothing has changed for the others."""
         self.pending = PendingForgets()
 
     def forget(
@@ -104,24 +112,19 @@ class Forgetter:
             spans, clean = self._ledger.hidden_spans(session), []
         kept = [*spared, *(_path_of(turn) for turn in clean)]
         tainted = self._ledger.lineages_reading(scope, spans)
-        doomed = []
-        for owner, path, reader in self._publications.under(self._looking_ahead(tainted)):
-            start = self._floor(reader)
-            doomed.append((owner, path, start, start))
-        within, common = self._cache.tree_keys.slots_within, self._publications.common
-        for path in self._publications.of(session):
-            start = within(max((common(path, other) for other in kept), default=0))
-            if self._keys(start) < len(path.keys):
-                exact = exact_length(path.keys)
-                shared_to = within(self._publications.shared(session, path, self._keys(start)))
-                theirs = self._floor(min(max(shared_to, start), max(exact, start)))
-                doomed.append((session, path, start, theirs))
+        doomed = self._doomed(session, kept, tainted)
         erased = shared = 0
-        for owner, path, start, theirs in doomed:
-            shared += self._cached(path, theirs) - self._cached(path, start)
-            erased += self._remove(path, theirs, ticket)
+        soon = _first_keys([path for _, path, _, _ in doomed], _AT_ONCE)
+        late = PathTree[str, Publication]()
+        for number, (owner, path, start, theirs) in enumerate(doomed):
+            if theirs > start:
+                shared += self._cached(path, theirs) - self._cached(path, start)
+            if number < soon:
+                erased += self._remove(path, theirs, ticket)
+            else:
+                self._condemn_late(path, theirs, ticket, late)
             self._publications.cut(owner, path, self._keys(start))
-        for _, path, _, theirs in doomed:
+        for _, path, _, theirs in doomed[:soon]:
             self._condemn_rest(path, theirs, ticket)
         for turn in turns:
             if turn not in clean:
@@ -131,6 +134,32 @@ class Forgetter:
         self._await_reserved(ticket)
         struck = Struck(session, spans, tainted, whole)
         return Forgotten(self._open(ticket, session, erased, shared), struck)
+
+    def _doomed(
+        self,
+        session: SessionKey,
+        kept: Sequence[Publication],
+        tainted: Mapping[LineageKey, int],
+    ) -> list[tuple[SessionKey, Publication, int, int]]:
+        """Return the paths to remove: (session, path, its first key that goes, the first that no
+        other session has)."""
+        doomed = []
+        for owner, path, reader in self._publications.under(self._looking_ahead(tainted)):
+            start = self._floor(reader)
+            doomed.append((owner, path, start, start))
+        within, shifted = self._cache.tree_keys.slots_within, self._cache.tree_keys.shifted
+        stays: dict[Space, PathTree[str, Publication]] = {}
+        for other in kept:
+            stays.setdefault(other.space, PathTree()).add("kept", shifted(other.keys), other)
+        for path in self._publications.of(session):
+            tree = stays.get(path.space)
+            start = within(tree.reach(shifted(path.keys)) if tree is not None else 0)
+            if self._keys(start) < len(path.keys):
+                exact = exact_length(path.keys)
+                shared_to = within(self._publications.shared(session, path, self._keys(start)))
+                theirs = self._floor(min(max(shared_to, start), max(exact, start)))
+                doomed.append((session, path, start, theirs))
+        return doomed
 
     def _open(self, ticket: str, session: SessionKey, erased: int, shared: int) -> ForgetCounts:
         before = self._reached.get(ticket, ForgetCounts())
@@ -165,7 +194,7 @@ class Forgetter:
     def _keys(self, slots: int) -> int:
         return self._cache.tree_keys.keys_of(slots)
 
-    def _looking_ahead(self, lineages: dict[LineageKey, int]) -> dict[LineageKey, int]:
+    def _looking_ahead(self, lineages: Mapping[LineageKey, int]) -> dict[LineageKey, int]:
         """Return the first slot of each lineage that has read what its first reader reads."""
         ahead = self._cache.tree_keys.lookahead
         return {key: max(0, reader - ahead) for key, reader in lineages.items()}
@@ -192,6 +221,16 @@ class Forgetter:
             with contained("ending claims"):
                 self._cache.announce(each.path, each.start, "forgotten")
         return self._open(ticket, session, 0, 0)
+
+    def remove_all(self, paths: Sequence[tuple[Publication, int]]) -> None:
+        """Remove the cached part of each path from a position on; if they are many, one by one in
+        the steps that follow, but nobody finds them from now on."""
+        soon = _first_keys([path for path, _ in paths], _AT_ONCE)
+        for path, start in paths[:soon]:
+            self.remove(path, start)
+        late = PathTree[str, Publication]()
+        for path, start in paths[soon:]:
+            self._condemn_late(path, self._floor(start), "", late)
 
     def remove(self, path: Publication, start: int) -> None:
         """Remove the cached part of a path from ``start`` on, and report no counts."""
@@ -221,6 +260,21 @@ class Forgetter:
                 self._publications.cut(owner, theirs, self._keys(start))
         done = self._cache.unpublish(path, start, cause)
         return replace(done, erased=done.erased + erased)
+
+    def _condemn_late(
+        self, path: Publication, start: int, ticket: str, late: PathTree[str, Publication]
+    ) -> None:
+        """Make a path unmatchable at once, and remove it in one of the next steps.
+
+        Args:
+            late: paths of this forget of which the same is true; keys that several have count once.
+        """
+        self._cache.announce(path, start, "forgotten" if ticket else "unpublished")
+        known = late.add("late", self._cache.tree_keys.shifted(path.keys), path)
+        begin = max(start, self._cache.tree_keys.slots_within(known))
+        cached = self._cached(path, len(path.keys)) if ticket else begin
+        self._condemn(path, start, ticket, max(0, cached - begin))
+        self._due += 1
 
     def _condemn(self, path: Publication, start: int, ticket: str, held: int) -> None:
         doomed = Condemned(path, start)
@@ -257,16 +311,30 @@ class Forgetter:
         return bool(done)
 
     def settle(self) -> None:
-        """Remove condemned KV that has no holder any more."""
-        before = len(self._cache.condemned)
-        # One condemned path may block another.
-        while any(self._settled(doomed) for doomed in tuple(self._cache.condemned)):
-            continue
-        if len(self._cache.condemned) < before:
-            # The holder may have given back more than the tree knew.
-            self._cache.scrub()
+        """Remove condemned KV that has no holder any more, or begin to."""
+        self._due = len(self._cache.condemned)
+        self.work()
         self.written()
         self.pending.settle()
+
+    def work(self) -> bool:
+        """Remove a portion of the condemned KV; returns False if none is to be looked at."""
+        condemned, left, before = self._cache.condemned, _AT_ONCE // 2, len(self._cache.condemned)
+        worked = self._due > 0 and before > 0
+        while self._due > 0 and condemned and left >= 0:
+            doomed = next(iter(condemned))
+            left -= max(_LEAST, len(doomed.path.keys))
+            if self._settled(doomed):
+                # One condemned path may block another.
+                self._due = len(condemned)
+            else:
+                self._due -= 1
+                condemned.defer(doomed)
+        if len(condemned) < before:
+            # The holder may have given back more than the tree knew.
+            self._cache.scrub()
+            self.pending.settle()
+        return worked
 
     def _settled(self, doomed: Condemned) -> bool:
         with contained("removing a condemned path"):
@@ -283,6 +351,12 @@ class Forgetter:
                 return True
         return False
 
+    def finish(self) -> None:
+        """Remove all condemned KV that has no holder any more."""
+        self.settle()
+        while self.work():
+            continue
+
     def clear(self) -> None:
         """Record that the tree is empty: nothing is held."""
         self.pending.let_go((*self._cache.condemned, *self._reserved))
@@ -292,3 +366,12 @@ class Forgetter:
 
 def _path_of(turn: SourceTurn) -> Publication:
     return Publication(turn.keys(), turn.lineage, Space(turn.extra_key, turn.cache_salt))
+
+
+def _first_keys(paths: Sequence[Publication], keys: int) -> int:
+    """Return the number of leading paths that have ``keys`` keys together, at least one."""
+    for number, path in enumerate(paths, 1):
+        keys -= max(_LEAST, len(path.keys))
+        if keys <= 0:
+            return number
+    return len(paths)

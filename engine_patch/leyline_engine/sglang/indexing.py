@@ -6,7 +6,7 @@ from weakref import finalize
 
 from leyline_engine.content_reuse import ContentReuse
 from leyline_engine.retention import source_of
-from leyline_engine.reuse.index import Slots
+from leyline_engine.reuse.entering import Slots
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.turn import Phase, Turn

@@ -6,7 +6,7 @@ from array import array
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchResult
 
-from leyline_engine.lineage import fold_keys, runs_before
+from leyline_engine.lineage import runs_before
 from leyline_engine.rules import CheckedRequest, Rules
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.turn import Phase, Turn
@@ -41,7 +41,7 @@ class Matcher:
         best = self._cache.find(tokens, turn.space, limit)
         turn.lineage = ()
         for lineage in self._rules.maps(checked):
-            keys = fold_keys(tokens, lineage, turn.scope)
+            keys = turn.keys_under(lineage, tokens)
             clean = min(limit, self._rules.clean_length(checked, lineage))
             found = self._cache.find(keys, turn.space, clean)
             if found.device_prefix_len > best.device_prefix_len:

@@ -19,7 +19,10 @@ PROFILE_VARIABLE = "LEYLINE_FIDELITY_PROFILE"
 """Path of a file with the model's fidelity profile."""
 MIN_COPY_VARIABLE = "LEYLINE_MIN_COPY_TOKENS"
 _MIN_COPY = 32
-"""Minimum length of copies, in tokens; a shorter prefill costs less than a forward and a launch."""
+"""Minimum length of copies, in tokens; a shorter prefill costs less than a launch."""
+STAGE_COST_VARIABLE = "LEYLINE_STAGE_COST_TOKENS"
+_STAGE_COST = 64
+"""Tokens whose prefill takes as long as one more forward; ``bench/stage_cost.py`` measures it."""
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +76,12 @@ def create_cache(context: Any) -> Any:
     from leyline_engine.sglang.radix import LeylineRadixCache
     from leyline_engine.sglang.ranks import replica_of
     from leyline_engine.sglang.rows.origins import origin_bytes_from
-    from leyline_engine.sglang.tensor_parallel import agreement, common_rows, common_salt
+    from leyline_engine.sglang.tensor_parallel import (
+        agreement,
+        common_counts,
+        common_rows,
+        common_salt,
+    )
 
     cache = create_unified_radix_cache(context, cache_class=LeylineRadixCache)
     group = context.params.attn_tp_cache_group or context.params.tp_cache_group
@@ -93,6 +101,7 @@ def create_cache(context: Any) -> Any:
         dp_rank=replica.rank,
         on_drop=metrics.receipt_dropped,
     )
+    min_copy, stage_cost = common_counts(group, copy_limits())
     SchedulerEngine(
         cache,
         facts.pool,
@@ -101,7 +110,8 @@ def create_cache(context: Any) -> Any:
         metrics,
         secret=hints_secret(),
         salt=common_salt(group),
-        min_copy=int(os.environ.get(MIN_COPY_VARIABLE) or _MIN_COPY),
+        min_copy=min_copy,
+        stage_cost=stage_cost,
         recompute=recompute_from(facts.capability),
         matcher=read_matcher(os.environ.get(MATCHER_VARIABLE) or MatcherKind.WINNOW),
         agree=agree,
@@ -116,6 +126,21 @@ def create_cache(context: Any) -> Any:
     else:
         log.warning("Leyline does not splice here: %s", facts.capability.unsupported_reason)
     return cache
+
+
+def copy_limits(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return the fewest tokens of a copy, and of copies between two gaps.
+
+    Raises:
+        ValueError: one isn't a number of tokens.
+    """
+    found = []
+    for name, default in ((MIN_COPY_VARIABLE, _MIN_COPY), (STAGE_COST_VARIABLE, _STAGE_COST)):
+        written = environment.get(name) or str(default)
+        if not written.isdecimal():
+            raise ValueError(f"{name}: {written!r} is no number of tokens")
+        found.append(int(written))
+    return found[0], found[1]
 
 
 def recompute_from(
@@ -194,6 +219,8 @@ def _queue(original: Callable[..., Any], self: Any, req: Any, *args: Any, **kwar
 def _next_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse requests that can't run, or continue, since claims came."""
     engine = _engine(self)
+    if engine is not None:
+        engine.chores.step()
     if engine is not None and engine.claims.keeper:
         from leyline_engine.sglang.refusing import refuse_chunked, refuse_waiting
 

@@ -7,14 +7,16 @@ each session's paths are noted here, one per branch: a path that continues anoth
 from __future__ import annotations
 
 from array import array
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from leyline_engine.contract import LineageRun, common_prefix
+from leyline_engine.contract import LineageRun
+from leyline_engine.keys import shared_length
 from leyline_engine.ledger import LineageKey
-from leyline_engine.lineage import MAX_TOKEN, runs_before
+from leyline_engine.lineage import runs_before
+from leyline_engine.sglang.path_tree import PathTree
 from leyline_engine.sources import SessionKey
 
 MAX_PATHS = 32
@@ -29,8 +31,10 @@ Sessions of single tokens fill the pool before they fill this."""
 NOBODY = ""
 """Scope of paths that requests without a session published. It spares nothing: if a session
 forgets, their continuations of its KV are removed, too."""
-_SPARE = 32
-"""Share of the bound that is freed at once: one part in so many."""
+_SPARE = 4
+"""Share of the bound from which on paths are cut to what is cached: all but one part in so many."""
+_LOOKS = 4
+"""Keys of paths that are looked at for each key that is noted, while there are many."""
 
 
 class Space(NamedTuple):
@@ -63,7 +67,7 @@ class Publications:
         max_tokens: tokens of all paths together; each counts as :data:`MIN_WEIGHT` at least.
         max_paths: maximum number of branches noted per session.
         cached: returns the cached length of a path.
-        common: returns the number of leading keys by which two paths find the same slots.
+        shifted: returns keys with each slot's lineage where the tree looks for it.
     """
 
     def __init__(
@@ -72,18 +76,26 @@ class Publications:
         max_tokens: int = MIN_TOKENS,
         max_paths: int = MAX_PATHS,
         cached: Callable[[Publication], int] = lambda path: len(path.keys),
-        common: Callable[[array[int], array[int]], int] = common_prefix,
+        shifted: Callable[[array[int]], array[int]] = lambda keys: keys,
     ) -> None:
         self._max_tokens = max_tokens
         self._max_paths = max_paths
         self._cached = cached
-        self._common = common
+        self._shifted = shifted
         self._tenants: dict[str, OrderedDict[SessionKey, list[Publication]]] = {}
         self._weights: Counter[str] = Counter()
+        self._trees: dict[tuple[bool, Space], PathTree[SessionKey, Publication]] = {}
+        """By namespace, sessions' paths (True) and those of requests without one (False)."""
+        self._spliced: dict[LineageKey, dict[int, tuple[SessionKey, Publication]]] = {}
+        """Paths under a lineage, by identity."""
+        self._unseen: dict[str, deque[SessionKey]] = {}
+        """Sessions whose paths a tenant's present round of trimming hasn't looked at."""
 
     def common(self, path: Publication, other: Publication) -> int:
         """Return the number of leading keys that two paths share."""
-        return self._common(path.keys, other.keys) if path.space == other.space else 0
+        if path.space != other.space:
+            return 0
+        return shared_length(self._shifted(path.keys), self._shifted(other.keys))
 
     def note(self, session: SessionKey, path: Publication) -> tuple[tuple[Publication, int], ...]:
         """Note that a session publishes ``path``.
@@ -94,17 +106,44 @@ class Publications:
         """
         held = self._tenants.setdefault(session[0], OrderedDict()).setdefault(session, [])
         self._tenants[session[0]].move_to_end(session)
-        before = _weight(held)
-        held[:] = [old for old in held if self.common(path, old) < len(old.keys)]
-        if not any(self.common(old, path) == len(path.keys) for old in held):
-            held.append(path)
+        begun, covered = self._beginnings(session, path)
+        same = [old for old in begun if len(old.keys) == len(path.keys)]
+        if not covered or same:
+            self._add(session, held, path)
+        for old in begun:
+            self._discard(session, held, old)
         gone: list[Publication] = []
         while len(held) > self._max_paths:
-            gone.append(held.pop(0))
-        self._count(session[0], _weight(held) - before)
-        if self.tokens > self._max_tokens:
+            gone.append(held[0])
+            self._discard(session, held, held[0])
+        if self.tokens > self._max_tokens - self._max_tokens // _SPARE:
             gone.extend(self._make_room(session, path))
         return tuple((old, self.shared(None, old, 0)) for old in gone)
+
+    def _beginnings(self, session: SessionKey, path: Publication) -> tuple[list[Publication], bool]:
+        tree = self._trees.get(_place(session, path))
+        return ([], False) if tree is None else tree.beginnings(session, self._shifted(path.keys))
+
+    def _add(self, session: SessionKey, held: list[Publication], path: Publication) -> None:
+        held.append(path)
+        tree = self._trees.setdefault(_place(session, path), PathTree())
+        tree.add(session, self._shifted(path.keys), path)
+        for run in path.runs:
+            under = self._spliced.setdefault((session[0], run.lineage), {})
+            under[id(path)] = (session, path)
+        self._weights[session[0]] += _weight(path)
+
+    def _discard(self, session: SessionKey, held: list[Publication], path: Publication) -> None:
+        del held[next(at for at, old in enumerate(held) if old is path)]
+        tree = self._trees[_place(session, path)]
+        tree.remove(session, path)
+        if not tree:
+            del self._trees[_place(session, path)]
+        for name in dict.fromkeys((session[0], run.lineage) for run in path.runs):
+            del self._spliced[name][id(path)]
+            if not self._spliced[name]:
+                del self._spliced[name]
+        self._weights[session[0]] -= _weight(path)
 
     @property
     def tokens(self) -> int:
@@ -112,7 +151,7 @@ class Publications:
         return self._weights.total()
 
     def _make_room(self, session: SessionKey, path: Publication) -> list[Publication]:
-        """Stay well below the bound, so that this isn't done for each path.
+        """Keep below the bound, at an expense that ``path`` alone decides.
 
         Args:
             session: the session that publishes ``path``, which stays.
@@ -120,15 +159,12 @@ class Publications:
         Returns:
             Dropped paths that may be cached in part.
         """
-        enough = self._max_tokens - self._max_tokens // _SPARE
         gone: list[Publication] = []
-        trimmed: set[str] = set()
-        while self.tokens > enough:
+        looks = _LOOKS * max(len(path.keys), MIN_WEIGHT * self._max_paths)
+        heaviest = [scope for scope, _ in self._weights.most_common()]
+        self._trim(heaviest[0], session, looks)
+        while self.tokens > self._max_tokens:
             heaviest = [scope for scope, _ in self._weights.most_common()]
-            if heaviest[0] not in trimmed:
-                trimmed.add(heaviest[0])
-                self._trim(heaviest[0], session)
-                continue
             found = next(filter(None, (self._oldest(s, session, path) for s in heaviest)), None)
             if found is None:
                 break
@@ -148,18 +184,24 @@ class Publications:
                 return session, old
         return None
 
-    def _count(self, scope: str, more: int) -> None:
-        self._weights[scope] += more
-        if not self._tenants[scope]:
-            del self._tenants[scope], self._weights[scope]
+    def _trim(self, scope: str, publishing: SessionKey, keys: int) -> None:
+        """Cut paths of a tenant to their cached parts; KV about to be published isn't cached yet.
 
-    def _trim(self, scope: str, publishing: SessionKey) -> None:
-        """Cut a tenant's paths to their cached parts; KV about to be published isn't cached yet."""
-        for session in [each for each in self._tenants[scope] if each != publishing]:
-            for path in self.of(session):
+        Args:
+            keys: keys of the paths that are looked at; the next call continues after them.
+        """
+        unseen = self._unseen.setdefault(scope, deque())
+        if not unseen:
+            unseen.extend(self._tenants[scope])
+        while unseen and keys > 0:
+            session = unseen.popleft()
+            for path in self.of(session) if session != publishing else ():
+                keys -= max(MIN_WEIGHT, len(path.keys))
                 length = self._cached(path)
                 if length < len(path.keys):
                     self.cut(session, path, length)
+        if not unseen:
+            self._unseen.pop(scope, None)
 
     def all(self) -> Iterator[tuple[SessionKey, Publication]]:
         """Yield every path with its session."""
@@ -184,23 +226,15 @@ class Publications:
         Returns:
             A length of at least ``start``.
         """
-        reach = start
-        for other, theirs in self.all():
-            if reach == len(path.keys):
-                break
-            if other != session and other[0] != NOBODY and _pass(path, theirs, reach):
-                reach = max(reach, self.common(path, theirs))
-        return reach
+        tree = self._trees.get((True, path.space))
+        return start if tree is None else max(start, tree.reach(self._shifted(path.keys), session))
 
     def strangers(
         self, path: Publication, start: int
     ) -> tuple[tuple[SessionKey, Publication], ...]:
         """Return paths of requests without a session that share more than ``start`` keys."""
-        return tuple(
-            (owner, theirs)
-            for owner, theirs in self._of_tenant(NOBODY)
-            if _pass(path, theirs, start) and self.common(path, theirs) > start
-        )
+        tree = self._trees.get((False, path.space))
+        return () if tree is None else tuple(tree.beyond(self._shifted(path.keys), start))
 
     def under(
         self, lineages: Mapping[LineageKey, int]
@@ -213,16 +247,18 @@ class Publications:
         Returns:
             (session, path, first position of it that matters).
         """
+        paths = {
+            key: found for name in lineages for key, found in self._spliced.get(name, {}).items()
+        }
         found = []
-        for scope in dict.fromkeys(scope for scope, _ in lineages):
-            for session, path in self._of_tenant(scope):
-                starts = [
-                    max(run.start, lineages[scope, run.lineage])
-                    for run in path.runs
-                    if (scope, run.lineage) in lineages
-                ]
-                if starts and min(starts) < len(path.keys):
-                    found.append((session, path, min(starts)))
+        for session, path in paths.values():
+            first = min(
+                max(run.start, lineages[session[0], run.lineage])
+                for run in path.runs
+                if (session[0], run.lineage) in lineages
+            )
+            if first < len(path.keys):
+                found.append((session, path, first))
         return tuple(found)
 
     def spliced(self, scope: str) -> tuple[tuple[Publication, int], ...]:
@@ -232,31 +268,31 @@ class Publications:
     def cut(self, session: SessionKey, path: Publication, length: int) -> None:
         """Note that a session holds only the first ``length`` keys of a path any more."""
         held = self._tenants.get(session[0], OrderedDict()).get(session)
-        if held is None or path not in held:
+        found = next((old for old in held or () if old is path or old == path), None)
+        if held is None or found is None:
             return
-        before = _weight(held)
-        held.remove(path)
-        kept = path.cut(length)
-        if length and not any(self.common(old, kept) == length for old in held):
-            held.append(kept)
-        change = _weight(held) - before
+        self._discard(session, held, found)
+        kept = found.cut(length)
+        if length and not self._beginnings(session, kept)[1]:
+            self._add(session, held, kept)
         if not held:
             del self._tenants[session[0]][session]
-        self._count(session[0], change)
+            if not self._tenants[session[0]]:
+                del self._tenants[session[0]], self._weights[session[0]]
+                self._unseen.pop(session[0], None)
 
     def clear(self) -> None:
         self._tenants.clear()
         self._weights.clear()
+        self._trees.clear()
+        self._spliced.clear()
+        self._unseen.clear()
 
 
-def _pass(path: Publication, other: Publication, start: int) -> bool:
-    """Return True if two paths may have more than ``start`` keys in common.
-
-    Most part much earlier, which one key's token shows.
-    """
-    shorter = min(len(path.keys), len(other.keys))
-    return start < shorter and (path.keys[start] ^ other.keys[start]) & MAX_TOKEN == 0
+def _place(session: SessionKey, path: Publication) -> tuple[bool, Space]:
+    """Return the tree that has a session's path."""
+    return session[0] != NOBODY, path.space
 
 
-def _weight(paths: Iterable[Publication]) -> int:
-    return sum(max(MIN_WEIGHT, len(path.keys)) for path in paths)
+def _weight(path: Publication) -> int:
+    return max(MIN_WEIGHT, len(path.keys))

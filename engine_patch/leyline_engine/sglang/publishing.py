@@ -94,8 +94,8 @@ class Publisher:
     def publish(self, session: SessionKey, path: Publication) -> None:
         """Note that a session publishes a path; remove paths that were dropped for it."""
         within = self._cache.tree_keys.slots_within
-        for old, length in self._publications.note(session, path):
-            self._forgetter.remove(old, within(length))
+        gone = self._publications.note(session, path)
+        self._forgetter.remove_all([(old, within(length)) for old, length in gone])
 
     def enter(self, turn: Turn) -> None:
         """Note what a turn's copies have read, as they are about to become matchable."""
@@ -103,6 +103,7 @@ class Publisher:
             return
         dropped = dict.fromkeys(self._ledger.enter(turn.scope, turn.carried), 0)
         # Nobody could say any more what this KV has read.
-        for owner, path, start in self._publications.under(dropped):
-            self._forgetter.remove(path, start)
+        gone = self._publications.under(dropped)
+        self._forgetter.remove_all([(path, start) for _, path, start in gone])
+        for owner, path, start in gone:
             self._publications.cut(owner, path, self._cache.tree_keys.keys_of(start))

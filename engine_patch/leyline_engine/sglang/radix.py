@@ -32,7 +32,7 @@ from leyline_engine.lineage import first_spliced
 from leyline_engine.plan import page_floor
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.sglang.census import Census
-from leyline_engine.sglang.condemned import Condemned, Unpublished, allowed_length
+from leyline_engine.sglang.condemned import CondemnedPaths, Unpublished
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.publications import Publication, Space
 from leyline_engine.sglang.rows.pages import free_slots, unwritten_slots, whole_pages
@@ -88,7 +88,7 @@ class LeylineRadixCache(UnifiedRadixCache):
     def __init__(self, params: Any) -> None:
         self.leyline: Listener | None = None
         self._pool: SplicePool | None = None
-        self.condemned: list[Condemned] = []
+        self.condemned = CondemnedPaths(TreeKeys())  # cleared while the tree is made
         self._folding: Turn | None = None
         self.shelf: RadixShelf | None = None
         """Paths that claims rank; consulted in evictions."""
@@ -102,6 +102,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         self.requests: WeakSet[Any] = WeakSet()
         super().__init__(params)
         self.tree_keys = TreeKeys(int(self.page_size), int(self.tree_core.is_eagle))
+        self.condemned = CondemnedPaths(self.tree_keys)
 
     # Calls from SGLang.
 
@@ -238,7 +239,7 @@ class LeylineRadixCache(UnifiedRadixCache):
 
     def allowed_length(self, keys: array[int]) -> int:
         """Return the number of leading keys that may be matched: nothing condemned."""
-        return allowed_length(self.condemned, keys, self.tree_keys)
+        return self.condemned.allowed_length(keys) if self.condemned else len(keys)
 
     def _folded(self, key: RadixKey, turn: Turn) -> RadixKey:
         """Return the key with a turn's lineages folded in."""

@@ -26,7 +26,6 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from leyline_engine.contract import ATTENTION_SINK, CopySegment, TokenCounts
 from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import Carried
-from leyline_engine.lineage import fold_keys
 from leyline_engine.plan import Plan, clip_copies, copy_runs, plan_turn
 from leyline_engine.rules import CheckedRequest, Rules, extend_lineage
 from leyline_engine.sglang.publishing import Publisher
@@ -85,7 +84,8 @@ class Splicer:
         pool: copies and rotates rows.
         rules: decisions over the registry and the ledger.
         publisher: notes what copies have read, and what they publish, before they can be matched.
-        min_copy: copies shorter than this, in tokens, are prefilled: a forward costs more.
+        min_copy: copies shorter than this, in tokens, are prefilled: a launch costs more.
+        stage_cost: tokens whose prefill takes as long as the forward of one more stage row.
         agree: returns True if all tensor-parallel ranks succeeded; takes this rank's success.
         copied: called with the bytes of KV that a splice copied.
     """
@@ -98,6 +98,7 @@ class Splicer:
         publisher: Publisher,
         *,
         min_copy: int,
+        stage_cost: int = 0,
         agree: Callable[[bool], bool],
         copied: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -105,6 +106,7 @@ class Splicer:
         self._pool = pool
         self._rules = rules
         self._min_copy = min_copy
+        self._stage_cost = stage_cost
         self._publisher = publisher
         self._agree = agree
         self._copied = copied
@@ -146,6 +148,7 @@ class Splicer:
                 available,
                 sink=max(edit.payload.sink, ATTENTION_SINK),
                 min_copy=self._min_copy,
+                stage_cost=self._stage_cost,
                 kinds=edit.kinds,
                 page=self._cache.page_size,
                 # The slot before a cut was found by a token that is gone.
@@ -191,7 +194,7 @@ class Splicer:
             return None
         lineage = extend_lineage(turn.lineage, carried)
         prompt = turn.req.origin_input_ids
-        if not self._cache.is_condemned(fold_keys(prompt, lineage, turn.scope)):
+        if not self._cache.is_condemned(turn.keys_under(lineage, prompt)):
             return carried
         return self._rules.carry_alone(checked, turn.lineage, plan, turn.message_id, cursor)
 

@@ -63,5 +63,19 @@ def common_salt(group: Any) -> bytes:
     return bytes(drawn.tolist())
 
 
+def common_counts(group: Any, counts: tuple[int, int]) -> tuple[int, int]:
+    """Return the first rank's counts on all ranks: plans that differ would be different trees.
+
+    Args:
+        group: see :func:`agreement`.
+    """
+    if _is_single(group):
+        return counts
+    drawn = torch.tensor(counts)
+    torch.distributed.broadcast(drawn, group=group, group_src=0)
+    first, second = drawn.tolist()
+    return first, second
+
+
 def _is_single(group: Any) -> bool:
     return group is None or torch.distributed.get_world_size(group=group) == 1

@@ -19,10 +19,10 @@ from leyline_engine.contract import (
 )
 from leyline_engine.edits import EditRefusedError
 from leyline_engine.ledger import Carried
-from leyline_engine.lineage import fold_keys
 from leyline_engine.plan import Plan
 from leyline_engine.rules import CheckedRequest
 from leyline_engine.sglang.publications import Space
+from leyline_engine.sglang.turn_keys import TurnKeys
 from leyline_engine.sources import SessionKey, SourceTurn
 
 
@@ -119,6 +119,7 @@ class Turn:
     """Its prompt in the index of content, until it ends."""
     noted: int = 0
     """Length of the path that was noted as published."""
+    _turn_keys: TurnKeys | None = None
 
     @property
     def spans(self) -> tuple[SpanLabel, ...]:
@@ -148,7 +149,15 @@ class Turn:
 
     def keys(self, tokens: array[int]) -> array[int]:
         """Return the radix keys of a prefix of this turn."""
-        return fold_keys(tokens, self.lineage, self.scope) if self.lineage else tokens
+        return self.keys_under(self.lineage, tokens)
+
+    def keys_under(self, lineage: tuple[LineageRun, ...], tokens: array[int]) -> array[int]:
+        """Return the same under another map."""
+        if not lineage:
+            return tokens
+        if self._turn_keys is None:
+            self._turn_keys = TurnKeys(self.scope)
+        return self._turn_keys.of(tokens, lineage, self.req.origin_input_ids)
 
     def move(self, phase: Phase) -> None:
         """Enter a phase.

@@ -121,8 +121,24 @@ class TurnForgets:
                 self.settle()
 
     def settle(self) -> None:
-        """Remove condemned KV without holders, and report the forgets' progress."""
+        """Remove condemned KV without holders, or begin to, and report the forgets' progress."""
         self._forgetter.settle()
+        self._report()
+
+    def work(self) -> bool:
+        """Remove a portion of condemned KV; returns False if there is none without holders."""
+        worked = self._forgetter.work()
+        if worked:
+            self._report()
+        return worked
+
+    def finish(self) -> None:
+        """Remove all condemned KV without holders."""
+        with contained("removing what was condemned"):
+            self._forgetter.finish()
+            self._report()
+
+    def _report(self) -> None:
         forgets = self._forgetter.progress()
         for ticket, counts in forgets.items():
             self._accounts.progressed(ticket, counts)

@@ -147,6 +147,7 @@ class Scheduler:
         core: tree core, ``rust`` or ``python``.
         events: whether the tree publishes KV events.
         min_copy: shorter copies are prefilled.
+        stage_cost: tokens that one more forward is worth.
         limits: how much may be claimed.
         replica: which of several it is.
         recompute: tokens after edits that aren't copied.
@@ -164,6 +165,7 @@ class Scheduler:
         core: str | None = None,
         events: bool = False,
         min_copy: int = 1,
+        stage_cost: int = 0,
         splices: bool = True,
         rows: int = 16,
         limits: Limits | None = None,
@@ -217,6 +219,7 @@ class Scheduler:
             secret=None,
             salt=SALT,
             min_copy=min_copy,
+            stage_cost=stage_cost,
             recompute=recompute,
             limits=limits,
             replica=replica,
@@ -300,9 +303,10 @@ class Scheduler:
     def drain(self, rounds: int = 400) -> None:
         """Run until nothing is left to do."""
         for _ in range(rounds):
-            if not (self.waiting or self.running or self.chunked):
+            if self.waiting or self.running or self.chunked:
+                self.step()
+            elif not self.engine.chores.step():
                 return
-            self.step()
         raise AssertionError("a request is stuck")
 
     def abort(self, req: Req) -> None:
@@ -347,6 +351,7 @@ class Scheduler:
         self.check()
 
     def _admit(self) -> list[Req]:
+        self.engine.chores.step()
         adder = LeylinePrefillAdder(
             self.page,
             self.cache,

@@ -98,3 +98,21 @@ def test_notes_are_bounded() -> None:
     provenance.note(ME, 9, [source(ME, [1])], many)
     assert sum(provenance.is_copy(9, at) for at in range(4 * MAX_RANGES)) == MAX_RANGES
     assert provenance.sent([ME], X)[0].dtype == np.uint64
+
+
+@given(st.integers(0, 9000), st.integers(1, 3000))
+def test_paths_that_wait_are_noted_before_anybody_asks(start: int, length: int) -> None:
+    """Copies are noted in portions, and a question or a forget never meets half of them."""
+    tokens = [n % 97 for n in range(12_000)]
+    provenance = Provenance(defers=True)
+    copy = CopySegment(0, start, start + length, 5)
+    provenance.note(ME, 1, [source(X, tokens)], [copy])
+    provenance.work()
+    assert knows(provenance, tokens[: start + length], ME, but=Y)
+    assert not knows(provenance, tokens[: start + length + 1], ME, but=Y)
+    assert not provenance.work()
+    provenance.note(X, 1, [source(X, tokens)], [copy])
+    provenance.forget(X)
+    assert not knows(provenance, tokens[: start + length], ME, but=Y)
+    assert provenance.sent([X], ME) == ()
+    assert not provenance.work()

@@ -1,0 +1,416 @@
+"""SGLang's tree, pools, requests and admission without a model, and a clock over its steps.
+
+A forward only takes slots. Copies of rows cost nothing, as on a GPU, where they are queued: their
+mover does nothing, and what the pool's bookkeeping of rows takes isn't counted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import torch
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import get_context
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs
+
+from leyline_engine.contract import (
+    Capability,
+    EditPayload,
+    ForgetCounts,
+    Proof,
+    ReusePayload,
+    TurnRecord,
+    edit_envelope,
+)
+from leyline_engine.metrics import NoMetrics
+from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.sglang.adder import LeylinePrefillAdder
+from leyline_engine.sglang.engine import SchedulerEngine
+from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.rows.pool import SplicePool, read_pool
+
+VOCABULARY = 128_000
+_LATENT, _ROTARY, _LAYERS = 4, 8, 2
+_ANSWER = 7
+"""The token that every forward generates."""
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 1 << 18,
+}
+
+
+def prepare_sglang() -> None:
+    """Give SGLang's modules the configuration that they read from the process."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(_CONFIG))
+        get_context().set_server_args(ServerArgs(model_path=folder, device="cpu"))
+
+
+class Stopwatch:
+    """CPU time of the scheduler's thread, without the time for rows."""
+
+    def __init__(self) -> None:
+        self.rows_ns = 0
+        self.part_ns: Counter[str] = Counter()
+        """By part of a step."""
+        self.step_ns: list[int] = []
+        """Of each step of the scheduler."""
+        self._before_ns = 0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count a part of the present step."""
+        began = self._now_ns()
+        yield
+        self.part_ns[name] += self._now_ns() - began
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Count a step, with what came before it since the last."""
+        began = self._now_ns() - self._before_ns
+        yield
+        self.step_ns.append(self._now_ns() - began)
+        self._before_ns = 0
+
+    @contextmanager
+    def before_step(self) -> Iterator[None]:
+        """Count towards the next step."""
+        began = self._now_ns()
+        yield
+        self._before_ns += self._now_ns() - began
+
+    @contextmanager
+    def rows(self) -> Iterator[None]:
+        """Leave out what touches rows."""
+        began, before = time.thread_time_ns(), self.rows_ns
+        yield
+        # One that lies in another counts once.
+        self.rows_ns = before + time.thread_time_ns() - began
+
+    def without(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Return a call that isn't counted: all of it is work on the device's tensors."""
+
+        def uncounted() -> None:
+            with self.rows():
+                call()
+
+        return uncounted
+
+    def _now_ns(self) -> int:
+        return time.thread_time_ns() - self.rows_ns
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.part_ns.clear()
+        self.step_ns.clear()
+
+
+class _NoMover:
+    """Moves nothing."""
+
+    def move(self, move: Any, as_computed: torch.Tensor) -> None:
+        """Leave rows as they are."""
+
+    def certify(self, slots: torch.Tensor, origin: torch.Tensor, *_: Any) -> torch.Tensor:
+        """Vouch for no origin."""
+        return torch.zeros(len(slots), dtype=torch.bool)
+
+
+class _TimedPool(SplicePool):
+    """A pool whose work on rows isn't counted."""
+
+    def __init__(self, watch: Stopwatch, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._watch = watch
+
+    def splice(self, source: Any, target: Any, source_start: int, dest_start: int) -> None:
+        with self._watch.rows():
+            super().splice(source, target, source_start, dest_start)
+
+    def erase(self, slots: torch.Tensor) -> None:
+        with self._watch.rows():
+            for tensor in (*self.tensors.keys, *self.tensors.values):
+                tensor.index_fill_(0, slots, 0)
+        self.erased(slots)
+
+    def erase_used(self, slots: torch.Tensor) -> None:
+        with self._watch.rows():
+            looked_at = self.tensors.keys[0].index_select(0, slots).flatten(1).any(dim=1)
+            used = slots[looked_at]
+        self.erase(used)
+
+
+class _Receipts:
+    """A sender that keeps the last receipt of each message."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, TurnRecord] = {}
+
+    def announce(self, capability: Capability) -> None:
+        """Nothing to keep."""
+
+    def send(self, record: TurnRecord, scope: str = "") -> None:
+        self.records[record.receipt.message_id] = record
+
+    def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
+        """Nothing to keep."""
+
+    def update_proof(self, message_id: str, proof: Proof) -> None:
+        """Nothing to keep."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass
+class _Batch:
+    """The parts of the running batch that SGLang's admission looks at."""
+
+    reqs: list[Req] = field(default_factory=list)
+
+    def is_empty(self) -> bool:
+        return not self.reqs
+
+    def batch_size(self) -> int:
+        return len(self.reqs)
+
+
+class Driver:
+    """One pool, one tree, and requests that run on command.
+
+    Args:
+        capacity: slots of the pool.
+        longest: tokens of the longest request.
+        page: tokens per page.
+        leyline: False for stock SGLang.
+        options: of :class:`SchedulerEngine`.
+    """
+
+    def __init__(
+        self, capacity: int, longest: int, *, page: int = 1, leyline: bool = True, **options: Any
+    ) -> None:
+        self.page, self.watch = page, Stopwatch()
+        capacity -= capacity % page
+        self.pool = MLATokenToKVPool(
+            capacity, page, torch.float32, _LATENT, _ROTARY, _LAYERS, "cpu", False
+        )
+        self.allocator = (
+            TokenToKVPoolAllocator(capacity, torch.float32, "cpu", self.pool, False)
+            if page == 1
+            else PagedTokenToKVPoolAllocator(
+                capacity, page, torch.float32, "cpu", self.pool, need_sort=False
+            )
+        )
+        self.rows = ReqToTokenPool(16, longest, "cpu", False)
+        kind = LeylineRadixCache if leyline else UnifiedRadixCache
+        self.cache: Any = kind(
+            CacheInitParams(
+                disable=False,
+                req_to_token_pool=self.rows,
+                token_to_kv_pool_allocator=self.allocator,
+                page_size=page,
+                tree_components=(ComponentType.FULL,),
+            )
+        )
+        if leyline:
+            scrub = self.cache.scrub
+            self.cache.scrub = self.watch.without(scrub)
+        self.receipts = _Receipts()
+        self.engine = self._open_engine(capacity, longest, options) if leyline else None
+        self.waiting: list[Req] = []
+        self.running: list[Req] = []
+        self.forwards = 0
+        self.computed = 0
+        """Tokens that forwards computed."""
+        self._names = 0
+        self._decodes: dict[str, int] = {}
+
+    def _open_engine(self, capacity: int, longest: int, options: Any) -> SchedulerEngine:
+        capability = Capability(
+            engine="sglang",
+            engine_version="bench",
+            model="none",
+            model_fingerprint="none",
+            architecture="none",
+            vocab_size=VOCABULARY,
+            max_context=longest,
+            splices=True,
+        )
+        frequencies = 1.0 / 10000.0 ** (torch.arange(0, _ROTARY, 2, dtype=torch.float32) / _ROTARY)
+        rotary = Rotary(frequencies, Pairing.INTERLEAVED)
+        pool = _TimedPool(self.watch, read_pool(self.pool, _ROTARY), rotary, mover=_NoMover())
+        arguments = {"secret": None, "salt": b"salt of the bench", "min_copy": 32, **options}
+        return SchedulerEngine(
+            self.cache, pool, capability, self.receipts, NoMetrics(), **arguments
+        )
+
+    def submit(
+        self,
+        prompt: array[int],
+        payload: EditPayload | None = None,
+        *,
+        decode: int = 1,
+        reuse: ReusePayload | None = None,
+    ) -> Req:
+        """Queue a request; the time that its envelope takes counts as a step's."""
+        self._names += 1
+        custom = None
+        if payload is not None and self.engine is not None:
+            envelope = edit_envelope(f"m{self._names}", payload, reuse=reuse)
+            custom = {"kv_hints": msgspec.json.encode(envelope).decode()}
+        parameters = SamplingParams(max_new_tokens=decode, ignore_eos=True, custom_params=custom)
+        parameters.normalize(None)
+        name = f"r{self._names:05d}"
+        req = Req(name, "", prompt, parameters, vocab_size=VOCABULARY)
+        self._decodes[name] = decode
+        if self.engine is not None:
+            with self.watch.before_step(), self.watch.part("receive"):
+                self.engine.receive(req)
+        self.waiting.append(req)
+        return req
+
+    def serve(
+        self,
+        prompt: array[int],
+        payload: EditPayload | None = None,
+        *,
+        reuse: ReusePayload | None = None,
+    ) -> TurnRecord | None:
+        """Run one request to its end, alone; returns its record."""
+        self.submit(prompt, payload, reuse=reuse)
+        name = f"m{self._names}"
+        while self.waiting or self.running:
+            self.step()
+        self.rest()
+        return self.receipts.records.get(name)
+
+    def rest(self) -> None:
+        """Step until nothing is left to catch up on."""
+        more = self.engine is not None
+        while more:
+            with self.watch.step(), self.watch.part("chores"):
+                more = self.engine is not None and self.engine.chores.step()
+
+    def step(self) -> None:
+        """Admit and prefill what can be; else decode."""
+        with self.watch.step():
+            with self.watch.part("chores"):
+                if self.engine is not None:
+                    self.engine.chores.step()
+            with self.watch.part("admit"):
+                batch = self.admit()
+            if batch:
+                self._prefill(batch)
+            else:
+                self._decode()
+
+    def admit(self) -> list[Req]:
+        """Look at the waiting requests as SGLang's loop does; returns what runs next."""
+        kind = LeylinePrefillAdder if self.engine is not None else PrefillAdder
+        running = _Batch(list(self.running))
+        adder = kind(self.page, self.cache, self.allocator, running, 1.0, 1 << 22, None)
+        for req in self.waiting:
+            req.init_next_round_input(self.cache)
+            if adder.add_one_req(req, False, None).name != "CONTINUE":
+                break
+        self.waiting = [req for req in self.waiting if req not in adder.can_run_list]
+        return list(adder.can_run_list)
+
+    def _prefill(self, batch: list[Req]) -> None:
+        self.forwards += 1
+        with self.watch.part("allocate"):
+            for req in batch:
+                assert self.rows.alloc([req]) is not None
+                prefix = self.cache.prefix_device_indices(req)
+                self.rows.write((req.kv.req_pool_idx, slice(0, req.prefix_len)), prefix)
+                req.kv.cache_protected_len = req.prefix_len
+                self._take(req, req.prefix_len, req.extend_end)
+        self.computed += sum(req.extend_end - req.prefix_len for req in batch)
+        with self.watch.part("publish"):
+            if self.engine is not None:
+                extend = SimpleNamespace(reqs=batch, forward_mode=ForwardMode.EXTEND)
+                self.engine.prefilled(extend)
+            for req in batch:
+                self._sample(req)
+                if req.finished():
+                    release_kv_cache(req, self.cache, checkpoint=True)
+                else:
+                    checkpoint_kv_cache(req, self.cache)
+                    self.running.append(req)
+
+    def _take(self, req: Req, start: int, end: int) -> None:
+        """Take slots for a request's positions, as SGLang does before a forward."""
+        count = (-(-end // self.page) - -(-start // self.page)) * self.page
+        missing = count - self.allocator.available_size()
+        if missing > 0:
+            self.cache.evict(EvictParams(num_tokens=missing))
+        slots = self.allocator.alloc(count) if self.page == 1 else self._take_pages(req, start, end)
+        assert slots is not None
+        self.rows.write((req.kv.req_pool_idx, slice(start, end)), slots)
+        req.kv.kv_allocated_len = req.kv.kv_committed_len = end
+
+    def _take_pages(self, req: Req, start: int, end: int) -> torch.Tensor | None:
+        row = self.rows.req_to_token[req.kv.req_pool_idx]
+        last = row[start - 1 : start].long() if start else torch.tensor([-1])
+        starts, ends = torch.tensor([start]), torch.tensor([end])
+        slots: torch.Tensor | None = self.allocator.alloc_extend(
+            starts, starts, ends, ends, last, end - start
+        )
+        return slots
+
+    def _decode(self) -> None:
+        for req in tuple(self.running):
+            position = req.kv.kv_committed_len
+            self._take(req, position, position + 1)
+            self._sample(req)
+            if req.finished():
+                with self.watch.part("publish"):
+                    release_kv_cache(req, self.cache, checkpoint=True)
+                self.running.remove(req)
+
+    def _sample(self, req: Req) -> None:
+        req.output_ids.append(_ANSWER)
+        req.update_finish_state()
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Return a percentile by nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def grouped(values: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Return the values of equal names."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for each in values:
+        for name, value in each.items():
+            found[name].append(value)
+    return found

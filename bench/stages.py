@@ -1,0 +1,166 @@
+"""Stages of edited turns in recorded sessions, by the price of one more forward.
+
+Each gap between copies that an engine on SGLang makes takes a forward of its own, a stage. Where
+the run of copies after a gap is shorter than the price, it is prefilled with its neighbours. The
+sessions are played to caches without a model, as ``leyline roi`` does, and each edited turn is
+planned once for each price. The last columns are the work in tokens if the price is the true one:
+what is prefilled, and the price of each forward. They compare plans that join gaps by this price
+with plans that join none.
+
+    .venv/bin/python bench/stages.py ../shared/traces/edited_*.jsonl.gz --json out/stages.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from array import array
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from rich.console import Console
+from rich.table import Table
+
+from leyline_engine.contract import ATTENTION_SINK, EditPayload
+from leyline_engine.plan import Plan, plan_turn
+from leyline_engine.replay.admission import Admission
+from leyline_engine.replay.dry_run import DryCache
+from leyline_policies import load_pipeline
+from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_proxy.replay.traces import read_trace
+from leyline_proxy.roi import playing
+from leyline_proxy.roi.prompts import load_renderer
+
+_MIN_COPY = 32
+
+
+class Recording(DryCache):
+    """A cache that keeps the plans of edited turns."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.plans: list[Plan] = []
+
+    def _publish(
+        self, admission: Admission, prompt: array[int], output: array[int], payload: EditPayload
+    ) -> None:
+        if admission.plan.spliced:
+            self.plans.append(admission.plan)
+        super()._publish(admission, prompt, output, payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The edited turns of one file under one price."""
+
+    file: str
+    page: int
+    price: int
+    turns: int
+    stages: float
+    """Mean per turn."""
+    most: int
+    copied: int
+    prefilled: int
+
+
+def priced(file: str, plans: list[Plan], price: int, page: int) -> Figures:
+    """Plan all turns again under a price, in tokens."""
+    found = []
+    for plan in plans:
+        available = [plan.length * 2 + (1 << 20)] * (1 + max(c.source for c in plan.copies))
+        found.append(
+            plan_turn(
+                plan.length,
+                plan.prefix,
+                plan.copies,
+                available,
+                sink=ATTENTION_SINK,
+                min_copy=_MIN_COPY,
+                stage_cost=price,
+                page=page,
+            )
+        )
+    stages = [plan.stages for plan in found]
+    return Figures(
+        file,
+        page,
+        price,
+        len(found),
+        round(sum(stages) / max(1, len(stages)), 2),
+        max(stages, default=0),
+        sum(plan.copied for plan in found),
+        sum(plan.prefilled for plan in found),
+    )
+
+
+def work(plans: Figures, price: int) -> int:
+    """Return tokens and forwards together, in tokens, at a price that the plans needn't know."""
+    return plans.prefilled + round(price * (1 + plans.stages) * plans.turns)
+
+
+def play(path: Path, policy: str, undeclared: list[str], page: int) -> list[Plan]:
+    """Return the plans of a file's edited turns."""
+    caches: list[Recording] = []
+
+    def opened(tokens: int | None, page_tokens: int) -> DryCache:
+        caches.append(Recording(tokens=tokens, page_tokens=page_tokens))
+        return caches[-1]
+
+    rules = UndeclaredRules.parse(undeclared)
+    player = playing.Player(
+        load_renderer("shipped"), load_pipeline(policy), rules, page_tokens=page
+    )
+    with patch.object(playing, "_new_cache", opened):
+        player.play(read_trace(path), path.name)
+    return caches[0].plans
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("traces", nargs="+", type=Path, help="recorded sessions")
+    parser.add_argument("--policy", default="keep_all", help="policy pipeline, as for serve")
+    parser.add_argument(
+        "--undeclared",
+        nargs="*",
+        default=["tool=amortize"],
+        metavar="ROLE=amortize",
+        help="the harness's own edits that are spliced",
+    )
+    parser.add_argument("--prices", default="0,64,128,256,512,1024", help="in tokens")
+    parser.add_argument("--page", type=int, default=1, help="tokens per page")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here")
+    args = parser.parse_args()
+    found: list[Figures] = []
+    for path in args.traces:
+        plans = play(path, args.policy, args.undeclared, args.page)
+        name = path.name.removesuffix(".jsonl.gz")
+        prices = sorted({0, *map(int, args.prices.split(","))})
+        found += [priced(name, plans, price, args.page) for price in prices]
+    table = Table(
+        "file", "price", "turns", "stages", "most", "copied", "prefilled", "work", "unjoined"
+    )
+    by_file = {each.file: each for each in found if each.price == 0}
+    for each in found:
+        first = each is by_file.get(each.file)
+        table.add_row(
+            each.file if first else "",
+            str(each.price),
+            f"{each.turns:,}",
+            f"{each.stages:.2f}",
+            str(each.most),
+            f"{each.copied:,}",
+            f"{each.prefilled:,}",
+            f"{work(each, each.price):,}",
+            f"{work(by_file[each.file], each.price):,}",
+        )
+    Console().print(table)
+    if args.json is not None:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps([asdict(each) for each in found], indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Gaps that are joined by price, against every other choice."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leyline_engine.contract import CopySegment
+from leyline_engine.plan import Plan, copy_runs, plan_turn
+
+RUNS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 30)), min_size=1, max_size=5)
+
+
+def laid(runs: list[tuple[int, int]], prefix: int) -> tuple[int, list[CopySegment]]:
+    """The length of a prompt that has gaps and copies in turn, and its copies."""
+    at, copies = prefix, []
+    for gap, size in runs:
+        copies.append(CopySegment(0, at + gap, at + gap + size, at + gap))
+        at += gap + size
+    return at + 3, copies
+
+
+def price(plan: Plan, stage_cost: int) -> int:
+    """What a plan costs, in prefilled tokens."""
+    return plan.prefilled + stage_cost * plan.stages
+
+
+@given(RUNS, st.integers(0, 40), st.integers(0, 5))
+def test_no_other_choice_of_runs_is_cheaper(
+    runs: list[tuple[int, int]], stage_cost: int, prefix: int
+) -> None:
+    """Of all subsets of the runs, the plan's has the least of tokens and forwards together."""
+    length, copies = laid(runs, prefix)
+
+    def planned(some: list[CopySegment], cost: int = 0) -> Plan:
+        return plan_turn(length, prefix, some, [length], sink=0, stage_cost=cost)
+
+    whole = copy_runs(copies)
+    cheapest = min(
+        price(
+            planned([c for run, kept in zip(whole, chosen, strict=True) if kept for c in run]),
+            stage_cost,
+        )
+        for chosen in product([True, False], repeat=len(whole))
+    )
+    assert price(planned(copies, stage_cost), stage_cost) == cheapest
+
+
+def test_a_run_that_follows_the_prefix_needs_no_forward() -> None:
+    """However short it is, it is copied: prefilling it would save nothing."""
+    copies = [CopySegment(0, 10, 13, 10), CopySegment(0, 20, 60, 15), CopySegment(0, 65, 70, 66)]
+    plan = plan_turn(80, 10, copies, [100], sink=0, stage_cost=20)
+    assert [copy.dest for copy in plan.copies] == [10, 15]
+    assert plan.stages == 1
+    assert plan_turn(80, 10, copies, [100], sink=0).stages == 2
+
+
+def test_runs_of_pages_are_weighed_whole() -> None:
+    """Copies that follow each other count together, clipped to the pages that they cover."""
+    copies = [CopySegment(0, 40, 60, 40), CopySegment(1, 5, 25, 60)]
+    assert plan_turn(99, 16, copies, [99, 99], sink=0, stage_cost=32, page=16).stages == 1
+    assert not plan_turn(99, 16, copies, [99, 99], sink=0, stage_cost=33, page=16).copies
