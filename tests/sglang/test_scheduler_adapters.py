@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from scheduler_kit import Scheduler, text
 
@@ -86,6 +87,9 @@ def test_gaps_are_computed_with_the_turn_s_adapter() -> None:
     req.lora_id = "red"
     row = StageRow(scheduler.engine.turn_of(req), 52)
     assert (row.lora_id, row.extra_key) == ("red", "red")
+    # As SGLang's scheduler leaves it where none are wanted; ranks of data-parallel attention agree
+    # on how many there are.
+    assert row.logprob_start_len == -1
 
 
 @pytest.mark.parametrize("space", [NONE, RED, Space(None, "salt"), Space("red", "salt")])
@@ -105,6 +109,36 @@ def test_a_forget_spares_what_was_before_the_span_in_any_namespace(space: Space)
     assert scheduler.remembered() == frozenset()
     _, again = ask(scheduler, one, payload("t4"), space)
     assert again.tokens.prefix == len(one) - 1
+
+
+@pytest.mark.parametrize("space", [NONE, RED, Space(None, "salt")])
+def test_a_forget_spares_its_own_prompt_to_the_last_token(space: Space) -> None:
+    """Also the token that it computes again, as each prompt's last one is."""
+    scheduler = Scheduler(3000)
+    prompt = [*text(80, 2), SECRET, *text(60, 3)]
+    labels = (SpanLabel("a", 0, 80), SpanLabel("b", 80, 81), SpanLabel("c", 81, 141))
+    told, _ = ask(scheduler, prompt, payload("t1", spans=labels), space)
+    forget = payload("t2", spans=labels[:1], forget=("b",))
+    _, receipt = ask(scheduler, prompt[:80], forget, space)
+    assert receipt.tokens.prefix == 79
+    assert receipt.forgot == ForgetCounts(overwritten=len(told) - 1 - 80)
+
+
+@pytest.mark.parametrize("space", [NONE, RED])
+def test_a_forget_spares_spliced_kv_that_its_turn_continues(space: Space) -> None:
+    """In any namespace, a turn that continues a splice and forgets its end computes only that."""
+    scheduler = Scheduler(3000)
+    labels = (SpanLabel("a", 0, 200),)
+    source, _ = ask(scheduler, OPENING, payload("t1", spans=labels), space)
+    prompt, edit = edit_of(source)
+    end = len(prompt) - 1
+    labels = (SpanLabel("a", 0, end), SpanLabel("late", end, end + 1))
+    edit = msgspec.structs.replace(edit, spans=labels)
+    _, before = ask(scheduler, prompt, edit, space)
+    assert before.reason is Reason.SPLICED
+    fields = {"lineage": before.lineage, "spans": labels[:1], "forget": ("late",)}
+    _, receipt = ask(scheduler, [*prompt[:end], 6, 7], payload("t3", **fields), space)
+    assert receipt.tokens.prefix == end
 
 
 def test_a_forget_reaches_the_namespaces_that_the_session_left() -> None:
