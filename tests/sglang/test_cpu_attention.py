@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -134,6 +134,19 @@ def test_decode_is_attention_of_the_last_token(heads: Heads) -> None:
     batch = _batch(heads, [(900, 1), (1, 1), (0, 1), (77, 1)])
     got = batch.run(CpuAttentionBackend, decode=True)
     assert _error(got, batch.reference()) < TOLERANCE
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("decode", [False, True])
+def test_fp8_is_read_as_the_numbers_that_it_holds(heads: Heads, decode: bool) -> None:
+    """Keys and values of eight bits are decoded; the bits read as other numbers are far off."""
+    lengths = [(900, 1), (12, 1)] if decode else BATCHES["mixed"]
+    batch = _batch(heads, lengths)
+    packed = {name: getattr(batch, name).to(torch.float8_e4m3fn) for name in ("k_cache", "v_cache")}
+    got = replace(batch, **packed).run(CpuAttentionBackend, decode=decode)
+    assert _error(got, replace(batch, **packed).reference()) < TOLERANCE
+    other = {name: cache.view(torch.float8_e5m2) for name, cache in packed.items()}
+    assert _error(got, replace(batch, **other).reference()) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)

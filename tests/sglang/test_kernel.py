@@ -24,7 +24,7 @@ from pool_kit import (
     turned,
 )
 
-from leyline_engine.rotation import Pairing
+from leyline_engine.rotation import Pairing, Rotary
 from leyline_engine.sglang.rows.mover import PoolTensors, TorchMover
 from leyline_engine.sglang.rows.pool import SplicePool, choose_mover
 
@@ -142,6 +142,36 @@ def test_the_kernel_turns_any_bytes_as_torch_does(
         assert torch.equal(nan, (copies & 127) == 127)  # which of the two NaN is no matter
         assert torch.equal(keys[~nan], copies[~nan])
         assert start == dest or ((keys[target] & 127) == 126).any()
+
+
+class Shrinking(Rotary):
+    """Makes keys three quarters as long, so that every other one is between two e4m3 numbers."""
+
+    def turns(
+        self, computed_at: torch.Tensor, needed_at: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        cos = torch.full((len(computed_at), self.dim // 2), 0.75)
+        return cos, torch.zeros_like(cos)
+
+
+def test_the_kernel_rounds_to_even_as_torch_does(kernel: ModuleType) -> None:
+    """Numbers in the middle of two get the one whose last bit is 0, subnormal ones as well."""
+    shape = SHAPES[2]
+    one = random_pool(shape, FP8, torch.Generator())
+    for keys in one.keys:
+        keys.copy_(torch.arange(keys.numel()).reshape(keys.shape) % 256)
+    other = replace(one, keys=tuple(keys.clone() for keys in one.keys))
+    source, target = torch.arange(1, 9), torch.arange(11, 19)
+    rotary = Shrinking(rotary_of(shape).inv_freq, shape.pairing)
+    for tensors, mover in ((one, TorchMover), (other, kernel.TritonMover)):
+        SplicePool(tensors, rotary, mover=mover(tensors, rotary)).splice(source, target, 5, 6)
+    for keys, copies in zip(one.keys, other.keys, strict=True):
+        finite = (keys & 127) != 127
+        assert torch.equal(keys[finite], copies[finite])
+        even = one.decode(keys[source]) * 0.75
+        wanted = one.decode(one.encode(even))
+        there = finite[target]
+        assert torch.equal(one.decode(keys[target])[there], wanted[there])
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)

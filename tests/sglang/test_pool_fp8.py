@@ -256,7 +256,7 @@ def test_rows_beyond_the_ring_are_turned_once(generator: torch.Generator) -> Non
 
 
 def test_freed_slots_and_erased_ones_are_as_computed_again(generator: torch.Generator) -> None:
-    """What SGLang writes to a slot that was spliced to before is turned like any other row."""
+    """A row that SGLang writes to a slot of an earlier splice is turned like any other."""
     tensors, rotary = random_pool(GQA, FP8, generator), rotary_of(GQA)
     pool = SplicePool(tensors, rotary, origins=4)
     first, second, third = torch.arange(1, 11), torch.arange(11, 21), torch.arange(21, 31)

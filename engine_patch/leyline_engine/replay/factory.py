@@ -57,13 +57,12 @@ def create_engine_app(
         model: as ``dtype`` and ``device``, for :func:`~.replay.models.loader.load_model`.
         served_name: name for clients; by default the shipped model's, the folder's, or the hub id.
         pool_tokens: KV slots, in tokens.
+        chunk_tokens: prompt tokens per prefill step.
         page_tokens: tokens per page: prefixes are found, and spliced, in whole pages, as in SGLang.
         kv_dtype: ``auto``, or ``fp8_e4m3`` to keep and read KV in eight bits, as in SGLang.
-        chunk_tokens: prompt tokens per prefill step.
         splicing: False serves every edit as an ordinary prefill.
         matcher: value of :class:`~leyline_engine.reuse.fingerprints.MatcherKind`.
-        max_running: requests that share the engine at once.
-        max_waiting: requests that may wait; more are refused with 503.
+        max_running: requests that share the engine; ``max_waiting`` may wait, more get 503.
         default_max_tokens: limit of chat answers that name none.
         api_secret: bearer token to ask for, if any.
         hints_secret: secret of signed envelopes and claim commands; None takes them bare.
@@ -88,9 +87,7 @@ def create_engine_app(
         recompute=_recompute_of(fidelity_profile, loaded),
         limits=ServiceLimits(max_running=max_running, max_waiting=max_waiting),
         options=ServingOptions(
-            default_max_tokens=default_max_tokens,
-            api_secret=api_secret,
-            hints_secret=hints_secret,
+            default_max_tokens, api_secret=api_secret, hints_secret=hints_secret
         ),
         claim_limits=claimable,
     )
