@@ -54,7 +54,7 @@ class Drafting:
         plugin._drafted(lambda _: None, self)
 
     def facts(self, **settings: Any) -> EngineFacts:
-        """What is read under EAGLE, or other settings."""
+        """Read the facts under EAGLE, or other settings."""
         with get_context().override_server_args(**({"speculative_algorithm": "EAGLE"} | settings)):
             return facts_by_modules(self.context)
 

@@ -11,18 +11,35 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from draft_models import draft_flags
+from draft_models import draft_flags, write_mtp
 from equality_cases import play_random
-from equality_kit import BOUND, CONTROL_FACTOR, Played, PlayedSession, draw_tokens, piece_length
+from equality_kit import (
+    BOUND,
+    CONTROL_FACTOR,
+    Played,
+    PlayedSession,
+    ask,
+    draw_tokens,
+    fetch_record,
+    piece_length,
+)
 from oracle_reference import Keep
 from pool_kit import error, turned
-from pool_probe import read_drafts, read_watched
+from pool_probe import ROWS, read_drafts, read_watched
 from sglang_models import SglangModel
 from sglang_server import SglangServer
 from test_server_pages import check_isolation
 from test_splice_equality import ROWS_BOUND, check_turn
 
-from leyline_engine.contract import Directive, ForgetCounts, SpanLabel
+from leyline_engine.contract import (
+    Directive,
+    EditPayload,
+    ForgetCounts,
+    SourceRef,
+    SpanLabel,
+    apply_directives,
+    token_digest,
+)
 from leyline_engine.rotation import Pairing, Rotary
 
 Start = Callable[[SglangServer, str], PlayedSession]
@@ -186,3 +203,34 @@ def test_a_forget_empties_the_corpus_of_ngram(
     assert accepted(server, prompt) > 3
     session.open(prompt[:100], forget=("*",))
     assert accepted(server, prompt) < 2
+
+
+@pytest.mark.nightly
+def test_the_latent_draft_rows_of_mtp_are_spliced(
+    start_server: Callable[..., SglangServer], probed: dict[str, str], tmp_path: Path
+) -> None:
+    """A DeepSeek's own prediction layer keeps latents, which stay, and rotary keys, which turn."""
+    folder = write_mtp(tmp_path / "mtp")
+    flags = ("--speculative-algorithm", "NEXTN", "--speculative-eagle-topk", "1")
+    counts = ("--speculative-num-steps", "2", "--speculative-num-draft-tokens", "3")
+    server = start_server(folder, *flags, *counts, environment=probed)
+    check_capability(server)
+    rng, files = random.Random(5), [tmp_path / "before", tmp_path / "after"]
+    prompt, cuts = draw_tokens(rng, 300), (Directive(60, 100),)
+    told = EditPayload(session="m", scope="t", turn="t0")
+    answer = ask(server, prompt, 299, told, message="m.t0", probe={ROWS: str(files[0])})
+    tokens = (*prompt, *answer["output_ids"])
+    edited = (*apply_directives(tokens, cuts), *draw_tokens(rng, 4))
+    source = SourceRef("t0", len(tokens), token_digest(tokens))
+    edit = EditPayload(session="m", scope="t", turn="t1", sources=(source,), directives=cuts)
+    ask(server, edited, len(edited) - 1, edit, message="m.t1", probe={ROWS: str(files[1])})
+    assert fetch_record(server, "m.t1").receipt.tokens.spliced >= 200
+    before, after = map(read_drafts, files)
+    here, there = slice(100, 300), slice(60, 260)
+    assert torch.equal(before.still[0][here], after.still[0][there])
+    old, new = before.turning[0][here].double(), after.turning[0][there]
+    inv_freq = 1.0 / 10_000.0 ** (torch.arange(0, old.shape[-1], 2) / old.shape[-1])
+    rotary = Rotary(inv_freq, Pairing.INTERLEAVED)
+    wanted = turned(old, rotary, torch.arange(100, 300), torch.arange(60, 260))
+    assert error(new, wanted, rotary) <= ROWS_BOUND
+    assert error(new, old, rotary) >= CONTROL_FACTOR * ROWS_BOUND, "control"

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from sglang_models import shipped_model
+from support.random_models import RandomKind, build_model, random_config
+from transformers import AutoTokenizer
+
+from leyline_engine.replay.models.tiny import add_sglang_keys
 
 FLAGS = ("--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1")
 
@@ -52,3 +57,45 @@ def write_draft(target: Path, folder: Path) -> None:
         name: 0.1 * torch.randn(shape, generator=generator) for name, shape in shapes.items()
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_mtp(folder: Path) -> Path:
+    """Write a DeepSeek-V3 with a layer for multi-token prediction (MTP); gives the folder."""
+    config = random_config(RandomKind.MLA_V3, num_hidden_layers=3)
+    model = build_model(config)
+    layer, hidden = "model.layers.2", config.hidden_size
+    weights = {name: weight.contiguous() for name, weight in model.state_dict().items()}
+    weights |= _split_experts(weights, f"{layer}.mlp.experts", config.moe_intermediate_size)
+    generator = torch.Generator().manual_seed(20253)
+    weights[f"{layer}.eh_proj.weight"] = 0.1 * torch.randn(hidden, 2 * hidden, generator=generator)
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        weights[f"{layer}.{norm}.weight"] = torch.ones(hidden)
+    for name, shared in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
+        weights[f"{layer}.{name}.weight"] = weights[f"{shared}.weight"].clone()
+    config.save_pretrained(folder)
+    add_sglang_keys(folder / "config.json")
+    written = json.loads((folder / "config.json").read_text()) | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "num_hidden_layers": 2,
+        "num_nextn_predict_layers": 1,
+        "moe_layer_freq": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+    }
+    (folder / "config.json").write_text(json.dumps(written))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    AutoTokenizer.from_pretrained(shipped_model()).save_pretrained(folder)
+    return folder
+
+
+def _split_experts(
+    weights: dict[str, torch.Tensor], name: str, inner: int
+) -> dict[str, torch.Tensor]:
+    """Take the experts' joined weights out, and return them as checkpoints have them."""
+    both, down = weights.pop(f"{name}.gate_up_proj"), weights.pop(f"{name}.down_proj")
+    found = {}
+    for expert in range(len(both)):
+        found[f"{name}.{expert}.gate_proj.weight"] = both[expert, :inner].contiguous()
+        found[f"{name}.{expert}.up_proj.weight"] = both[expert, inner:].contiguous()
+        found[f"{name}.{expert}.down_proj.weight"] = down[expert].contiguous()
+    return found

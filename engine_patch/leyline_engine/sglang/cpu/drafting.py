@@ -37,10 +37,16 @@ def register_drafting() -> None:
         module._is_cpu = True
         for function, replacement in functions.items():
             setattr(module, function, replacement)
+    # DeepSeek's draft shares the model's head, and waits for a GPU then.
+    torch.cuda.synchronize = _nothing_to_wait_for
     for name in _ON_CPU:
         worker: Any = import_module(name)
         worker._is_cpu = True
     _register_backends()
+
+
+def _nothing_to_wait_for(device: object = None) -> None:
+    """Return at once: this platform runs only where there is no GPU."""
 
 
 def _import_tree_reconstruction() -> None:
