@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from scheduling.driver import VOCABULARY, Driver, percentile, prepare_sglang
+from scheduling.driver import VOCABULARY, Driver, prepare_sglang
+from scheduling.stopwatch import percentile
 from scheduling.talk import SCOPE, Talk
 
 from leyline_engine.contract import LineageRun, Mode, ReuseMode, ReusePayload

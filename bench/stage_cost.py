@@ -42,7 +42,7 @@ _VOCABULARY = range(10, 400)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a server's forwards and tokens take."""
+    """The time of a server's forwards and tokens."""
 
     stage_ms: float
     """One more forward, of a few tokens."""

@@ -1,4 +1,4 @@
-"""Where tokens of a source land in a prompt that takes pieces of it. Pure."""
+"""Places of a source's tokens in a prompt that takes pieces of it. Pure."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_long_forget_is_unmatchable_at_once_and_overwritten_in_steps(
 
 
 def test_a_flush_leaves_nothing_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a forget put off is overwritten before the tree is emptied, and its receipt closes."""
+    """A flush first overwrites all that a forget put off, and its receipt closes."""
     monkeypatch.setattr(forgetting, "_AT_ONCE", 1)
     scheduler = Scheduler()
     for number, prompt in enumerate(branches()):

@@ -113,8 +113,7 @@ class SchedulerEngine:
         self.claims = ClaimDesk(
             cache, self.registry, usable=usable, page_size=int(cache.page_size), limits=limits
         )
-        options: Any = {"salt": salt, "max_copies": MAX_COPIES, "matcher": matcher}
-        self._reuse = ContentReuse(self.registry, self.ledger, usable, defers=True, **options)
+        self._reuse = self._open_reuse(usable, salt=salt, matcher=matcher)
         self._indexer = TurnIndexer(cache, self._reuse)
         # Its request holds a turn; SGLang may drop a request without notice.
         self.turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
@@ -136,11 +135,14 @@ class SchedulerEngine:
         splicer = self._open_splicer(pool, rules, agree, min_copy=min_copy, stage_cost=stage_cost)
         self.admission = self._open_admission(splicer, fallback)
         census = open_census(cache) if metrics.collects else None
-        self.readings = Readings(
-            metrics, self.registry, self.ledger, self.claims.keeper, census=census, energy=energy
-        )
+        records = (metrics, self.registry, self.ledger, self.claims.keeper)
+        self.readings = Readings(*records, census=census, energy=energy)
         cache.attach(self, pool, self.claims.shelf, census, self._reuse.index)
         self._accounts.announce(capability)
+
+    def _open_reuse(self, usable: int, **options: Any) -> ContentReuse:
+        options |= {"max_copies": MAX_COPIES, "defers": True}
+        return ContentReuse(self.registry, self.ledger, usable, **options)
 
     def _open_prover(self, pool: SplicePool | None, agree: Callable[[bool], bool]) -> Prover:
         records = (self.registry, self.ledger, self.publications)
@@ -276,8 +278,7 @@ class SchedulerEngine:
         else:
             found = self._matcher.match(turn, tokens, limit)
         path = self.cache.path_device_indices(found.last_device_node)
-        slots: list[int] = path[: found.device_prefix_len].tolist()
-        return slots
+        return list(path[: found.device_prefix_len].tolist())
 
     def turn_of(self, req: Any) -> Turn | None:
         """Return the state of a request with an envelope, or of the turn that a row works for."""

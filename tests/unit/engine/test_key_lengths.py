@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,15 @@ def test_shared_length_ends_at_the_first_difference(
     assert shared_length(first, second, start, second_start) == min(length, differs)
     assert shared_length(second, first, second_start, start) == min(length, differs)
     assert shared_length(first, first) == len(first)
+
+
+@pytest.mark.parametrize("differs", [0, 63, 64, 65, 1087, 1088, 1089, 17471, 17472, 17473])
+def test_no_difference_is_missed_between_two_portions(differs: int) -> None:
+    """The last element of a portion is compared, and so is the first one of the next."""
+    same = array("q", range(20_000))
+    other = same[:]
+    other[differs] += 1
+    assert shared_length(same, other) == differs
 
 
 @given(MAPS, MAPS, st.integers(0, 12), st.integers(0, 12))

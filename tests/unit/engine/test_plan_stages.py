@@ -23,7 +23,7 @@ def laid(runs: list[tuple[int, int]], prefix: int) -> tuple[int, list[CopySegmen
 
 
 def price(plan: Plan, stage_cost: int) -> int:
-    """What a plan costs, in prefilled tokens."""
+    """The price of a plan, in prefilled tokens."""
     return plan.prefilled + stage_cost * plan.stages
 
 

@@ -73,7 +73,7 @@ def test_portions_lead_to_the_same_index(seed: int) -> None:
 
 
 def test_a_turn_that_goes_before_it_is_indexed_never_comes() -> None:
-    """What waits of a dropped turn, or tenant, is not entered later."""
+    """Nothing that waits of a dropped turn, or tenant, is entered later."""
     index = ReuseIndex(Winnower(3), CAPACITY, defers=True)
     rng = random.Random(1)
     first, second = (turn(name, rng.choices(range(5000), k=9000)) for name in ("t1", "t2"))
