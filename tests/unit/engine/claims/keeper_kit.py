@@ -20,6 +20,7 @@ from leyline_engine.contract import (
     Predicate,
     SubmitClaim,
 )
+from leyline_engine.plan import page_floor
 from leyline_engine.sources import SourceRegistry, SourceTurn
 
 Prefix = tuple[int, ...]
@@ -28,9 +29,10 @@ ALL = Limits(share=1.0, engine_share=1.0)
 
 
 class NaiveShelf:
-    """A slot for each cached prefix; slots are used again."""
+    """A slot for each cached prefix; slots are used again. Whole pages come and go."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: int = 1) -> None:
+        self.page = page
         self.cached: dict[Prefix, int] = {}
         self.locks: dict[ClaimKey, Prefix] = {}
         self.ranks: dict[ClaimKey, tuple[Prefix, int]] = {}
@@ -38,7 +40,7 @@ class NaiveShelf:
 
     def fill(self, keys: Sequence[int]) -> None:
         """Cache a sequence."""
-        for end in range(1, len(keys) + 1):
+        for end in range(1, page_floor(len(keys), self.page) + 1):
             prefix = tuple(keys[:end])
             if prefix not in self.cached:
                 self.cached[prefix] = self.empty.pop(0)
@@ -91,7 +93,7 @@ class NaiveShelf:
             self.empty.append(self.cached.pop(prefix))
 
     def evict(self, amount: int) -> list[ClaimKey]:
-        """Leaves, the lowest rank first; the claims that lost any."""
+        """Pages at the ends of paths, the lowest rank first; the claims that lost any."""
         hit: dict[ClaimKey, None] = {}
         for _ in range(amount):
             leaves = [
@@ -105,18 +107,18 @@ class NaiveShelf:
             hit |= dict.fromkeys(
                 k for k, (path, _) in self.ranks.items() if path[: len(gone)] == gone
             )
-            self.drop([gone])
+            self.drop([gone[:end] for end in range(len(gone) - self.page + 1, len(gone) + 1)])
         return list(hit)
 
 
 class Desk:
     """A keeper, its shelf and its turns."""
 
-    def __init__(self, **limits: Any) -> None:
-        self.shelf = NaiveShelf()
+    def __init__(self, page: int = 1, **limits: Any) -> None:
+        self.shelf = NaiveShelf(page)
         self.registry = SourceRegistry()
         limit = Limits(**limits) if limits else ALL
-        arithmetic = Arithmetic(1, strict=False)
+        arithmetic = Arithmetic(page, strict=False)
         self.keeper = ClaimKeeper(self.registry, self.shelf, POOL, arithmetic, limits=limit)
         self._names = count(1)
 

@@ -121,7 +121,7 @@ class KeeperMachine(RuleBasedStateMachine):
         assert shelf.locks.keys() | shelf.ranks.keys() == live.keys()
         held = {page for key in live for page in pages_of(keeper.book.held(key))}
         assert len(keeper.names) == len(held)
-        assert set(pages_of(keeper.names.known(shelf.cached.values()))) == held
+        assert set(pages_of(keeper.names.known(list(shelf.cached.values())))) == held
         assert bool(keeper) is bool(live)
 
     @invariant()
