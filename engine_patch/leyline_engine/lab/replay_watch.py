@@ -2,7 +2,7 @@
 
 Attached for the litmus suite only: it names every cached page; otherwise only claimed ones have
 names. Requests come one at a time and don't fail on the way. The engine takes slots one by one; here
-a request has a page as soon as it has one of its slots.
+a request has a page as soon as it has one of its slots. So the pool has to be of whole pages.
 """
 
 from __future__ import annotations

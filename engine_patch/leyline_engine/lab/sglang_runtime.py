@@ -32,9 +32,9 @@ from leyline_engine.lab.micro import Request
 from leyline_engine.sources import SourceTurn
 
 _POOL_PAGES = 200
+_CHUNK_PAGES = 32
 _FLAGS = (
     "--max-running-requests=4",
-    "--chunked-prefill-size=512",
     "--dtype=float32",
     "--radix-cache-backend=leyline",
     "--disable-overlap-schedule",
@@ -67,9 +67,13 @@ def _scheduler(page: int) -> Any:
     from sglang.srt.server_args import PortArgs, prepare_server_args
 
     load_plugins()
-    pool = f"--max-total-tokens={_POOL_PAGES * unit_of(page)}"
-    model = str(trained_model_dir(DEFAULT_MODEL_NAME))
-    args = prepare_server_args(["--model-path", model, pool, f"--page-size={page}", *_FLAGS])
+    unit, model = unit_of(page), str(trained_model_dir(DEFAULT_MODEL_NAME))
+    sizes = (
+        f"--page-size={page}",
+        f"--max-total-tokens={_POOL_PAGES * unit}",
+        f"--chunked-prefill-size={_CHUNK_PAGES * unit}",
+    )
+    args = prepare_server_args(["--model-path", model, *sizes, *_FLAGS])
     ranks = module.SpawnRanks(
         world_rank=module.spawn_world_rank(args, tp_rank=0, pp_rank=0), dp_rank=None, gpu_id=0
     )
