@@ -56,23 +56,23 @@ def pages(scheduler: ClaimScheduler) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize(
-    ("start", "end", "share", "resident", "locked"),
+    ("ends", "share", "resident", "locked"),
     [
-        pytest.param(0.0, 2.0, 1.0, 2, 2, id="whole pages"),
-        pytest.param(0.1, 0.2, 1.0, 1, 1, id="a part of a page"),
-        pytest.param(1.5, 2.5, 1.0, 2, 3, id="parts of two pages, and the page before"),
-        pytest.param(1.0, 3.0, 0.5, 1, 2, id="half of two pages, from the front"),
-        pytest.param(0.0, 4.3, 1.0, 4, 4, id="all, but for the last partial page"),
+        pytest.param((0.0, 2.0), 1.0, 2, 2, id="whole pages"),
+        pytest.param((0.1, 0.2), 1.0, 1, 1, id="a part of a page"),
+        pytest.param((1.5, 2.5), 1.0, 2, 3, id="parts of two pages, and the page before"),
+        pytest.param((1.0, 3.0), 0.5, 1, 2, id="half of two pages, from the front"),
+        pytest.param((0.0, 4.3), 1.0, 4, 4, id="all, but for the last partial page"),
     ],
 )
 def test_a_claim_locks_the_pages_that_hold_its_tokens(
-    page: int, start: float, end: float, share: float, resident: int, locked: int
+    page: int, ends: tuple[float, float], share: float, resident: int, locked: int
 ) -> None:
     """They survive pressure; the pages after them, of the same node until then, are evicted."""
     scheduler = ClaimScheduler(10 * page, page=page)
     tokens = text("s", 4 * page + page // 3)
     scheduler.serve(tokens, opens("s"))
-    span = int(start * page), min(int(end * page), len(tokens))
+    span = int(ends[0] * page), min(int(ends[1] * page), len(tokens))
     scheduler.claim("s", span[1], start=span[0], share=share)
     assert pages(scheduler) == (resident, resident, locked)
     scheduler.check()

@@ -360,9 +360,7 @@ class ClaimBook:
 
     def check(self, demand: Demand) -> Admission:
         """Check if a request can run beside the locked claims."""
-        return check(
-            demand, self._protection, self.arithmetic, self._usable_tokens, self.now_ms
-        )
+        return check(demand, self._protection, self.arithmetic, self._usable_tokens, self.now_ms)
 
     def lives(self, key: ClaimKey) -> bool:
         """Return True if a claim is in the book and hasn't ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,7 @@ from rich.table import Table
 from leyline_engine.plan import PAGE_SIZES
 
 from .cases import CASES, SPLICING_CASES
-from .litmus import CaseResult, OpenRuntime, run_suite
+from .litmus import CaseResult, OpenRuntime, Runtime, run_suite
 from .picture import PictureError, draw
 from .sweep import SweepPolicy, SweepRow, run_sweep
 
@@ -108,7 +108,7 @@ def _open(engine: str, page: int) -> OpenRuntime:
         raise _usage_error(f"the engine {ALLOCATOR} has pages of its own: leave --page-size out")
     module, name = ENGINES[engine]
     try:
-        opener: OpenRuntime = getattr(import_module(module), name)
+        opener: Callable[..., Runtime] = getattr(import_module(module), name)
     except ImportError as error:
         raise _usage_error(f"the engine {engine} is not installed here: {error}") from error
     return opener if engine == ALLOCATOR else partial(opener, page=page)

@@ -1,8 +1,8 @@
 """Records of what requests do to the pool, page by page, so that a reader can judge the engine.
 
 Attached for the litmus suite only: it names every cached page; otherwise only claimed ones have
-names. Requests come one at a time and don't fail on the way. The engine takes slots one by one; here
-a request has a page as soon as it has one of its slots. So the pool has to be of whole pages.
+names. Requests come one at a time and don't fail on the way. The engine takes slots one by one; to
+a reader, a request has a page as soon as it has a slot of it. So the pool is of whole pages.
 """
 
 from __future__ import annotations

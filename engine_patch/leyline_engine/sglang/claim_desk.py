@@ -147,7 +147,9 @@ def _obstacle(page_size: int, allocator: Any) -> str:
     """Return why a server takes no claims, and the fix; empty if it does."""
     if page_size not in PAGE_SIZES:
         sizes = ", ".join(map(str, sorted(PAGE_SIZES)))
-        return f"claims aren't tested with pages of {page_size} tokens: use a --page-size of {sizes}"
+        return (
+            f"claims aren't tested with pages of {page_size} tokens: use a --page-size of {sizes}"
+        )
     if page_interleave_shard_size(allocator) > 1:
         return "claims aren't tested with a sharded KV cache: drop --enable-kv-cache-sharding"
     return ""

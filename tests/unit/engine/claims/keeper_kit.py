@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from itertools import count
+from collections.abc import Iterable, Sequence
+from itertools import count, takewhile
 from typing import Any
 
 from leyline_engine.claims.feasibility import Arithmetic
@@ -20,7 +20,6 @@ from leyline_engine.contract import (
     Predicate,
     SubmitClaim,
 )
-from leyline_engine.plan import page_floor
 from leyline_engine.sources import SourceRegistry, SourceTurn
 
 Prefix = tuple[int, ...]
@@ -29,32 +28,37 @@ ALL = Limits(share=1.0, engine_share=1.0)
 
 
 class NaiveShelf:
-    """A slot for each cached prefix; slots are used again. Whole pages come and go."""
+    """A page of slots for each cached prefix of whole pages; pages are used again."""
 
     def __init__(self, page: int = 1) -> None:
         self.page = page
         self.cached: dict[Prefix, int] = {}
         self.locks: dict[ClaimKey, Prefix] = {}
         self.ranks: dict[ClaimKey, tuple[Prefix, int]] = {}
-        self.empty = list(range(POOL))
+        self.empty = list(range(POOL // page))
 
     def fill(self, keys: Sequence[int]) -> None:
         """Cache a sequence."""
-        for end in range(1, page_floor(len(keys), self.page) + 1):
-            prefix = tuple(keys[:end])
+        for prefix in self._prefixes(keys):
             if prefix not in self.cached:
                 self.cached[prefix] = self.empty.pop(0)
 
+    def _prefixes(self, keys: Sequence[int]) -> list[Prefix]:
+        ends = range(self.page, len(keys) + 1, self.page)
+        return [tuple(keys[:end]) for end in ends]
+
     def _path(self, keys: array[int]) -> Prefix:
-        end = 0
-        while end < len(keys) and tuple(keys[: end + 1]) in self.cached:
-            end += 1
-        return tuple(keys[:end])
+        found = takewhile(self.cached.__contains__, self._prefixes(keys))
+        return max(found, key=len, default=())
 
     def slots(self, keys: array[int]) -> Sequence[int]:
         """Slots of the cached prefix."""
-        path = self._path(keys)
-        return [self.cached[path[:end]] for end in range(1, len(path) + 1)]
+        return self.slots_of(self._prefixes(self._path(keys)))
+
+    def slots_of(self, prefixes: Iterable[Prefix]) -> list[int]:
+        """Slots of the last page of each."""
+        firsts = (self.cached[prefix] * self.page for prefix in prefixes)
+        return [first + offset for first in firsts for offset in range(self.page)]
 
     def lock(self, claim: ClaimKey, keys: array[int]) -> None:
         """All of it must be there."""
@@ -76,11 +80,11 @@ class NaiveShelf:
 
     def free(self) -> int:
         """The number of slots without an owner."""
-        return len(self.empty)
+        return len(self.empty) * self.page
 
     def locked(self) -> set[Prefix]:
         """Prefixes that claims lock."""
-        return {path[:end] for path in self.locks.values() for end in range(1, len(path) + 1)}
+        return {prefix for path in self.locks.values() for prefix in self._prefixes(path)}
 
     def rank_of(self, prefix: Prefix) -> int:
         """Its highest priority."""
@@ -99,7 +103,7 @@ class NaiveShelf:
             leaves = [
                 prefix
                 for prefix in self.cached.keys() - self.locked()
-                if not any(p[:-1] == prefix for p in self.cached)
+                if not any(p[: -self.page] == prefix for p in self.cached)
             ]
             if not leaves:
                 break
@@ -107,7 +111,7 @@ class NaiveShelf:
             hit |= dict.fromkeys(
                 k for k, (path, _) in self.ranks.items() if path[: len(gone)] == gone
             )
-            self.drop([gone[:end] for end in range(len(gone) - self.page + 1, len(gone) + 1)])
+            self.drop([gone])
         return list(hit)
 
 

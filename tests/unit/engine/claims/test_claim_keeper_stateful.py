@@ -104,9 +104,8 @@ class KeeperMachine(RuleBasedStateMachine):
         """Lose a prefix and all that follows it, whoever locks it."""
         shelf = self.desk.shelf
         top = sorted(shelf.cached)[which % len(shelf.cached)]
-        top = top[: -(-len(top) // self.page) * self.page - self.page + 1]
         gone = [prefix for prefix in shelf.cached if prefix[: len(top)] == top]
-        self.desk.keeper.lose([shelf.cached[prefix] for prefix in gone], "fault")
+        self.desk.keeper.lose(shelf.slots_of(gone), "fault")
         assert not shelf.locked() & set(gone)
         shelf.drop(gone)
 
@@ -119,14 +118,14 @@ class KeeperMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_shelf_holds_what_the_book_says(self) -> None:
-        """The shelf has as many locked tokens, and names for pages that it alone holds."""
+        """The shelf has as many locked pages, and names for pages that it alone holds."""
         keeper, shelf = self.desk.keeper, self.desk.shelf
         live = {(s.claim.tenant, s.claim.id): s for s in keeper.book.live()}
-        assert len(shelf.locked()) == keeper.book.protected_pages * self.page
+        assert len(shelf.locked()) == keeper.book.protected_pages
         assert shelf.locks.keys() | shelf.ranks.keys() == live.keys()
         held = {page for key in live for page in pages_of(keeper.book.held(key))}
         assert len(keeper.names) == len(held)
-        assert set(pages_of(keeper.names.known(list(shelf.cached.values())))) == held
+        assert set(pages_of(keeper.names.known(shelf.slots_of(shelf.cached)))) == held
         assert bool(keeper) is bool(live)
 
     @invariant()
