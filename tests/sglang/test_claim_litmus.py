@@ -52,7 +52,7 @@ def run_lab(page: int, *outs: Path) -> list[Written]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[Written]:
-    """What both commands write with pages of one token."""
+    """The files that both commands write with pages of one token."""
     folder = tmp_path_factory.mktemp("litmus")
     return run_lab(1, folder / "litmus.json", folder / "sweep.json")
 
@@ -61,7 +61,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Written]:
 def litmus(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[int, Written]:
-    """What ``litmus`` writes, by the tokens per page."""
+    """The file that ``litmus`` writes, and the tokens per page."""
     if request.param == 1:
         return 1, request.getfixturevalue("results")[0]
     (written,) = run_lab(request.param, tmp_path_factory.mktemp("litmus") / "litmus.json")

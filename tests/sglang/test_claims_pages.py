@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.allocator.page_interleave import PageInterleavePoolAll
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from leyline_engine.claims.events import Found, Locked
+from leyline_engine.claims.feasibility import Demand
 from leyline_engine.contract import (
     ClaimKind,
     ClaimState,
@@ -200,6 +201,24 @@ def test_soft_claims_rank_whole_pages(page: int) -> None:
 
 
 @pytest.mark.parametrize("page", [16, 64])
+def test_a_ranked_claim_has_what_an_eviction_leaves(page: int) -> None:
+    """Of its four pages two are another session's, too; when the others go, it has those."""
+    scheduler = ClaimScheduler(20 * page, page=page)
+    tokens = text("s", 4 * page)
+    scheduler.serve(tokens, opens("s"))
+    scheduler.serve([*tokens[: 2 * page], *text("other", page)], opens("other"))
+    scheduler.claim("s", 4 * page, kind=SOFT, priority=1, share=0.5)
+    scheduler.cache.evict(EvictParams(num_tokens=page))
+    assert pages(scheduler) == (4, 2, 0)
+    scheduler.cache.evict(EvictParams(num_tokens=1))
+    assert pages(scheduler) == (2, 2, 0)
+    assert scheduler.status().state is ClaimState.MATERIALIZED
+    scheduler.check()
+    scheduler.cache.evict(EvictParams(num_tokens=1))
+    assert scheduler.status().state is ClaimState.EVICTED
+
+
+@pytest.mark.parametrize("page", [16, 64])
 def test_a_demoted_claim_keeps_its_pages_longest(page: int) -> None:
     """Its locks are gone, and its pages go after those of nobody."""
     scheduler = ClaimScheduler(20 * page, page=page)
@@ -255,7 +274,7 @@ def test_tenants_share_the_pages_of_a_prefix(page: int) -> None:
 
 
 @pytest.mark.parametrize("page", [1, 16, 32])
-@pytest.mark.parametrize("cut", [(70, 75), (70, 102), (200, 203)])
+@pytest.mark.parametrize("cut", [(70, 75), (70, 102), (230, 235)])
 def test_a_claim_follows_its_tokens_across_page_edges(page: int, cut: tuple[int, int]) -> None:
     """An edit before the claim moves its tokens by any number; no token is lost at the edges of
     the pages that are copied, though those are computed again."""
@@ -344,6 +363,13 @@ def test_pages_of_other_sizes_take_no_claims(page: int) -> None:
     message = refused(desk)
     assert f"pages of {page} tokens" in message
     assert "--page-size of 1, 16, 32, 64, 128" in message
+
+
+def test_slots_that_fill_no_page_are_nobodys() -> None:
+    """SGLang's allocator has whole pages only."""
+    tree: Any = SimpleNamespace(token_to_kv_pool_allocator=None)
+    desk = ClaimDesk(tree, SourceRegistry(), usable=10 * 64 + 5, page_size=64)
+    assert desk.keeper.book.crowded(Demand("a", 1, 1)).usable == 10 * 64
 
 
 def test_a_sharded_pool_takes_no_claims() -> None:

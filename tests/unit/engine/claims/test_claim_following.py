@@ -18,7 +18,7 @@ SOURCE = SourceTurn("t1", array("q", range(101)), "", (), "t", "s")
 
 
 def place(end: int, start: int, turn: SourceTurn = SOURCE, page: int = 1) -> ClaimPlace:
-    """Where a claim's tokens are in a turn."""
+    """The place of a claim's tokens in a turn."""
     return ClaimPlace.of(turn, start, end, page)
 
 
