@@ -52,6 +52,13 @@ class ResolvedEdit:
     """By source, the kind of reuse that its copies are, None for an edit's; empty if all are
     edits'."""
 
+    @property
+    def own_copies(self) -> tuple[CopySegment, ...]:
+        """Copies that aren't reuse."""
+        if not self.kinds:
+            return self.copies
+        return tuple(copy for copy in self.copies if self.kinds[copy.source] is None)
+
 
 def carries_edit(payload: EditPayload | None) -> bool:
     """Return True if a payload asks for more than the registration of its turn."""

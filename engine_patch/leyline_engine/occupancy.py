@@ -77,21 +77,23 @@ class RegistryLevels:
         )
 
 
-def held_by_claims(holds: Iterable[tuple[int, Iterable[Run]]]) -> Cached:
-    """Return what claims hold together; pages that several hold count once.
+def held_by_claims(holds: Iterable[tuple[int, Iterable[Run]]], page: int = 1) -> Cached:
+    """Return the tokens that claims hold together; pages that several hold count once.
 
     Args:
         holds: by claim, the position from which on its path is spliced, and its runs of pages. A
-            page is one token, and its number its position.
+            page's number is its place on the path.
+        page: tokens per page.
     """
     exact: dict[str, list[tuple[int, int]]] = {}
     spliced: dict[str, list[tuple[int, int]]] = {}
     for first, runs in holds:
         for run in runs:
-            if run.start < first:
-                exact.setdefault(run.source, []).append((run.start, min(run.end, first)))
-            if run.end > first:
-                spliced.setdefault(run.source, []).append((max(run.start, first), run.end))
+            start, end = run.start * page, run.end * page
+            if start < first:
+                exact.setdefault(run.source, []).append((start, min(end, first)))
+            if end > first:
+                spliced.setdefault(run.source, []).append((max(start, first), end))
     return Cached(sum(map(_union, exact.values())), sum(map(_union, spliced.values())))
 
 

@@ -49,6 +49,7 @@ def test_keys_fold_the_lineage_in() -> None:
     """A turn without a lineage keys by token ids alone; with one, as the shared code does."""
     subject, tokens = turn(), array("q", [1, 2, 3])
     assert subject.keys(tokens) == tokens
+    subject.req.origin_input_ids = tokens
     subject.lineage = (LineageRun(1, "l"),)
     assert subject.keys(tokens) == fold_keys(tokens, subject.lineage, "tenant")
 

@@ -10,11 +10,19 @@ from leyline_engine.replay.engine import ReplayEngine
 def check_levels(engine: ReplayEngine) -> None:
     """Compare the engine's levels with a look at every node and every claimed page."""
     cached: dict[int, bool] = {}
+    page, page_of = engine.cache.page_tokens, {}
     for node in engine.cache.tree.nodes():
+        for start in range(0, len(node.slots), page):
+            page_of[int(node.slots[start])] = node.slots[start : start + page].tolist()
         for key, slot in zip(node.keys, node.slots.tolist(), strict=True):
             cached[slot] = key > MAX_TOKEN
     keeper = engine.claims.keeper
-    claimed = {keeper.names._slots[page] for _, runs in keeper.holds() for page in pages_of(runs)}
+    claimed = {
+        slot
+        for _, runs in keeper.holds()
+        for name in pages_of(runs)
+        for slot in page_of[keeper.names._slots[name]]
+    }
     stats, levels = engine.stats(), engine.levels()
     assert claimed <= cached.keys()
     assert levels.by_owner() == {

@@ -49,6 +49,7 @@ class ClaimBook:
         usable: pages of the pool.
         now_ms: the clock's time now; every later time comes by :meth:`tick`.
         tree: see :class:`~.events.Opened`.
+        usable_tokens: tokens of the pool, if they don't fill its last page.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class ClaimBook:
         limits: Limits | None = None,
         now_ms: int = 0,
         tree: bool = False,
+        usable_tokens: int | None = None,
     ) -> None:
         self.usable = usable
+        self._usable_tokens = usable_tokens or usable * arithmetic.page_size
         self.arithmetic = arithmetic
         self.now_ms = now_ms
         self._limits = limits or Limits()
@@ -85,11 +88,14 @@ class ClaimBook:
 
     # ── the owner's side ──────────────────────────────────────────────────────────────────────
 
-    def submit(self, claim: Claim, length: int | None) -> tuple[Effect, ...]:
+    def submit(
+        self, claim: Claim, length: int | None, *, whole_pages: bool = False
+    ) -> tuple[Effect, ...]:
         """Take a new claim, or a later revision of one; :meth:`seek` comes next.
 
         Args:
             length: tokens of the predicate's source; None if the engine doesn't know it.
+            whole_pages: True if the cache keeps none of a source's last page unless it is full.
 
         Returns:
             Effects that give back what the earlier revision held.
@@ -99,7 +105,8 @@ class ClaimBook:
         """
         key = (claim.tenant, claim.id)
         known = self._live.get(key)
-        required = claim.predicate.required_pages(self.arithmetic.page_size)
+        kept = length if whole_pages else None
+        required = claim.predicate.required_pages(self.arithmetic.page_size, kept)
         self._events.append(requested(claim, required))
         try:
             self._check(claim, required, known, length)
@@ -141,8 +148,20 @@ class ClaimBook:
                 "predicate.end",
                 f"{claim.predicate.end} is past the end of the source, {length} tokens",
             )
+        if not required:
+            raise self._less_than_a_page(length)
         replaced = None if known is None else (known.claim, known.required)
         self._accounts.check(self._limits, claim, required, replaced)
+
+    def _less_than_a_page(self, length: int) -> ClaimRefusedError:
+        page = self.arithmetic.page_size
+        last = length // page * page
+        fix = f"begin before {last}, or claim a later turn" if last else "claim a later turn"
+        return ClaimRefusedError(
+            "predicate.start",
+            f"the engine keeps whole pages of {page} tokens, and those from {last} to the source's "
+            f"end, {length}, fill none: {fix}",
+        )
 
     def _revision(self, claim: Claim, known: ClaimEntry | None) -> int:
         """Return the latest revision that took effect, also of an ended claim; 0 if none."""
@@ -244,13 +263,18 @@ class ClaimBook:
         entry.support, entry.floor = count(support), count(runs)
         return self._hold(entry, runs, lock=True)
 
-    def move(self, key: ClaimKey, source: str, start: int, end: int) -> tuple[Effect, ...]:
+    def move(
+        self, key: ClaimKey, source: str, start: int, end: int, *, kept: int | None = None
+    ) -> tuple[Effect, ...]:
         """Record that an edit of the claim's session moved its tokens; :meth:`seek` comes next.
 
-        A demoted claim stays where it is.
+        A demoted claim stays where it is. Tokens that lie across more pages than before require
+        more of them as far as the limits allow.
 
         Args:
             start, end: the remaining tokens, as a span of ``source``; none if equal.
+            kept: see :meth:`~.contract.Predicate.page_span`; a claim that has none of these pages
+                has no tokens left.
 
         Returns:
             Effects that give back what the claim held at the old place.
@@ -258,15 +282,19 @@ class ClaimBook:
         entry = self._live[key]
         if entry.state is State.DEMOTED:
             return ()
-        left = end > start
-        state = advance(entry.state, Trigger.MOVE, Facts(holds=left, protected=entry.locked))
         claim, required = entry.claim, 0
-        if left:
+        if end > start:
             predicate = msgspec.structs.replace(
                 claim.predicate, source=source, start=start, end=end
             )
             claim = msgspec.structs.replace(claim, predicate=predicate)
-            required = predicate.required_pages(self.arithmetic.page_size)
+            required = self._affordable(
+                entry, predicate.required_pages(self.arithmetic.page_size, kept)
+            )
+        if not required:
+            start = end
+        facts = Facts(holds=required > 0, protected=entry.locked)
+        state = advance(entry.state, Trigger.MOVE, facts)
         self._events.append(
             Moved(
                 tenant=key[0], claim=key[1], source=source, start=start, end=end, required=required
@@ -279,6 +307,17 @@ class ClaimBook:
         entry.claim, entry.required, entry.state = claim, required, state
         self._accounts.add(claim, required, entry.deadline_ms)
         return effects
+
+    def _affordable(self, entry: ClaimEntry, required: int) -> int:
+        """Return ``required``, or the pages of before if a limit allows no more."""
+        if required > entry.required:
+            try:
+                self._accounts.check(
+                    self._limits, entry.claim, required, (entry.claim, entry.required)
+                )
+            except ClaimRefusedError:
+                return entry.required
+        return required
 
     def evicted(self, runs: Sequence[Run]) -> tuple[Effect, ...]:
         """Record that pages went to a request. The engine must have recorded it as an event.
@@ -321,8 +360,7 @@ class ClaimBook:
 
     def check(self, demand: Demand) -> Admission:
         """Check if a request can run beside the locked claims."""
-        usable = self.usable * self.arithmetic.page_size
-        return check(demand, self._protection, self.arithmetic, usable, self.now_ms)
+        return check(demand, self._protection, self.arithmetic, self._usable_tokens, self.now_ms)
 
     def lives(self, key: ClaimKey) -> bool:
         """Return True if a claim is in the book and hasn't ended."""
@@ -346,8 +384,7 @@ class ClaimBook:
 
     def crowded(self, demand: Demand) -> Admission:
         """See :func:`~.feasibility.crowded`."""
-        usable = self.usable * self.arithmetic.page_size
-        return crowded(demand, self._protection, self.arithmetic, usable)
+        return crowded(demand, self._protection, self.arithmetic, self._usable_tokens)
 
     def tell_hit(self, key: ClaimKey) -> None:
         """Record that a request matched everything that a live claim holds."""

@@ -29,6 +29,8 @@ class Arithmetic:
     strict: bool = True
     whole_pages: bool = False
     """True if prompt and output are rounded up to pages before the reserve is added."""
+    reserve: int | None = None
+    """Tokens added to what a request computes; None for a page."""
 
     def needed(self, tokens: int, max_new_tokens: int) -> int:
         """Return the tokens that a request takes.
@@ -39,7 +41,14 @@ class Arithmetic:
         work = tokens + min(max_new_tokens, self.clip_output)
         if self.whole_pages:
             work = -(-work // self.page_size) * self.page_size
-        return work + self.page_size
+        return work + (self.page_size if self.reserve is None else self.reserve)
+
+    def pages(self, needed: int) -> int:
+        """Return tokens as pages that fit where the tokens fit.
+
+        So a reader, who sees pages only, comes to the same answer.
+        """
+        return needed // self.page_size if self.strict else -(-needed // self.page_size)
 
     def shortfall(self, needed: int, room: int) -> int:
         """Return the tokens of room that are missing; 0 or less if the request fits."""

@@ -6,16 +6,16 @@ contiguous part that is left; if it removed all, the claim is harmed.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 
 from leyline_engine.contract import CopySegment, common_prefix
 from leyline_engine.sources import SourceTurn
 
+from .place import ClaimPlace
+
 
 def followed(
-    keys: array[int],
-    start: int,
+    place: ClaimPlace,
     turn: SourceTurn,
     sources: Sequence[SourceTurn],
     copies: Sequence[CopySegment],
@@ -23,25 +23,24 @@ def followed(
     """Return the span of ``turn`` that holds the rest of a claim.
 
     Args:
-        keys: radix keys of the claim's tokens and of all before them.
-        start: first of the claim's own tokens.
+        place: the claim's tokens as they are held.
         turn: the edited turn.
-        sources: turns that it copied from.
-        copies: copied spans, by index of ``sources``.
+        sources: turns that it took tokens from.
+        copies: the spans that it took, by index of ``sources``, whether copied or computed again.
 
     Returns:
         A half-open span, empty if nothing is left; None if the edit doesn't concern the claim: the
-        turn has its tokens where they were, or copied from nothing that holds them.
+        turn has its pages where they were, or took tokens from nothing that holds them.
     """
     now = turn.keys()
-    if common_prefix(keys, now) == len(keys):
+    if place.covered_by(now, len(now)):
         return None
     for index, source in enumerate(sources):
         theirs = source.keys()
-        if common_prefix(keys, theirs) == len(keys):
+        if common_prefix(place.keys, theirs) >= place.end:
             kept = common_prefix(theirs, now)
             mine = [copy for copy in copies if copy.source == index]
-            pieces = _pieces(start, len(keys), kept, mine)
+            pieces = _pieces(place.start, place.end, kept, mine)
             return max(_joined(sorted(pieces)), key=lambda piece: piece[1] - piece[0])
     return None
 

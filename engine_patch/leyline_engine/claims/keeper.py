@@ -2,7 +2,7 @@
 
 The keeper has the book, the names of claimed slots and the pages of each claim; the engine's cache
 (:class:`Shelf`) carries out its effects. There is one per engine process, driven by that process's
-thread; it has no clock. A page is one token's slot.
+thread; it has no clock. The cache's side speaks of slots and keys, the book of pages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from leyline_engine.contract import (
     ProblemCode,
     ReleaseClaim,
     SubmitClaim,
-    common_prefix,
 )
 from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
 
@@ -39,6 +38,7 @@ from .feasibility import Admission, Arithmetic, Demand, Feasibility
 from .following import followed
 from .limits import ClaimRefusedError, Limits
 from .names import PageNames
+from .place import ClaimPlace, length_with_kv
 from .protection import ClaimKey
 from .runs import count, first_pages, last_pages, without
 from .states import State, TransitionError
@@ -48,7 +48,8 @@ class Shelf(Protocol):
     """A cache of whole prefixes, as claims see it. Keys are radix keys, with lineages folded in."""
 
     def slots(self, keys: array[int]) -> Sequence[int]:
-        """Return the slots of the cached prefix of ``keys``, in order; recency doesn't change."""
+        """Return the slots of the cached prefix of ``keys``, whole pages, in order; recency doesn't
+        change."""
 
     def lock(self, claim: ClaimKey, keys: array[int]) -> None:
         """Lock the cached path of ``keys`` against eviction, and no neighbour of it."""
@@ -79,26 +80,12 @@ class ArrivingRequest:
     max_new_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A claim's tokens: ``keys`` from ``start`` on and all before, the first ``exact`` plain."""
-
-    keys: array[int]
-    start: int
-    session: SessionKey
-    exact: int
-
-    @property
-    def end(self) -> int:
-        return len(self.keys)
-
-
 class ClaimKeeper:
     """Claims of one engine.
 
     Args:
         registry: the engine's retained turns, which claims name.
-        usable: slots of the pool.
+        usable: slots of the pool; those that don't fill a page can't be claimed.
         arithmetic: the engine's calculation of a request's needs.
         ledger: ledger of events.
         watched: True if somebody else records evictions and names all slots, as the litmus suite
@@ -117,12 +104,20 @@ class ClaimKeeper:
         watched: bool = False,
     ) -> None:
         self.ledger = EventLedger() if ledger is None else ledger
-        self.book = ClaimBook(usable, arithmetic, self.ledger, limits=limits, tree=True)
-        self.names = PageNames()
+        self._page = arithmetic.page_size
+        self.book = ClaimBook(
+            usable // self._page,
+            arithmetic,
+            self.ledger,
+            limits=limits,
+            tree=True,
+            usable_tokens=usable,
+        )
+        self.names = PageNames(self._page)
         self.watched = watched
         self._registry = registry
         self._shelf = shelf
-        self._places: dict[ClaimKey, _Place] = {}
+        self._places: dict[ClaimKey, ClaimPlace] = {}
 
     def __bool__(self) -> bool:
         """Return True if any claim is live; without one, nothing here costs a request anything."""
@@ -196,20 +191,19 @@ class ClaimKeeper:
         """
         session = (claim.tenant, claim.session)
         turn = self._registry.get_plain(session, claim.predicate.source)
-        # The last token was sampled and never fed back: it has no KV.
-        length = None if turn is None else len(turn.tokens) - 1
-        self._apply(self.book.submit(claim, length))
+        length = None if turn is None else length_with_kv(turn)
+        self._apply(self.book.submit(claim, length, whole_pages=True))
         if turn is not None:
             key = (claim.tenant, claim.id)
             self._seek(key, turn, claim.predicate.start, claim.predicate.end)
 
     def _seek(self, key: ClaimKey, turn: SourceTurn, start: int, end: int) -> None:
         """Look for a claim's tokens, and hold those that are cached."""
-        place = _Place(turn.keys()[:end], start, (turn.scope, turn.session), turn.exact_length)
+        place = ClaimPlace.of(turn, start, end, self._page)
         path = self.names.name(turn.turn, self._shelf.slots(place.keys))
-        support = first_pages(path, start)
+        support = first_pages(path, place.before)
         self._places[key] = place
-        self._apply(self.book.seek(key, last_pages(path, count(path) - start), support))
+        self._apply(self.book.seek(key, last_pages(path, count(path) - place.before), support))
         self._drop_names(path)
 
     def _apply(self, effects: Iterable[Effect]) -> None:
@@ -218,9 +212,9 @@ class ClaimKeeper:
             place = self._places.get(effect.claim)
             match effect.change:
                 case Change.LOCK if place is not None:
-                    self._shelf.lock(effect.claim, place.keys[: count(effect.runs)])
+                    self._shelf.lock(effect.claim, place.keys[: count(effect.runs) * self._page])
                 case Change.RANK if place is not None:
-                    reach = self._reach(effect.claim, place)
+                    reach = self._reach(effect.claim, place) * self._page
                     self._shelf.rank(effect.claim, place.keys[:reach], effect.priority)
                 case Change.UNLOCK:
                     self._shelf.unlock(effect.claim)
@@ -234,10 +228,10 @@ class ClaimKeeper:
             self._shelf.unrank(key)
             del self._places[key]
 
-    def _reach(self, key: ClaimKey, place: _Place) -> int:
-        """Return the number of keys up to the end of what a claim holds."""
+    def _reach(self, key: ClaimKey, place: ClaimPlace) -> int:
+        """Return the number of pages up to the end of what a claim holds."""
         held = count(self.book.held(key))
-        return held if self.book.support(key) else place.start + held
+        return held if self.book.support(key) else place.before + held
 
     def _drop_names(self, runs: Iterable[Run]) -> None:
         if not self.watched:
@@ -289,14 +283,15 @@ class ClaimKeeper:
     def _record_refusal(
         self, request: ArrivingRequest, runs: tuple[Run, ...], admission: Admission
     ) -> None:
+        held = admission.held // self._page
         self.ledger.append(
             Arrived(
                 request=request.name,
                 tenant=request.tenant,
                 session=request.session,
                 source=request.source,
-                prompt=request.prompt_tokens,
-                pages=admission.needed + admission.held,
+                prompt=-(-request.prompt_tokens // self._page),
+                pages=held + self.book.arithmetic.pages(admission.needed),
                 write_no_admit=not self.admits(request.tenant, request.session),
             )
         )
@@ -304,8 +299,8 @@ class ClaimKeeper:
             RequestRefused(
                 request=request.name,
                 matched=runs,
-                held=admission.held,
-                protected=admission.protected,
+                held=held,
+                protected=admission.protected // self._page,
                 blocking=admission.blocking,
             )
         )
@@ -317,8 +312,7 @@ class ClaimKeeper:
     def matched(self, session: SessionKey, keys: array[int], length: int) -> None:
         """Record hits of the claims that a session's request covers with ``length`` cached keys."""
         for key, place in self._places.items():
-            covered = place.session == session and place.end <= length
-            if covered and common_prefix(place.keys, keys) == place.end:
+            if place.session == session and place.covered_by(keys, length):
                 self.book.tell_hit(key)
 
     def follow(
@@ -327,17 +321,15 @@ class ClaimKeeper:
         """Move a session's claims with their tokens, once a turn of spliced KV is retained.
 
         Args:
-            turn: the new turn.
-            sources: turns that it copied from.
-            copies: copied spans, by index of ``sources``.
+            turn, sources, copies: see :func:`.following.followed`.
         """
         session = (turn.scope, turn.session)
         for key, place in [item for item in self._places.items() if item[1].session == session]:
-            span = followed(place.keys, place.start, turn, sources, copies)
+            span = followed(place, turn, sources, copies)
             if span is None or self.book.status(*key).state is State.DEMOTED:
                 continue
             start, end = span
-            self._apply(self.book.move(key, turn.turn, start, end))
+            self._apply(self.book.move(key, turn.turn, start, end, kept=length_with_kv(turn)))
             if self.book.lives(key):
                 self._seek(key, turn, start, end)
 
@@ -355,7 +347,7 @@ class ClaimKeeper:
         if not gone:
             return
         if not self.watched:
-            self.ledger.append(Evicted(request=request, runs=tuple(gone), free=self._shelf.free()))
+            self.ledger.append(Evicted(request=request, runs=tuple(gone), free=self._free()))
         self._apply(self.book.evicted(gone))
         self._drop_names(gone)
 
@@ -365,8 +357,12 @@ class ClaimKeeper:
         if place is None:
             return ()
         held = self.book.held(key)
-        gone = self._reach(key, place) - len(self._shelf.slots(place.keys))
+        gone = self._reach(key, place) - len(self._shelf.slots(place.keys)) // self._page
         return last_pages(held, min(count(held), gone))
+
+    def _free(self) -> int:
+        """Return the number of free pages."""
+        return self._shelf.free() // self._page
 
     def passed_over(self, keys: Iterable[ClaimKey]) -> None:
         """Record that an eviction passed over what these claims rank."""
@@ -376,11 +372,15 @@ class ClaimKeeper:
         """Prepare for the loss of cached slots, whatever the claims on them.
 
         Claims that hold any of them let go of all they hold, so that the slots can go.
+
+        Args:
+            slots: of whole pages.
         """
         runs = self.names.known(slots)
         if not runs:
             return
-        self.ledger.append(Lost(runs=runs, cause=cause, free=self._shelf.free() + len(slots)))
+        free = self._free() + len(slots) // self._page
+        self.ledger.append(Lost(runs=runs, cause=cause, free=free))
         self._apply(self.book.lost(runs, cause))
         self.names.forget(runs)
 
@@ -388,7 +388,7 @@ class ClaimKeeper:
         """Record that the cache is empty: every claim that held anything is harmed."""
         runs = tuple(run for key in self._places for run in self.book.held(key))
         if runs:
-            self.ledger.append(Lost(runs=runs, cause=cause, free=self._shelf.free()))
+            self.ledger.append(Lost(runs=runs, cause=cause, free=self._free()))
             self._apply(self.book.lost(runs, cause))
         self.names.clear()
 

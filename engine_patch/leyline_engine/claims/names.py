@@ -1,8 +1,8 @@
-"""Names of an engine's slots in claims and events, after the source that first brought them.
+"""Names of an engine's pages in claims and events, after the source that first brought them.
 
-Sources share their beginnings, and a page must count once. So the first source that brings a slot
+Sources share their beginnings, and a page must count once. So the first source that brings a page
 gives it its name, and the path of a later source goes through pages of the earlier. On a path, a
-source's pages lie together, in order. Pure; a page is one slot here.
+source's pages lie together, in order. A page is known by its first slot. Pure.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ Page = tuple[str, int]
 
 
 class PageNames:
-    """Names of slots, kept as long as somebody needs them."""
+    """Names of pages, kept as long as somebody needs them.
 
-    def __init__(self) -> None:
+    Args:
+        page: tokens per page.
+    """
+
+    def __init__(self, page: int = 1) -> None:
+        self._page = page
         self._names: dict[int, Page] = {}
         self._slots: dict[Page, int] = {}
 
@@ -25,13 +30,14 @@ class PageNames:
         return len(self._names)
 
     def name(self, source: str, slots: Sequence[int]) -> tuple[Run, ...]:
-        """Return the runs of a whole path; slots without a name get one.
+        """Return the runs of a whole path; pages without a name get one.
 
         Args:
-            slots: from the root on, in key order.
+            slots: of whole pages, from the root on, in key order.
         """
-        title = self._title(source, slots)
-        return tuple(_runs(self._named(title, place, slot) for place, slot in enumerate(slots)))
+        firsts = slots[:: self._page]
+        title = self._title(source, firsts)
+        return tuple(_runs(self._named(title, place, slot) for place, slot in enumerate(firsts)))
 
     def _title(self, source: str, slots: Sequence[int]) -> str:
         """Return the source's name, altered if another session's or tenant's source has it here.
@@ -52,9 +58,14 @@ class PageNames:
             self._names[slot], self._slots[known] = known, slot
         return known
 
-    def known(self, slots: Iterable[int]) -> tuple[Run, ...]:
-        """Return the runs of those slots that have names."""
-        return tuple(_runs(page for page in map(self._names.get, slots) if page is not None))
+    def known(self, slots: Sequence[int]) -> tuple[Run, ...]:
+        """Return the runs of those pages that have names.
+
+        Args:
+            slots: of whole pages.
+        """
+        pages = map(self._names.get, slots[:: self._page])
+        return tuple(_runs(page for page in pages if page is not None))
 
     def forget(self, runs: Iterable[Run]) -> None:
         """Drop the names of pages that are gone or have no holder."""

@@ -60,13 +60,23 @@ class Predicate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not 0 < self.share <= 1:  # NaN fails as well
             raise ClaimError("predicate.share", f"{self.share} is not above 0 and at most 1")
 
-    def page_span(self, page_size: int) -> tuple[int, int]:
-        """Return the pages that hold the span, half open."""
-        return self.start // page_size, -(-self.end // page_size)
+    def page_span(self, page_size: int, kept: int | None = None) -> tuple[int, int]:
+        """Return the pages that hold the span, half open.
 
-    def required_pages(self, page_size: int) -> int:
-        """Return the number of those pages that must be resident."""
-        first, end = self.page_span(page_size)
+        Args:
+            kept: leading tokens of the source of which a cache has whole pages only; None if it
+                has a partial page, too.
+        """
+        first, end = self.start // page_size, -(-self.end // page_size)
+        if kept is not None:
+            end = min(end, kept // page_size)
+        return first, max(first, end)
+
+    def required_pages(self, page_size: int, kept: int | None = None) -> int:
+        """Return the number of those pages that must be resident; 0 if there are none."""
+        first, end = self.page_span(page_size, kept)
+        if first == end:
+            return 0
         # 0.07 * 100 is a hair above 7; a share must not ask for a page too many.
         return max(1, math.ceil(round(self.share * (end - first), 6)))
 

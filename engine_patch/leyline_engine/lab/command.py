@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -13,8 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from leyline_engine.plan import PAGE_SIZES
+
 from .cases import CASES, SPLICING_CASES
-from .litmus import CaseResult, OpenRuntime, run_suite
+from .litmus import CaseResult, OpenRuntime, Runtime, run_suite
 from .picture import PictureError, draw
 from .sweep import SweepPolicy, SweepRow, run_sweep
 
@@ -42,8 +45,18 @@ _Json = Annotated[
 ]
 
 
+_Page = Annotated[
+    int,
+    typer.Option(
+        "--page-size",
+        metavar="TOKENS",
+        help="Tokens per page of replay or sglang: 1, 16, 32, 64 or 128.",
+    ),
+]
+
+
 @app.command()
-def litmus(*, engine: _Engine = "micro", json_out: _Json = None) -> None:
+def litmus(*, engine: _Engine = "micro", page: _Page = 1, json_out: _Json = None) -> None:
     """Run the named cases on an engine, and derive their outcomes from its events alone.
 
     Each trace is then spoilt: one event is dropped, or two that depend on each other are swapped.
@@ -51,9 +64,10 @@ def litmus(*, engine: _Engine = "micro", json_out: _Json = None) -> None:
     case fails.
     """
     cases = CASES if engine == ALLOCATOR else CASES + SPLICING_CASES
-    results = run_suite(cases, _open(engine))
+    results = run_suite(cases, _open(engine, page))
     passed = sum(result.passed for result in results)
-    _write(json_out, {"engine": engine, "passed": passed, "of": len(results), "cases": results})
+    summary = {"engine": engine, "page_size": page, "passed": passed, "of": len(results)}
+    _write(json_out, summary | {"cases": results})
     _print_litmus(results, engine)
     if passed < len(results):
         raise typer.Exit(1)
@@ -63,6 +77,7 @@ def litmus(*, engine: _Engine = "micro", json_out: _Json = None) -> None:
 def sweep(
     *,
     engine: _Engine = "micro",
+    page: _Page = 1,
     json_out: _Json = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="OUT", help="Draw the sweep: .png, .svg or .pdf.")
@@ -72,8 +87,8 @@ def sweep(
 
     Under each policy: is the request served, and what is left of the claimed pages?
     """
-    rows = run_sweep(_open(engine))
-    _write(json_out, {"engine": engine, "rows": rows})
+    rows = run_sweep(_open(engine, page))
+    _write(json_out, {"engine": engine, "page_size": page, "rows": rows})
     _print_sweep(rows, engine)
     if plot is not None:
         try:
@@ -84,15 +99,19 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _open(engine: str) -> OpenRuntime:
+def _open(engine: str, page: int) -> OpenRuntime:
     if engine not in ENGINES:
         raise _usage_error(f"no engine is called {engine}; there are {', '.join(sorted(ENGINES))}")
+    if page not in PAGE_SIZES:
+        raise _usage_error(f"pages can't have {page} tokens; choose one of {sorted(PAGE_SIZES)}")
+    if engine == ALLOCATOR and page > 1:
+        raise _usage_error(f"the engine {ALLOCATOR} has pages of its own: leave --page-size out")
     module, name = ENGINES[engine]
     try:
-        opener: OpenRuntime = getattr(import_module(module), name)
+        opener: Callable[..., Runtime] = getattr(import_module(module), name)
     except ImportError as error:
         raise _usage_error(f"the engine {engine} is not installed here: {error}") from error
-    return opener
+    return opener if engine == ALLOCATOR else partial(opener, page=page)
 
 
 def _usage_error(message: str) -> typer.Exit:

@@ -24,12 +24,28 @@ from .reader import read
 from .verdict import Outcome, TraceVerdict
 
 PAGE = 16
+"""Tokens per page of the allocator."""
 LIMITS = Limits(share=1.0, engine_share=1.0)
 """Limits of the cases, which test the pool and not a tenant's share."""
 
 
+def unit_of(page: int) -> int:
+    """Return the tokens of a case's page on an engine with pages of ``page`` tokens.
+
+    An engine's own reserve is a page of its own, and less than one of these.
+    """
+    return max(PAGE, 2 * page)
+
+
 class Runtime(Protocol):
-    """An engine as the cases drive it: one request at a time. Places and sizes are in pages."""
+    """An engine as the cases drive it: one request at a time.
+
+    Places and sizes are in pages of :attr:`unit` tokens, which are whole pages of the engine.
+    """
+
+    @property
+    def unit(self) -> int:
+        """Tokens of a case's page."""
 
     @property
     def book(self) -> ClaimBook:
@@ -95,7 +111,9 @@ class LitmusStage:
 
         If it runs, it leaves all but the reserve in the cache.
         """
-        return self.runtime.serve(_request(name, source, pages, tenant=tenant, admit=admit))
+        unit, session = self.runtime.unit, session_of(tenant)
+        prompt = (pages - 2) * unit
+        return self.runtime.serve(Request(name, tenant, session, source, prompt, unit, not admit))
 
     def keep(self, source: str, pages: int, *, tenant: str = "a") -> None:
         """Serve a request that leaves that many pages in the cache."""
@@ -109,7 +127,8 @@ class LitmusStage:
         """
         tenant = terms.get("tenant", "a")
         given = {"id": "c", "tenant": "a", "session": session_of(tenant), "kind": ClaimKind.HARD}
-        span = Predicate(source, start * PAGE, pages * PAGE)
+        unit = self.runtime.unit
+        span = Predicate(source, start * unit, pages * unit)
         self.runtime.claim(Claim(predicate=span, **(given | terms)))
 
     def refused(self, source: str, pages: int, **terms: Any) -> None:
@@ -130,12 +149,6 @@ class LitmusStage:
 def session_of(tenant: str) -> str:
     """Return the one session of a tenant."""
     return f"{tenant}-session"
-
-
-def _request(
-    name: str, source: str, pages: int, *, tenant: str = "a", admit: bool = True
-) -> Request:
-    return Request(name, tenant, session_of(tenant), source, (pages - 2) * PAGE, PAGE, not admit)
 
 
 @dataclass(frozen=True, slots=True)

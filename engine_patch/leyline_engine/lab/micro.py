@@ -112,6 +112,11 @@ class MicroRuntime:
         self._lengths: dict[str, int] = {}
         self._uses = 0
 
+    @property
+    def unit(self) -> int:
+        """See :attr:`.litmus.Runtime.unit`."""
+        return self.page_size
+
     # ── requests ──────────────────────────────────────────────────────────────────────────────
 
     def start(self, request: Request) -> tuple[Start, Admission]:

@@ -16,7 +16,7 @@ from leyline_engine.contract import (
     EditPayload,
     SourceRef,
 )
-from leyline_engine.lab.litmus import LIMITS, PAGE, Runtime, session_of
+from leyline_engine.lab.litmus import LIMITS, Runtime, session_of, unit_of
 from leyline_engine.lab.micro import Request
 from leyline_engine.lab.replay_watch import WatchedClaims
 from leyline_engine.replay.engine import GenerationRequest, RefusedByClaimError, ReplayEngine
@@ -26,14 +26,15 @@ _TENANT = "a"
 """Tenant whose turns are edited."""
 
 
-def open_replay(usable: int, sink: Callable[[AnyEvent], None]) -> Runtime:
+def open_replay(usable: int, sink: Callable[[AnyEvent], None], page: int = 1) -> Runtime:
     """Open a replay engine over the shipped model.
 
     Args:
         usable: pages of the pool.
         sink: gets every event.
+        page: tokens per page of its tree.
     """
-    return ReplayRuntime(usable, sink)
+    return ReplayRuntime(usable, sink, page)
 
 
 class ReplayRuntime:
@@ -43,11 +44,13 @@ class ReplayRuntime:
     as if they had been sampled.
     """
 
-    def __init__(self, usable: int, sink: Callable[[AnyEvent], None]) -> None:
+    def __init__(self, usable: int, sink: Callable[[AnyEvent], None], page: int) -> None:
         ledger = EventLedger(sink=sink)
+        self.unit = unit_of(page)
         self.engine = ReplayEngine(
             _model(),
-            pool_tokens=usable * PAGE,
+            pool_tokens=usable * self.unit,
+            page_tokens=page,
             open_claims=partial(WatchedClaims, limits=LIMITS, ledger=ledger),
         )
         self._keeper = self.engine.claims.keeper
@@ -106,7 +109,8 @@ class ReplayRuntime:
         source = registry.get((_TENANT, session), old)
         if source is None:
             raise KeyError(old)
-        first, last, length = start * PAGE, end * PAGE, len(source.tokens) - 1
+        unit = self.unit
+        first, last, length = start * unit, end * unit, len(source.tokens) - 1
         prompt = source.tokens[:first] + source.tokens[last:length]
         payload = EditPayload(
             session=session,
@@ -116,8 +120,8 @@ class ReplayRuntime:
             segments=(CopySegment(0, 0, first, 0), CopySegment(0, last, length, first)),
             lineage=source.lineage,
         )
-        request = GenerationRequest(name, prompt, payload, max_new_tokens=PAGE)
-        refusal = self._run(request, self._tokens(new, PAGE + 1))
+        request = GenerationRequest(name, prompt, payload, max_new_tokens=unit)
+        refusal = self._run(request, self._tokens(new, unit + 1))
         if refusal is not None:
             raise RefusedByClaimError(refusal)
 
@@ -142,7 +146,7 @@ class ReplayRuntime:
         turn = self.engine.cache.registry.get(self._owners[run.source], run.source)
         if turn is None:
             raise KeyError(run.source)
-        self.engine.cache.lose(turn.keys(), run.start * PAGE, cause)
+        self.engine.cache.lose(turn.keys(), run.start * self.unit, cause)
 
 
 @cache

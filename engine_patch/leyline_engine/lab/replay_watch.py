@@ -1,7 +1,8 @@
-"""Records of what requests do to the pool, slot by slot, so that a reader can judge the engine.
+"""Records of what requests do to the pool, page by page, so that a reader can judge the engine.
 
-Attached for the litmus suite only: it names every cached slot; otherwise only claimed ones have
-names. Requests come one at a time and don't fail on the way.
+Attached for the litmus suite only: it names every cached page; otherwise only claimed ones have
+names. Requests come one at a time and don't fail on the way. The engine takes slots one by one; to
+a reader, a request has a page as soon as it has a slot of it. So the pool is of whole pages.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from leyline_engine.claims.events import (
 )
 from leyline_engine.claims.keeper import ArrivingRequest
 from leyline_engine.claims.limits import Limits
+from leyline_engine.claims.runs import count, without
 from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import EMPTY_SLOTS, Node, slots_of
 from leyline_engine.replay.cache.slots import Slots
@@ -33,6 +35,8 @@ class _Watched:
     matched: Slots
     told: bool = False
     """True if its arrival is recorded; an admission that finds no room leaves no trace."""
+    owned: int = 0
+    """Its slots that the tree doesn't have; the first begins a page."""
 
 
 class WatchedClaims(EngineClaims):
@@ -42,6 +46,8 @@ class WatchedClaims(EngineClaims):
         self, cache: CacheManager, clip_output: int, *, limits: Limits, ledger: EventLedger
     ) -> None:
         super().__init__(cache, clip_output, limits=limits, ledger=ledger, watched=True)
+        self._cache = cache
+        self._page = cache.page_tokens
         self._requests: dict[str, _Watched] = {}
 
     def arrived(self, request: ArrivingRequest, *, admits: bool) -> None:
@@ -58,14 +64,16 @@ class WatchedClaims(EngineClaims):
             return
         watched.told = True
         request, keeper = watched.candidate, self.keeper
+        arithmetic = keeper.book.arithmetic
+        needed = arithmetic.needed(request.prompt_tokens, request.max_new_tokens)
         keeper.ledger.append(
             Arrived(
                 request=name,
                 tenant=request.tenant,
                 session=request.session,
                 source=request.source,
-                prompt=request.prompt_tokens,
-                pages=keeper.book.arithmetic.needed(request.prompt_tokens, request.max_new_tokens),
+                prompt=self._pages(request.prompt_tokens),
+                pages=arithmetic.pages(needed),
                 write_no_admit=not watched.admits,
             )
         )
@@ -73,38 +81,59 @@ class WatchedClaims(EngineClaims):
         if runs:
             keeper.ledger.append(Matched(request=name, runs=runs))
 
+    def _pages(self, slots: int) -> int:
+        """Return the pages that a request's slots fill or begin."""
+        return -(-slots // self._page)
+
+    def _free(self) -> int:
+        """Return the pages that nobody has, a part of a page of a request being a page."""
+        owned = sum(self._pages(watched.owned) for watched in self._requests.values())
+        return self.keeper.book.usable - self._cache.tree.cached_count() // self._page - owned
+
+    def _own(self, request: str, slots: int) -> int:
+        """Count slots that a request took, or gave away; returns its change in pages."""
+        watched = self._requests[request]
+        before = self._pages(watched.owned)
+        watched.owned += slots
+        return self._pages(watched.owned) - before
+
     def evicted(self, request: str, gone: Sequence[Node]) -> None:
         """Record an eviction, then pass it to the claims."""
         self._begin(request)
         keeper = self.keeper
         runs = keeper.names.known(slots_of(gone).tolist())
-        keeper.ledger.append(Evicted(request=request, runs=runs, free=self.shelf.free()))
+        keeper.ledger.append(Evicted(request=request, runs=runs, free=self._free()))
         keeper.names.forget(runs)
         super().evicted(request, gone)
 
     def allocated(self, request: str, count: int) -> None:
         """Record an allocation."""
         self._begin(request)
-        event = Allocated(request=request, pages=count, free=self.shelf.free())
-        self.keeper.ledger.append(event)
+        if pages := self._own(request, count):
+            event = Allocated(request=request, pages=pages, free=self._free())
+            self.keeper.ledger.append(event)
 
     def published(self, request: str, path: Slots, spare: int) -> None:
-        """Name new slots, and record the publication."""
+        """Name new pages, and record the publication."""
         keeper, source = self.keeper, self._requests[request].candidate.source
-        fresh = [slot for slot in path.tolist() if not keeper.names.known([slot])]
+        before = keeper.names.known(path.tolist())
         named = keeper.names.name(source, path.tolist())
-        free = self.shelf.free()
-        runs = keeper.names.known(fresh)
-        keeper.ledger.append(Retained(request=request, runs=runs, path=named, free=free - spare))
+        runs = without(named, before)
+        self._own(request, -count(runs) * self._page)
+        keeper.ledger.append(Retained(request=request, runs=runs, path=named, free=self._free()))
         if spare:
-            keeper.ledger.append(Freed(request=request, pages=spare, free=free, ended=False))
+            pages = -self._own(request, -spare)
+            freed = Freed(request=request, pages=pages, free=self._free(), ended=False)
+            keeper.ledger.append(freed)
 
     def undone(self, request: str, count: int) -> None:
         """Record the slots that an undone prefill gave back."""
-        event = Freed(request=request, pages=count, free=self.shelf.free(), ended=False)
+        pages = -self._own(request, -count)
+        event = Freed(request=request, pages=pages, free=self._free(), ended=False)
         self.keeper.ledger.append(event)
 
     def ended(self, request: str, count: int) -> None:
         """Record a request's end."""
+        pages = self._pages(count)
         del self._requests[request]
-        self.keeper.ledger.append(Freed(request=request, pages=count, free=self.shelf.free()))
+        self.keeper.ledger.append(Freed(request=request, pages=pages, free=self._free()))

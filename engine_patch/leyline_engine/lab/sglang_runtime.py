@@ -27,14 +27,14 @@ from leyline_engine.contract import (
     edit_envelope,
     token_array,
 )
-from leyline_engine.lab.litmus import LIMITS, PAGE, Runtime, session_of
+from leyline_engine.lab.litmus import LIMITS, Runtime, session_of, unit_of
 from leyline_engine.lab.micro import Request
 from leyline_engine.sources import SourceTurn
 
 _POOL_PAGES = 200
+_CHUNK_PAGES = 32
 _FLAGS = (
     "--max-running-requests=4",
-    "--chunked-prefill-size=512",
     "--dtype=float32",
     "--radix-cache-backend=leyline",
     "--disable-overlap-schedule",
@@ -45,13 +45,17 @@ _STEPS = 500
 """Maximum number of steps; no request of the suite takes as many."""
 
 
-def open_sglang(usable: int, sink: Callable[[AnyEvent], None]) -> Runtime:
-    """Open SGLang with a pool of ``usable`` pages."""
-    return SglangRuntime(_scheduler(), usable * PAGE, sink)
+def open_sglang(usable: int, sink: Callable[[AnyEvent], None], page: int = 1) -> Runtime:
+    """Open SGLang with a pool of ``usable`` pages.
+
+    Args:
+        page: its ``--page-size``, the same throughout a process.
+    """
+    return SglangRuntime(_scheduler(page), usable, sink)
 
 
 @cache
-def _scheduler() -> Any:
+def _scheduler(page: int) -> Any:
     """Return SGLang's scheduler with the model that ships, in this process."""
     from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
     from leyline_engine.sglang.cpu.activation import activate
@@ -63,9 +67,13 @@ def _scheduler() -> Any:
     from sglang.srt.server_args import PortArgs, prepare_server_args
 
     load_plugins()
-    pool = f"--max-total-tokens={_POOL_PAGES * PAGE}"
-    model = str(trained_model_dir(DEFAULT_MODEL_NAME))
-    args = prepare_server_args(["--model-path", model, pool, *_FLAGS])
+    unit, model = unit_of(page), str(trained_model_dir(DEFAULT_MODEL_NAME))
+    sizes = (
+        f"--page-size={page}",
+        f"--max-total-tokens={_POOL_PAGES * unit}",
+        f"--chunked-prefill-size={_CHUNK_PAGES * unit}",
+    )
+    args = prepare_server_args(["--model-path", model, *sizes, *_FLAGS])
     ranks = module.SpawnRanks(
         world_rank=module.spawn_world_rank(args, tp_rank=0, pp_rank=0), dp_rank=None, gpu_id=0
     )
@@ -86,7 +94,7 @@ class SglangRuntime:
 
     Args:
         scheduler: SGLang's, idle.
-        usable: slots that the case may use.
+        usable: pages that the case may use.
         sink: takes the events.
     """
 
@@ -96,11 +104,14 @@ class SglangRuntime:
 
         self._scheduler = scheduler
         self._engine = scheduler.tree_cache.leyline
-        self._empty(usable)
+        page = int(scheduler.tree_cache.page_size)
+        self.unit = unit_of(page)
+        self._empty(usable * self.unit)
         self._desk = ClaimDesk(
             scheduler.tree_cache,
             self._engine.registry,
-            usable=usable,
+            usable=usable * self.unit,
+            page_size=page,
             limits=LIMITS,
             ledger=EventLedger(sink=sink),
             watched=True,
@@ -144,7 +155,7 @@ class SglangRuntime:
         tenant = "a"
         session = session_of(tenant)
         source = self._source(tenant, old)
-        cut, resume = start * PAGE, end * PAGE
+        cut, resume = start * self.unit, end * self.unit
         payload = EditPayload(
             session=session,
             scope=tenant,
@@ -153,7 +164,7 @@ class SglangRuntime:
             directives=(Directive(cut, resume),),
             lineage=tuple(run for run in source.lineage if run.start < cut),
         )
-        prompt = source.tokens[:cut] + source.tokens[resume:] + _tokens_of(new, PAGE)
+        prompt = source.tokens[:cut] + source.tokens[resume:] + _tokens_of(new, self.unit)
         self._run(Request(name, tenant, session, new, len(prompt)), prompt, payload, 1)
 
     def _source(self, tenant: str, name: str) -> SourceTurn:
@@ -242,7 +253,7 @@ class SglangRuntime:
 
         source = self._source("a", run.source)
         self._scheduler.tree_cache.unpublish(
-            Publication(source.keys(), source.lineage), run.start * PAGE, cause
+            Publication(source.keys(), source.lineage), run.start * self.unit, cause
         )
         self._watch.caught_up()
 

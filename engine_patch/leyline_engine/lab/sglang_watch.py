@@ -1,6 +1,6 @@
-"""Records of what a request of the litmus suite does to SGLang's pool, slot by slot.
+"""Records of what a request of the litmus suite does to SGLang's pool, page by page.
 
-SGLang doesn't report the slots it takes and frees; so the free ones are counted before every other
+SGLang doesn't report the pages it takes and frees; so the free ones are counted before every other
 event, and the difference is an event. One request runs at a time.
 """
 
@@ -33,7 +33,7 @@ class Watch:
 
     Args:
         tree: SGLang's; this watch replaces an earlier one.
-        keeper: its ledger takes the events, and it names the slots.
+        keeper: its ledger takes the events, and it names the pages.
         shelf: finds the slots of a path.
     """
 
@@ -41,11 +41,12 @@ class Watch:
         self._tree = tree
         self._shelf = shelf
         self._keeper = keeper
+        self._page = keeper.book.arithmetic.page_size
         self._free = self._now_free()
         self._request = ""
         self._evicted: list[Run] = []
         self._going = 0
-        """Slots that the request's end gives back, maybe only when the step is over."""
+        """Pages that the request's end gives back, maybe only when the step is over."""
         self._tree.checkpoint = self._checkpoint
         self._tree.graft = self._graft
         self._tree.on_release = self._release
@@ -54,7 +55,7 @@ class Watch:
         shelf.gave_way = self._gave_way
 
     def _now_free(self) -> int:
-        return int(self._tree.token_to_kv_pool_allocator.available_size())
+        return int(self._tree.token_to_kv_pool_allocator.available_size()) // self._page
 
     def begins(self, req: Any, matched: Sequence[int]) -> None:
         """Record that a request waits, and nothing else runs.
@@ -65,15 +66,15 @@ class Watch:
         self._request = req.rid
         payload = req.leyline.payload
         prompt, output = len(req.origin_input_ids), req.sampling_params.max_new_tokens
-        ledger = self._keeper.ledger
+        ledger, arithmetic = self._keeper.ledger, self._keeper.book.arithmetic
         ledger.append(
             Arrived(
                 request=req.rid,
                 tenant=payload.scope,
                 session=payload.session,
                 source=payload.turn,
-                prompt=prompt,
-                pages=self._keeper.book.arithmetic.needed(prompt, output),
+                prompt=-(-prompt // self._page),
+                pages=arithmetic.pages(arithmetic.needed(prompt, output)),
                 write_no_admit=req.leyline.private,
             )
         )
@@ -81,11 +82,11 @@ class Watch:
             ledger.append(Matched(request=req.rid, runs=self._keeper.names.known(matched)))
 
     def caught_up(self) -> None:
-        """Count slots freed since then as recorded: they were an event already."""
+        """Count pages freed since then as recorded: they were an event already."""
         self._free = self._now_free()
 
     def _count(self) -> None:
-        """Record the slots that were taken or given back since the last event."""
+        """Record the pages that were taken or given back since the last event."""
         self._tell_evicted()
         change, self._free = self._now_free() - self._free, self._now_free()
         ledger, request = self._keeper.ledger, self._request
@@ -119,7 +120,8 @@ class Watch:
 
     def _free_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
         self._count()
-        self._going += sum(end - start for start, end in ranges)
+        page = self._page
+        self._going += sum(-(-end // page) - start // page for start, end in ranges)
         LeylineRadixCache.free_kv_row(self._tree, kv, ranges)
 
     def _checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:

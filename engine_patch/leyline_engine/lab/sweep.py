@@ -14,7 +14,7 @@ import msgspec
 from leyline_engine.claims.events import AnyEvent, Opened
 from leyline_engine.contract import ClaimKind
 
-from .litmus import PAGE, PREPARATION, LitmusStage, OpenRuntime
+from .litmus import PREPARATION, LitmusStage, OpenRuntime
 from .reader import read
 from .verdict import Outcome
 
@@ -63,7 +63,7 @@ def _probe(open_runtime: OpenRuntime, policy: SweepPolicy, usable: int) -> Sweep
     stage.serve("active", "active", ACTIVE, admit=policy is not SweepPolicy.WRITE_NO_ADMIT)
     verdict = read(events)
     opened = events[0]
-    scale = PAGE // opened.page_size if isinstance(opened, Opened) else 1
+    scale = stage.runtime.unit // opened.page_size if isinstance(opened, Opened) else 1
     refusals = verdict.of(Outcome.ACTIVE_REFUSAL)
     resident = verdict.balance.resident if verdict.balance else {}
     return SweepRow(

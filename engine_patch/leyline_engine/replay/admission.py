@@ -18,6 +18,7 @@ import numpy as np
 from leyline_engine.content_reuse import ContentReuse, reuse_counts
 from leyline_engine.contract import (
     ATTENTION_SINK,
+    CopySegment,
     EditPayload,
     ForgetCounts,
     LineageRun,
@@ -60,6 +61,8 @@ class Admission:
     """The prompt's labels; empty if they can't be relied on."""
     sources: tuple[SourceTurn, ...] = ()
     """Sources of the plan's copies, by index."""
+    edited: tuple[CopySegment, ...] = ()
+    """The edit's own copies, with those that the plan computes again."""
     reuse: ReuseCounts | None = None
     """The account of reuse; None if it wasn't asked for."""
 
@@ -328,6 +331,7 @@ class Admitter:
                 lineage,
                 carried=carried,
                 sources=edit.sources,
+                edited=edit.own_copies,
             )
         except BaseException:
             if slots is not None:

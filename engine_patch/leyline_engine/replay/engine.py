@@ -225,8 +225,8 @@ class ReplayEngine:
 
     def _retained(self, admission: Admission, turn: SourceTurn) -> None:
         self._admitter.retained(turn)
-        if admission.plan.edit_copies:
-            self.claims.follow(turn, admission.sources, admission.plan.edit_copies)
+        if admission.edited:
+            self.claims.follow(turn, admission.sources, admission.edited)
 
     def _forgets_for(self, request: GenerationRequest, payload: EditPayload) -> None:
         """Withhold KV of the session's running requests, which may have read forgotten spans."""
@@ -333,7 +333,8 @@ class ReplayEngine:
 
     def levels(self) -> PoolLevels:
         """Return slots by owner, as metrics show them; looks at no node."""
-        return self.cache.levels(held_by_claims(self.claims.keeper.holds()))
+        holds = self.claims.keeper.holds()
+        return self.cache.levels(held_by_claims(holds, self.cache.page_tokens))
 
     def read_levels(self) -> None:
         """Set the metrics to the present levels."""

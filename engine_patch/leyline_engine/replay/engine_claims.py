@@ -104,7 +104,8 @@ class EngineClaims(CacheListener):
             cache.registry,
             self.shelf,
             cache.capacity,
-            Arithmetic(page_size=1, clip_output=clip_output, strict=False),
+            # Slots are taken one by one, whatever the tree's pages.
+            Arithmetic(cache.page_tokens, clip_output=clip_output, strict=False, reserve=1),
             limits=limits,
             ledger=ledger,
             watched=watched,

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
+from sglang.srt.mem_cache.allocator.page_interleave import page_interleave_shard_size
 
 from leyline_engine.claims.events import EventLedger
 from leyline_engine.claims.feasibility import Arithmetic
@@ -25,6 +26,7 @@ from leyline_engine.contract import (
     ProblemCode,
     decode_command,
 )
+from leyline_engine.plan import PAGE_SIZES, page_floor
 from leyline_engine.sglang.claim_clock import ClaimAnswer, ClaimMessage
 from leyline_engine.sglang.shelf import RadixShelf, Tree
 from leyline_engine.sglang.turn import Turn
@@ -43,7 +45,7 @@ class ClaimDesk:
         tree: SGLang's tree.
         registry: retained turns, which claims name.
         usable: slots of the pool.
-        page_size: SGLang's; claims need pages of one token.
+        page_size: SGLang's.
     """
 
     def __init__(
@@ -57,13 +59,14 @@ class ClaimDesk:
         ledger: EventLedger | None = None,
         watched: bool = False,
     ) -> None:
-        self._obstacle = _obstacle(page_size, tree.speculative)
+        self.obstacle = _obstacle(page_size, tree.token_to_kv_pool_allocator, tree.speculative)
         self.shelf = RadixShelf(tree)
         self.keeper = ClaimKeeper(
             registry,
             self.shelf,
-            usable,
-            Arithmetic(page_size=1, clip_output=CLIP_MAX_NEW_TOKENS, strict=True),
+            page_floor(usable, page_size),
+            # PrefillAdder adds a page to a prompt's tokens, which it doesn't round up.
+            Arithmetic(page_size=page_size, clip_output=CLIP_MAX_NEW_TOKENS, strict=True),
             limits=limits,
             ledger=ledger,
             watched=watched,
@@ -83,8 +86,8 @@ class ClaimDesk:
         return ClaimAnswer(message.order, reply, self.keeper.book.next_deadline_ms)
 
     def _reply(self, command: str) -> ClaimReply:
-        if self._obstacle:
-            return ClaimReply(problem=ClaimProblem(ProblemCode.UNSUPPORTED, self._obstacle))
+        if self.obstacle:
+            return ClaimReply(problem=ClaimProblem(ProblemCode.UNSUPPORTED, self.obstacle))
         try:
             return self.keeper.carry_out(decode_command(command.encode()))
         except (msgspec.DecodeError, RecursionError) as error:
@@ -126,20 +129,29 @@ class ClaimDesk:
         if not self.keeper or source is None or checked is None or plan is None:
             return
         if checked.edit is not None and not checked.only_reuses:
-            self.keeper.follow(source, checked.edit.sources, plan.edit_copies)
+            self.keeper.follow(source, checked.edit.sources, checked.edit.own_copies)
             # Moved claims may lock more than before, where they lay over another claim.
             self.recheck = True
 
     def removing(self, keys: array[int], start: int, cause: str) -> None:
-        """Record that the cached part of a path after ``start`` is about to be removed."""
+        """Record that the cached part of a path after ``start`` is about to be removed.
+
+        Args:
+            start: a page's edge.
+        """
         if self.keeper or self.keeper.watched:
             self.keeper.lose(self.shelf.all_slots(keys)[start:], cause)
 
 
-def _obstacle(page_size: int, speculative: str) -> str:
-    """Return why claims can't be made, with the flag to change; empty if they can."""
-    if page_size != 1:
-        return "claims need SGLang's --page-size 1"
+def _obstacle(page_size: int, allocator: Any, speculative: str) -> str:
+    """Return why a server takes no claims, and the fix; empty if it does."""
+    if page_size not in PAGE_SIZES:
+        sizes = ", ".join(map(str, sorted(PAGE_SIZES)))
+        return (
+            f"claims aren't tested with pages of {page_size} tokens: use a --page-size of {sizes}"
+        )
+    if page_interleave_shard_size(allocator) > 1:
+        return "claims aren't tested with a sharded KV cache: drop --enable-kv-cache-sharding"
     if speculative:
         return f"claims need SGLang without --speculative-algorithm {speculative}"
     return ""

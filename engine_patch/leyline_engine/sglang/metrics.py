@@ -104,7 +104,8 @@ class Readings:
     def read(self) -> None:
         """Set the gauges to the present levels."""
         if self._census is not None:
-            claimed = held_by_claims(self._keeper.holds())
+            page = self._keeper.book.arithmetic.page_size
+            claimed = held_by_claims(self._keeper.holds(), page)
             self._metrics.pool(self._census.levels(claimed))
         self._metrics.registries(RegistryLevels.of(self._registry, self._ledger))
         if self._energy is not None:

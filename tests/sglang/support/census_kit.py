@@ -91,4 +91,5 @@ def _spliced_slots(scheduler: Any) -> Iterator[int]:
 def _claimed_slots(keeper: Any) -> Iterator[int]:
     for _, runs in keeper.holds():
         for page in pages_of(runs):
-            yield keeper.names._slots[page]
+            first = keeper.names._slots[page]
+            yield from range(first, first + keeper.book.arithmetic.page_size)

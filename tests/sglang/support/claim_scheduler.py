@@ -219,13 +219,15 @@ class ClaimScheduler(Scheduler):
         locks = {k for k, s in live.items() if s.claim.hard and s.state is ClaimState.MATERIALIZED}
         assert shelf._locks.keys() == locks
         assert shelf._ranked.keys() == live.keys() - locks
-        assert len(self.locked_slots()) == keeper.book.protected_pages
+        locked = self.locked_slots()
+        assert len(locked) == keeper.book.protected_pages * self.page
+        assert len(locked) + self.private() + self.allocator.available_size() <= self.capacity
         held = {page for key in live for page in pages_of(keeper.book.held(key))}
         assert len(keeper.names) == len(held)
         for key in live:
             assert not keeper._missing(key), f"{key} lost KV and wasn't told"
         if not (self.waiting or self.running or self.chunked):
-            assert self.cache.protected_size() == keeper.book.protected_pages
+            assert self.cache.protected_size() == len(locked)
 
     def locked_slots(self) -> set[int]:
         """Slots that claims lock."""

@@ -525,12 +525,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Check that every slot is accounted for once, and every key is where it should be."""
-        own = [running.req for running in self.running]
-        if self.chunked is not None and self.chunked.kv.holds_kv:
-            own.append(self.chunked)
-        private = sum(
-            self.cache.in_pages(req.kv.kv_allocated_len) - req.kv.cache_protected_len for req in own
-        )
+        private = self.private()
         total = (
             self.allocator.available_size()
             + self.cache.evictable_size()
@@ -540,8 +535,22 @@ class Scheduler:
         assert total == self.capacity, f"{total} of {self.capacity} slots accounted for"
         if self.forwards % _CENSUS_EVERY == 0:
             check_census(self, self.seen, private)
-        for req in own:
+        for req in self.holders():
             self.check_rows(req)
+
+    def holders(self) -> list[Req]:
+        """Requests that hold KV."""
+        own = [running.req for running in self.running]
+        if self.chunked is not None and self.chunked.kv.holds_kv:
+            own.append(self.chunked)
+        return own
+
+    def private(self) -> int:
+        """Slots of pages that requests hold and the tree doesn't have."""
+        return sum(
+            self.cache.in_pages(req.kv.kv_allocated_len) - req.kv.cache_protected_len
+            for req in self.holders()
+        )
 
     def check_rows(self, req: Req) -> None:
         """A request's KV is that of its tokens, at their positions, and remembers only its own

@@ -160,13 +160,13 @@ FIRST = {"a": 9, "b": 14}
 """The position where each source's paths begin to be spliced; of one path, all claims agree."""
 
 
-@given(st.lists(st.lists(RUNS, max_size=4), max_size=5))
-def test_pages_that_several_claims_hold_count_once(claims: list[list[Run]]) -> None:
-    """The result is as if every page were counted by itself."""
-    holds = [(FIRST[run.source], [run]) for runs in claims for run in runs]
+@given(st.lists(st.lists(RUNS, max_size=4), max_size=5), st.sampled_from([1, 16]))
+def test_pages_that_several_claims_hold_count_once(claims: list[list[Run]], size: int) -> None:
+    """The result is as if every page were counted by itself, in tokens."""
+    holds = [(FIRST[run.source] * size, [run]) for runs in claims for run in runs]
     pages = {page for runs in claims for page in pages_of(runs)}
     exact = sum(at < FIRST[source] for source, at in pages)
-    assert held_by_claims(holds) == Cached(exact, len(pages) - exact)
+    assert held_by_claims(holds, size) == Cached(exact * size, (len(pages) - exact) * size)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5), st.integers(0, 9)), max_size=40))

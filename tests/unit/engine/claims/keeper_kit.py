@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from itertools import count
+from collections.abc import Iterable, Sequence
+from itertools import count, takewhile
 from typing import Any
 
 from leyline_engine.claims.feasibility import Arithmetic
@@ -28,31 +28,37 @@ ALL = Limits(share=1.0, engine_share=1.0)
 
 
 class NaiveShelf:
-    """A slot for each cached prefix; slots are used again."""
+    """A page of slots for each cached prefix of whole pages; pages are used again."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: int = 1) -> None:
+        self.page = page
         self.cached: dict[Prefix, int] = {}
         self.locks: dict[ClaimKey, Prefix] = {}
         self.ranks: dict[ClaimKey, tuple[Prefix, int]] = {}
-        self.empty = list(range(POOL))
+        self.empty = list(range(POOL // page))
 
     def fill(self, keys: Sequence[int]) -> None:
         """Cache a sequence."""
-        for end in range(1, len(keys) + 1):
-            prefix = tuple(keys[:end])
+        for prefix in self._prefixes(keys):
             if prefix not in self.cached:
                 self.cached[prefix] = self.empty.pop(0)
 
+    def _prefixes(self, keys: Sequence[int]) -> list[Prefix]:
+        ends = range(self.page, len(keys) + 1, self.page)
+        return [tuple(keys[:end]) for end in ends]
+
     def _path(self, keys: array[int]) -> Prefix:
-        end = 0
-        while end < len(keys) and tuple(keys[: end + 1]) in self.cached:
-            end += 1
-        return tuple(keys[:end])
+        found = takewhile(self.cached.__contains__, self._prefixes(keys))
+        return max(found, key=len, default=())
 
     def slots(self, keys: array[int]) -> Sequence[int]:
         """Slots of the cached prefix."""
-        path = self._path(keys)
-        return [self.cached[path[:end]] for end in range(1, len(path) + 1)]
+        return self.slots_of(self._prefixes(self._path(keys)))
+
+    def slots_of(self, prefixes: Iterable[Prefix]) -> list[int]:
+        """Slots of the last page of each."""
+        firsts = (self.cached[prefix] * self.page for prefix in prefixes)
+        return [first + offset for first in firsts for offset in range(self.page)]
 
     def lock(self, claim: ClaimKey, keys: array[int]) -> None:
         """All of it must be there."""
@@ -74,11 +80,11 @@ class NaiveShelf:
 
     def free(self) -> int:
         """The number of slots without an owner."""
-        return len(self.empty)
+        return len(self.empty) * self.page
 
     def locked(self) -> set[Prefix]:
         """Prefixes that claims lock."""
-        return {path[:end] for path in self.locks.values() for end in range(1, len(path) + 1)}
+        return {prefix for path in self.locks.values() for prefix in self._prefixes(path)}
 
     def rank_of(self, prefix: Prefix) -> int:
         """Its highest priority."""
@@ -91,13 +97,13 @@ class NaiveShelf:
             self.empty.append(self.cached.pop(prefix))
 
     def evict(self, amount: int) -> list[ClaimKey]:
-        """Leaves, the lowest rank first; the claims that lost any."""
+        """Pages at the ends of paths, the lowest rank first; the claims that lost any."""
         hit: dict[ClaimKey, None] = {}
         for _ in range(amount):
             leaves = [
                 prefix
                 for prefix in self.cached.keys() - self.locked()
-                if not any(p[:-1] == prefix for p in self.cached)
+                if not any(p[: -self.page] == prefix for p in self.cached)
             ]
             if not leaves:
                 break
@@ -112,11 +118,11 @@ class NaiveShelf:
 class Desk:
     """A keeper, its shelf and its turns."""
 
-    def __init__(self, **limits: Any) -> None:
-        self.shelf = NaiveShelf()
+    def __init__(self, page: int = 1, **limits: Any) -> None:
+        self.shelf = NaiveShelf(page)
         self.registry = SourceRegistry()
         limit = Limits(**limits) if limits else ALL
-        arithmetic = Arithmetic(1, strict=False)
+        arithmetic = Arithmetic(page, strict=False)
         self.keeper = ClaimKeeper(self.registry, self.shelf, POOL, arithmetic, limits=limit)
         self._names = count(1)
 

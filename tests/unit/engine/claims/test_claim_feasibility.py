@@ -194,3 +194,17 @@ def test_a_claim_on_the_requests_own_prefix_is_not_in_its_way() -> None:
     refused = check(demand, protection, MICRO, 64, 2_000)
     assert refused.blocking == (("b", "other"),)
     assert (refused.own, refused.others, refused.retry_after_ms) == ((), 1, 7_000)
+
+
+@given(needed=st.integers(0, 400), room=st.integers(0, 100), strict=st.booleans())
+def test_pages_fit_where_tokens_fit(needed: int, room: int, strict: bool) -> None:
+    """A reader of pages comes to the engine's answer."""
+    arithmetic = Arithmetic(4, strict=strict)
+    tokens = arithmetic.shortfall(needed, 4 * room) > 0
+    assert tokens is (arithmetic.shortfall(arithmetic.pages(needed), room) > 0)
+
+
+def test_an_engine_may_reserve_less_than_a_page() -> None:
+    """It takes slots one by one."""
+    assert Arithmetic(16, reserve=1).needed(100, 20) == 121
+    assert Arithmetic(16).needed(100, 20) == 136

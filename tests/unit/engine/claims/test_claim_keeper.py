@@ -260,3 +260,64 @@ def test_an_empty_ledger_is_used_all_the_same() -> None:
     desk = Desk()
     keeper = ClaimKeeper(desk.registry, desk.shelf, POOL, Arithmetic(1), ledger=ledger)
     assert keeper.ledger is ledger and ledger.last == 1
+
+
+def test_a_claim_holds_the_pages_that_its_tokens_are_in() -> None:
+    """Locks, names and status are of whole pages; a lost page is lost whole."""
+    desk = Desk(4)
+    turn = desk.turn(range(18))
+    desk.claim(turn.turn, 15, 6)
+    assert desk.shelf.locks == {("t", "c"): tuple(range(16))}
+    assert desk.status().resident_tokens == desk.status().required_tokens == 12
+    assert desk.keeper.book.protected_pages == len(desk.keeper.names) == 4
+    desk.keeper.lose(desk.shelf.slots_of([tuple(range(12))]), "fault")
+    assert desk.status().state is State.HARMED
+    (lost,) = [event for event in desk.keeper.ledger if isinstance(event, Lost)]
+    assert [run.pages for run in lost.runs] == [1]
+    assert lost.free == (POOL - 16) // 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("length", "start", "fix"),
+    [(18, 16, "begin before 16, or claim a later turn"), (3, 0, "claim a later turn")],
+)
+def test_tokens_that_fill_no_page_are_refused_with_the_fix(
+    length: int, start: int, fix: str
+) -> None:
+    """Nothing is remembered of the claim but its refusal."""
+    desk = Desk(4)
+    turn = desk.turn(range(length))
+    problem = desk.claim(turn.turn, length, start).problem
+    assert problem is not None
+    assert (problem.code, problem.field) == (ProblemCode.INVALID_CLAIM, "predicate.start")
+    assert problem.message.endswith(fix)
+    assert desk.status().state is State.REJECTED and not desk.keeper
+
+
+@pytest.mark.parametrize(("share", "required"), [(1.0, 12), (0.1, 8)])
+def test_moved_tokens_require_another_page_as_far_as_limits_allow(
+    share: float, required: int
+) -> None:
+    """They lay in two pages, and lie across three: of those, a claim at its limit has two."""
+    desk = Desk(4, share=share, engine_share=1.0)
+    source = desk.turn(range(22))
+    desk.claim(source.turn, 16, 8)
+    assert desk.status().required_tokens == 8
+    mine = desk.turn([*range(2), *range(4, 22)], cut=4)
+    desk.keeper.follow(mine, [source], [CopySegment(0, 4, 22, 2)])
+    span = desk.status().claim.predicate
+    assert (span.start, span.end) == (6, 14)
+    assert desk.status().state is State.MATERIALIZED
+    assert desk.status().required_tokens == desk.status().resident_tokens == required
+    assert len(desk.shelf.locks["t", "c"]) == 4 + required
+
+
+def test_what_an_edit_leaves_in_a_partial_page_is_lost_to_the_claim() -> None:
+    """It is there, but nothing keeps it."""
+    desk = Desk(4)
+    source = desk.turn(range(16))
+    desk.claim(source.turn, 16, 8)
+    mine = desk.turn([*range(1), *range(14, 16)])
+    desk.keeper.follow(mine, [source], [CopySegment(0, 14, 16, 1)])
+    assert (desk.status().state, desk.status().cause) == (State.HARMED, "edited away")
+    assert desk.shelf.locks == {}

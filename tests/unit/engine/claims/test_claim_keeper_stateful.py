@@ -24,6 +24,7 @@ from leyline_engine.contract import (
     DemoteClaim,
     ReleaseClaim,
 )
+from leyline_engine.plan import page_floor
 from leyline_engine.sources import SourceTurn
 
 KEYS = st.lists(st.integers(0, 2), min_size=1, max_size=8)
@@ -33,9 +34,11 @@ NAMES = st.sampled_from(["c1", "c2", "c3", "c4"])
 class KeeperMachine(RuleBasedStateMachine):
     """Turns, claims, evictions and losses at random."""
 
+    page = 1
+
     def __init__(self) -> None:
         super().__init__()
-        self.desk = Desk()
+        self.desk = Desk(self.page)
         self.turns: list[SourceTurn] = []
         self.revision = self.ticks = 0
         self.known: set[str] = set()
@@ -53,7 +56,8 @@ class KeeperMachine(RuleBasedStateMachine):
         source = self.turns[which % len(self.turns)]
         whole = list(source.tokens[:-1])
         end = min(start + length, len(whole))
-        if source.lineage or start >= end or len(self.desk.shelf.slots(source.keys())) < len(whole):
+        cached = page_floor(len(whole), self.page)
+        if source.lineage or start >= end or len(self.desk.shelf.slots(source.keys())) < cached:
             return
         copies = [CopySegment(0, end, len(whole), start)]
         cut = start if copies[0].length else None
@@ -101,7 +105,7 @@ class KeeperMachine(RuleBasedStateMachine):
         shelf = self.desk.shelf
         top = sorted(shelf.cached)[which % len(shelf.cached)]
         gone = [prefix for prefix in shelf.cached if prefix[: len(top)] == top]
-        self.desk.keeper.lose([shelf.cached[prefix] for prefix in gone], "fault")
+        self.desk.keeper.lose(shelf.slots_of(gone), "fault")
         assert not shelf.locked() & set(gone)
         shelf.drop(gone)
 
@@ -114,14 +118,14 @@ class KeeperMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_shelf_holds_what_the_book_says(self) -> None:
-        """The shelf has as many locked tokens, and names for pages that it alone holds."""
+        """The shelf has as many locked pages, and names for pages that it alone holds."""
         keeper, shelf = self.desk.keeper, self.desk.shelf
         live = {(s.claim.tenant, s.claim.id): s for s in keeper.book.live()}
         assert len(shelf.locked()) == keeper.book.protected_pages
         assert shelf.locks.keys() | shelf.ranks.keys() == live.keys()
         held = {page for key in live for page in pages_of(keeper.book.held(key))}
         assert len(keeper.names) == len(held)
-        assert set(pages_of(keeper.names.known(shelf.cached.values()))) == held
+        assert set(pages_of(keeper.names.known(shelf.slots_of(shelf.cached)))) == held
         assert bool(keeper) is bool(live)
 
     @invariant()
@@ -145,4 +149,18 @@ def test_the_keeper_holds_neither_more_nor_less_than_it_promised() -> None:
     run_state_machine_as_test(
         KeeperMachine,
         settings=settings(max_examples=examples(150), stateful_step_count=40, deadline=None),
+    )
+
+
+class PagedKeeperMachine(KeeperMachine):
+    """The same with pages of three tokens."""
+
+    page = 3
+
+
+def test_the_keeper_holds_neither_more_nor_less_pages_than_it_promised() -> None:
+    """This holds where pages come and go whole, and turns end within one."""
+    run_state_machine_as_test(
+        PagedKeeperMachine,
+        settings=settings(max_examples=examples(100), stateful_step_count=40, deadline=None),
     )

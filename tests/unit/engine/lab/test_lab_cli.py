@@ -68,6 +68,23 @@ def test_an_engine_that_nobody_brings_is_refused_and_the_others_named(name: str)
 
 
 @pytest.mark.parametrize("name", ["litmus", "sweep"])
+@pytest.mark.parametrize(
+    ("engine", "page", "message"),
+    [
+        ("replay", "8", "pages can't have 8 tokens; choose one of [1, 16, 32, 64, 128]"),
+        ("micro", "16", "the engine micro has pages of its own: leave --page-size out"),
+    ],
+)
+def test_pages_that_an_engine_cannot_have_are_a_usage_error(
+    name: str, engine: str, page: str, message: str
+) -> None:
+    """The sizes are named."""
+    result = run(name, "--engine", engine, "--page-size", page)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("name", ["litmus", "sweep"])
 def test_an_engine_that_is_not_installed_is_said_to_be_so(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from functools import partial
 
 import pytest
 
@@ -18,10 +19,11 @@ from leyline_engine.replay.cache.shelf import TreeShelf
 ALL = {case.name: case for case in CASES + SPLICING_CASES}
 
 
+@pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("case", ALL.values(), ids=list(ALL))
-def test_replay_shows_what_a_conforming_engine_shows(case: Case) -> None:
+def test_replay_shows_what_a_conforming_engine_shows(case: Case, page: int) -> None:
     """Its outcomes, read from events alone, are the case's; every spoilt trace reads otherwise."""
-    result = run_case(case, open_replay)
+    result = run_case(case, partial(open_replay, page=page))
     assert result.verdict.void == ""
     assert result.states_agree and result.told == case.told
     assert result.missed == () and result.mutants > 2 * len(result.events)

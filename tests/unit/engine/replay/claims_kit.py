@@ -42,10 +42,12 @@ def shipped() -> LoadedModel:
     return load_model(device="cpu")
 
 
-def make_engine(pool: int = 400, **limits: Any) -> ReplayEngine:
+def make_engine(pool: int = 400, page: int = 1, **limits: Any) -> ReplayEngine:
     """An engine whose pool may be claimed whole, unless limits say otherwise."""
     open_claims = partial(EngineClaims, limits=Limits(**limits) if limits else ALL)
-    return ReplayEngine(shipped(), pool_tokens=pool, chunk_tokens=64, open_claims=open_claims)
+    return ReplayEngine(
+        shipped(), pool_tokens=pool, page_tokens=page, chunk_tokens=64, open_claims=open_claims
+    )
 
 
 def tokens(number: int, seed: int) -> list[int]:
@@ -160,7 +162,8 @@ def check_claims(engine: ReplayEngine) -> None:
     """The tree holds for claims what the book says, and names are for what is held."""
     keeper, shelf, tree = engine.claims.keeper, engine.claims.shelf, engine.cache.tree
     paths = {node for end in shelf.locked() for node in tree.path(end)}
-    assert sum(len(node.slots) for node in paths) == keeper.book.protected_pages
+    locked = sum(len(node.slots) for node in paths)
+    assert locked == keeper.book.protected_pages * engine.cache.page_tokens
     if not keeper.watched:
         held = {
             (run.source, page)

@@ -64,13 +64,16 @@ class Turn:
 class ClaimedEngine(RuleBasedStateMachine):
     """One engine, two sessions, one request at a time."""
 
+    page = 1
+
     def __init__(self) -> None:
         super().__init__()
         self.events: list[AnyEvent] = []
         ledger = EventLedger(sink=self.events.append)
         self.engine = ReplayEngine(
             shipped(),
-            pool_tokens=POOL,
+            pool_tokens=POOL // self.page * self.page,
+            page_tokens=self.page,
             chunk_tokens=64,
             open_claims=partial(WatchedClaims, limits=ALL, ledger=ledger),
         )
@@ -221,8 +224,8 @@ class ClaimedEngine(RuleBasedStateMachine):
         verdict = read(self.events)
         assert verdict.void == "" and verdict.balance is not None, verdict.void
         stats = self.engine.stats()
-        assert verdict.balance.free == stats.free
-        assert sum(verdict.balance.resident.values()) == stats.cached
+        assert verdict.balance.free == stats.free // self.page
+        assert sum(verdict.balance.resident.values()) * self.page == stats.cached
         assert verdict.balance.locked == self.engine.claims.keeper.book.protected_pages
         assert verdict.balance.running == verdict.balance.unfinished == ()
         for name in self.known:
@@ -242,7 +245,13 @@ class ClaimedEngine(RuleBasedStateMachine):
         shelf = self.engine.claims.shelf
         assert shelf.locked() == [] and not shelf._ranks
         self.engine.flush()
-        assert self.engine.stats().free == POOL
+        assert self.engine.stats().free == self.engine.cache.capacity
+
+
+class PagedEngine(ClaimedEngine):
+    """The same with pages of 16 tokens."""
+
+    page = 16
 
 
 def test_the_engine_keeps_its_promises_whatever_comes() -> None:
@@ -253,9 +262,18 @@ def test_the_engine_keeps_its_promises_whatever_comes() -> None:
     )
 
 
+def test_the_engine_keeps_its_promises_on_pages() -> None:
+    """The same where the tree has whole pages only."""
+    run_state_machine_as_test(
+        PagedEngine,
+        settings=settings(max_examples=examples(25), stateful_step_count=25, deadline=None),
+    )
+
+
 @pytest.mark.nightly
-def test_the_engine_keeps_its_promises_for_longer() -> None:
+@pytest.mark.parametrize("machine", [ClaimedEngine, PagedEngine])
+def test_the_engine_keeps_its_promises_for_longer(machine: type[ClaimedEngine]) -> None:
     """The same over many and longer histories."""
     run_state_machine_as_test(
-        ClaimedEngine, settings=settings(max_examples=200, stateful_step_count=50, deadline=None)
+        machine, settings=settings(max_examples=200, stateful_step_count=50, deadline=None)
     )
