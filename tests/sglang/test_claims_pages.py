@@ -238,7 +238,7 @@ def test_a_demoted_claim_keeps_its_pages_longest(page: int) -> None:
 
 @pytest.mark.parametrize("page", [16, 64])
 def test_a_forget_takes_claimed_pages(page: int) -> None:
-    """What goes is whole pages: the claim is harmed, and nothing stays locked."""
+    """Whole pages go: the claim is harmed, and nothing stays locked."""
     scheduler = ClaimScheduler(20 * page, page=page)
     tokens = text("s", 4 * page + 3)
     scheduler.serve(tokens, opens("s"))
