@@ -238,7 +238,7 @@ def test_a_demoted_claim_keeps_its_pages_longest(page: int) -> None:
 
 @pytest.mark.parametrize("page", [16, 64])
 def test_a_forget_takes_claimed_pages(page: int) -> None:
-    """What goes is whole pages: the claim is harmed, and nothing stays locked."""
+    """Whole pages go: the claim is harmed, and nothing stays locked."""
     scheduler = ClaimScheduler(20 * page, page=page)
     tokens = text("s", 4 * page + 3)
     scheduler.serve(tokens, opens("s"))
@@ -274,15 +274,17 @@ def test_tenants_share_the_pages_of_a_prefix(page: int) -> None:
 
 
 @pytest.mark.parametrize("page", [1, 16, 32])
-@pytest.mark.parametrize("cut", [(70, 75), (70, 102), (230, 235)])
-def test_a_claim_follows_its_tokens_across_page_edges(page: int, cut: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    "cut", [Directive(70, 75), Directive(70, 102), Directive(230, 240, (1, 2, 3))]
+)
+def test_a_claim_follows_its_tokens_across_page_edges(page: int, cut: Directive) -> None:
     """An edit before the claim moves its tokens by any number; no token is lost at the edges of
     the pages that are copied, though those are computed again."""
     scheduler = ClaimScheduler(1600, page=page)
     first, _ = scheduler.serve(text("s", 400), opens("s"))
     scheduler.claim("s", 330, start=250)
-    moved = cut[1] - cut[0]
-    edited, record = scheduler.edit(first, "s", "t2", (Directive(*cut),))
+    moved = cut.end - cut.start - len(cut.replacement)
+    edited, record = scheduler.edit(first, "s", "t2", (cut,))
     assert record.receipt.outcome is Outcome.SPLICED
     claim = scheduler.status().claim.predicate
     assert (claim.source, claim.start, claim.end) == ("t2", 250 - moved, 330 - moved)
