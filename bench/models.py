@@ -1,4 +1,4 @@
-"""Which models splice on SGLang: measured on small models made from published configurations.
+"""Verdicts on models for SGLang, measured on small ones made from published configurations.
 
 Each configuration of ``tests/fixtures/models`` is made small, loaded by SGLang on the CPU with
 random weights, and measured as a server measures its model at the start. Runs in the environment of

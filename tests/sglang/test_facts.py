@@ -189,12 +189,12 @@ def context_of(model: torch.nn.Module, pool: KVCache, folder: Path, **changes: A
 
 
 def facts_of(context: Any) -> EngineFacts:
-    """What is read from a context, without a tree: no probe can run."""
+    """The facts of a context without a tree: no probe can run."""
     return read_facts(context, None)
 
 
 def facts_by_modules(context: Any, **options: Any) -> EngineFacts:
-    """What is read from a context whose model is measured on its rotary modules alone."""
+    """The facts of a context whose model is measured on its rotary modules alone."""
 
     def measure(context: Any, _tree: Any, _dtype: torch.dtype) -> Measured:
         model = context.tp_worker.model_runner.model

@@ -42,7 +42,7 @@ from leyline_engine.sglang.margin_gate import MarginGate
 from leyline_engine.sglang.matching import Matcher
 from leyline_engine.sglang.metrics import Readings
 from leyline_engine.sglang.proving import SchedulerSite, agreed_proof, overwriting_watch
-from leyline_engine.sglang.publications import MIN_TOKENS, PER_SLOT, Publications, Space
+from leyline_engine.sglang.publications import Publications, Space
 from leyline_engine.sglang.publishing import KeptOut, Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica
@@ -105,11 +105,7 @@ class SchedulerEngine:
         self.registry = SourceRegistry(secret=secret)
         self.ledger = SpanLedger(defers=True)
         usable = int(cache.token_to_kv_pool_allocator.size)
-        self.publications = Publications(
-            max_tokens=max(MIN_TOKENS, PER_SLOT * usable),
-            cached=cache.cached_length,
-            shifted=cache.tree_keys.shifted,
-        )
+        self.publications = Publications.of_tree(cache, usable)
         self.claims = ClaimDesk(
             cache, self.registry, usable=usable, page_size=int(cache.page_size), limits=limits
         )

@@ -62,35 +62,22 @@ def register() -> None:
 def create_cache(context: Any) -> Any:
     """Create the tree cache of one scheduler (``--radix-cache-backend leyline``)."""
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
-    from sglang.srt.runtime_context import get_observability, get_parallel, get_spec
+    from sglang.srt.runtime_context import get_observability, get_parallel
 
     from leyline_engine.energy import cuda_uuids, open_account
     from leyline_engine.reuse.fingerprints import MatcherKind, read_matcher
     from leyline_engine.sglang.channel import open_sender
     from leyline_engine.sglang.claim_desk import limits_from
     from leyline_engine.sglang.engine import SchedulerEngine
-    from leyline_engine.sglang.facts.drafts import corpus_emptier
-    from leyline_engine.sglang.facts.setup import read_facts
     from leyline_engine.sglang.hints import hints_secret
     from leyline_engine.sglang.metrics import open_metrics
     from leyline_engine.sglang.radix import LeylineRadixCache
     from leyline_engine.sglang.ranks import replica_of
-    from leyline_engine.sglang.rows.origins import origin_bytes_from
-    from leyline_engine.sglang.tensor_parallel import (
-        agreement,
-        common_counts,
-        common_rows,
-        common_salt,
-    )
+    from leyline_engine.sglang.tensor_parallel import agreement, common_counts, common_salt
 
     cache = create_unified_radix_cache(context, cache_class=LeylineRadixCache)
     group = context.params.attn_tp_cache_group or context.params.tp_cache_group
-    agree = agreement(group)
-    facts = read_facts(
-        context, cache, origin_bytes=origin_bytes_from(), common=common_rows(group)
-    ).agreed(agree)
-    cache.speculative = str(get_spec().speculative_algorithm or "")
-    cache.empty_corpus = corpus_emptier(context.tp_worker)
+    facts = _facts(context, cache, group)
     parallel = get_parallel()
     replica = replica_of(parallel)
     metrics = open_metrics(
@@ -114,7 +101,7 @@ def create_cache(context: Any) -> Any:
         stage_cost=stage_cost,
         recompute=recompute_from(facts.capability),
         matcher=read_matcher(os.environ.get(MATCHER_VARIABLE) or MatcherKind.WINNOW),
-        agree=agree,
+        agree=agreement(group),
         limits=limits_from(),
         energy=open_account(
             metrics, lambda: cuda_uuids(_gpus(context, int(parallel.attn_tp_size)))
@@ -126,6 +113,21 @@ def create_cache(context: Any) -> Any:
     else:
         log.warning("Leyline does not splice here: %s", facts.capability.unsupported_reason)
     return cache
+
+
+def _facts(context: Any, cache: Any, group: Any) -> Any:
+    """Return the facts of this rank's model and pool, and note in the cache what drafts for it."""
+    from sglang.srt.runtime_context import get_spec
+
+    from leyline_engine.sglang.facts.drafts import corpus_emptier
+    from leyline_engine.sglang.facts.setup import read_facts
+    from leyline_engine.sglang.rows.origins import origin_bytes_from
+    from leyline_engine.sglang.tensor_parallel import agreement, common_rows
+
+    facts = read_facts(context, cache, origin_bytes=origin_bytes_from(), common=common_rows(group))
+    cache.speculative = str(get_spec().speculative_algorithm or "")
+    cache.empty_corpus = corpus_emptier(context.tp_worker)
+    return facts.agreed(agreement(group))
 
 
 def copy_limits(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from leyline_engine.contract import LineageRun
 from leyline_engine.keys import shared_length
@@ -90,6 +90,15 @@ class Publications:
         """Paths under a lineage, by identity."""
         self._unseen: dict[str, deque[SessionKey]] = {}
         """Sessions whose paths a tenant's present round of trimming hasn't looked at."""
+
+    @classmethod
+    def of_tree(cls, tree: Any, usable: int) -> Publications:
+        """Return an empty record of what is published in a tree of so many slots."""
+        return cls(
+            max_tokens=max(MIN_TOKENS, PER_SLOT * usable),
+            cached=tree.cached_length,
+            shifted=tree.tree_keys.shifted,
+        )
 
     def common(self, path: Publication, other: Publication) -> int:
         """Return the number of leading keys that two paths share."""
