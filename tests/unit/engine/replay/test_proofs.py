@@ -37,7 +37,7 @@ from support.replay_engine import (
 
 from leyline_engine.contract import Directive, EditPayload, SpanLabel
 from leyline_engine.replay.engine import ReplayEngine
-from leyline_engine.reuse.index import _Entry, _Path
+from leyline_engine.reuse.entering import Entry, Path
 
 Plant = Callable[[ReplayEngine], None]
 ROW = 50
@@ -103,7 +103,7 @@ def in_the_index(engine: ReplayEngine) -> None:
     assert index is not None
     (source,) = engine.cache.registry.turns((SCOPE, "s"))
     slot = int(cached(engine, OTHER)[5])
-    index._tenants[SCOPE].enter(slot, _Entry(_Path(source), 20, 1))
+    index._tenants[SCOPE].enter(slot, Entry(Path(source), 20, 1))
 
 
 def in_the_sources(engine: ReplayEngine) -> None:
