@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="file for the verdicts")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--page-size", type=int, default=1)
+    parser.add_argument("--show-log", action="store_true", help="show what SGLang logs")
     options = parser.parse_args(arguments)
     os.environ.update(_QUIET)
     from support.shrunken import names, write_small
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in options.names or names():
             model = write_small(name, Path(folder) / name)
-            verdicts[name] = _in_a_child(model, options.dtype, options.page_size)
+            verdicts[name] = _in_a_child(model, options)
             print(f"{name:24} {_line(verdicts[name])}", flush=True)
     spliced = sum(verdict["splices"] for verdict in verdicts.values())
     print(f"{spliced} of {len(verdicts)} splice")
@@ -71,7 +72,7 @@ def _line(verdict: dict[str, Any]) -> str:
     return f"{'refused' if verdict['measured'] else 'not loaded here'}: {verdict['reason']}"
 
 
-def _in_a_child(folder: Path, dtype: str, page_size: int) -> dict[str, Any]:
+def _in_a_child(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure a model in a process of its own: SGLang keeps one server's settings per process."""
     import sglang.srt.managers.tp_worker  # noqa: F401 - imported once, for all children
 
@@ -81,7 +82,7 @@ def _in_a_child(folder: Path, dtype: str, page_size: int) -> dict[str, Any]:
         os.close(reading)
         try:
             with os.fdopen(writing, "w") as pipe:
-                json.dump(_measure(folder, dtype, page_size), pipe)
+                json.dump(_measure(folder, options), pipe)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -97,7 +98,7 @@ def _in_a_child(folder: Path, dtype: str, page_size: int) -> dict[str, Any]:
     return verdict
 
 
-def _measure(folder: Path, dtype: str, page_size: int) -> dict[str, Any]:
+def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     import msgspec
     from loaded_model import load_model
     from splice_errors import splice_errors
@@ -106,10 +107,10 @@ def _measure(folder: Path, dtype: str, page_size: int) -> dict[str, Any]:
 
     log = os.open(os.devnull, os.O_WRONLY)
     os.dup2(log, 1)
-    if not os.environ.get("LEYLINE_SHOW_LOG"):
+    if not options.show_log:
         os.dup2(log, 2)
     try:
-        context, tree = load_model(folder, dtype=dtype, page_size=page_size)
+        context, tree = load_model(folder, dtype=options.dtype, page_size=options.page_size)
     except BaseException as error:
         traceback.print_exc()
         return _by_configuration(folder, error)

@@ -32,6 +32,7 @@ SKIPPED = {
     ("docs/evaluation.md", "takes minutes"),
     ("docs/outside-benchmarks.md", "needs a model that can do the tasks"),
     ("docs/policies.md", "needs recorded sessions"),
+    ("docs/models.md", "needs SGLang, which tests/sglang runs"),
     ("docs/sglang.md", "needs SGLang, which tests/sglang runs"),
 }
 """Blocks that say in a comment why they aren't run."""

@@ -272,7 +272,8 @@ class Forgetter:
         self._cache.announce(path, start, "forgotten" if ticket else "unpublished")
         known = late.add("late", self._cache.tree_keys.shifted(path.keys), path)
         begin = max(start, self._cache.tree_keys.slots_within(known))
-        cached = self._cached(path, len(path.keys)) if ticket else begin
+        # What is condemned counts, too: most paths here share their beginnings.
+        cached = len(self._cache.slots_of(path)) if ticket else begin
         self._condemn(path, start, ticket, max(0, cached - begin))
         self._due += 1
 
