@@ -126,6 +126,11 @@ def _spoilt_at_the_end(table: torch.Tensor) -> torch.Tensor:
     return torch.cat((table[:-1], -table[-1:]))
 
 
+def _spoilt_between(table: torch.Tensor) -> torch.Tensor:
+    """A few dozen rows between powers of two."""
+    return torch.cat((table[:5000], -table[5000:5064], table[5064:]))
+
+
 def _no_numbers(table: torch.Tensor) -> torch.Tensor:
     return table * float("nan")
 
@@ -141,7 +146,8 @@ def _grown(table: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "spoil", [_shifted, _kinked, _spoilt_at_the_end, _no_numbers, _swapped, _grown]
+    "spoil",
+    [_shifted, _kinked, _spoilt_at_the_end, _spoilt_between, _no_numbers, _swapped, _grown],
 )
 def test_other_tables_are_refused(spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Control: a table that isn't that of one frequency per pair is found out."""
