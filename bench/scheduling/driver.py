@@ -44,7 +44,8 @@ from leyline_engine.rotation import Pairing, Rotary
 from leyline_engine.sglang.adder import LeylinePrefillAdder
 from leyline_engine.sglang.engine import SchedulerEngine
 from leyline_engine.sglang.radix import LeylineRadixCache
-from leyline_engine.sglang.rows.pool import SplicePool, read_pool
+from leyline_engine.sglang.rows.layouts import read_pool
+from leyline_engine.sglang.rows.pool import SplicePool
 from scheduling.stopwatch import Stopwatch
 
 VOCABULARY = 128_000
@@ -204,7 +205,8 @@ class Driver:
         )
         frequencies = 1.0 / 10000.0 ** (torch.arange(0, _ROTARY, 2, dtype=torch.float32) / _ROTARY)
         rotary = Rotary(frequencies, Pairing.INTERLEAVED)
-        pool = _TimedPool(self.watch, read_pool(self.pool, _ROTARY), rotary, mover=_NoMover())
+        tensors = read_pool(self.pool).turning(self.pool.kv_lora_rank, _ROTARY)
+        pool = _TimedPool(self.watch, tensors, rotary, mover=_NoMover())
         arguments = {"secret": None, "salt": b"salt of the bench", "min_copy": 32, **options}
         return SchedulerEngine(
             self.cache, pool, capability, self.receipts, NoMetrics(), **arguments
