@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from leyline_engine.contract import common_prefix
+from leyline_engine.keys import shared_length
 from leyline_engine.lineage import MAX_TOKEN
 from leyline_engine.plan import page_floor
 from leyline_engine.sglang.publications import Space
@@ -56,11 +56,7 @@ class TreeKeys:
 
     def common(self, keys: array[int], others: array[int]) -> int:
         """Return the number of leading keys by which two paths find the same slots."""
-        count = common_prefix(keys, others)
-        if self.lookahead and count < min(len(keys), len(others)):
-            # The lineage of a slot that is no longer shared is on the key after.
-            count += (keys[count] ^ others[count]) & MAX_TOKEN == 0
-        return count
+        return shared_length(self.shifted(keys), self.shifted(others))
 
     def slots_within(self, keys: int) -> int:
         """Return the number of leading slots, in whole pages, that have read only so many keys."""
