@@ -21,7 +21,7 @@ VERDICTS = REPOSITORY / "docs" / "results" / "models.json"
 COOKBOOK = REPOSITORY / "tests" / "fixtures" / "cookbook.json"
 _SITE = "https://docs.sglang.io/cookbook/autoregressive"
 _BY_KIND = {
-    "sliding window": "layers with a sliding window",
+    "sliding window": "layers that keep a sliding window's rows alone",
     "chunked": "chunked attention",
     "recurrent hybrid": "recurrent layers",
     "dsa": "sparse attention with an index key",

@@ -58,12 +58,12 @@ REFUSED: dict[str, tuple[object, str]] = {
     "page_size": (8, "pages of 8 tokens"),
     "radix_cache": (False, "the radix cache is disabled"),
     "generates": (False, "no generating model"),
-    "hybrid_window": (True, "layers with a sliding window"),
+    "hybrid_window": (True, "layers that keep a sliding window's rows alone"),
     "recurrent": (True, "recurrent layers"),
     "sparse_attention": (True, "sparse attention with an index key (DSA)"),
     "attention_kinds": (
-        frozenset({"sliding window", "cross attention"}),
-        "attention that is not plain and causal: cross attention, sliding window",
+        frozenset({"encoder_only", "cross attention"}),
+        "attention that is not plain and causal: cross attention, encoder_only",
     ),
     "hierarchical_cache": (True, "hierarchical cache (HiCache)"),
     "external_cache": (True, "external KV cache"),
@@ -283,7 +283,7 @@ def test_what_the_context_says_is_heeded(tmp_path: Path) -> None:
     """Hybrid models, sparse attention, HiCache, sessions, pages and a disabled cache are read."""
     model, pool = Layers(), gqa_pool()
     for name, reason in {
-        "is_hybrid_swa": "layers with a sliding window",
+        "is_hybrid_swa": "layers that keep a sliding window's rows alone",
         "is_hybrid_ssm": "recurrent layers",
         "is_dsa": "sparse attention with an index key (DSA)",
         "enable_hierarchical_cache": "hierarchical cache (HiCache)",
@@ -294,7 +294,6 @@ def test_what_the_context_says_is_heeded(tmp_path: Path) -> None:
     for name, value, reason in (
         ("page_size", 256, "pages of 256 tokens"),
         ("enable_session_radix_cache", True, "streaming sessions"),
-        ("sliding_window_size", 512, "layers with a sliding window"),
     ):
         context = context_of(model, pool, tmp_path)
         setattr(context.params, name, value)
@@ -339,11 +338,11 @@ def test_replicas_are_counted(flags: dict[str, int], tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("published")
 def test_what_single_layers_do_is_heeded(tmp_path: Path) -> None:
-    """A window in one layer is enough."""
-    windowed = Layers()
-    windowed.layers[1].attn.sliding_window_size = 128
-    facts = facts_of(context_of(windowed, gqa_pool(), tmp_path))
-    reason = "attention that is not plain and causal: sliding window"
+    """Cross attention in one layer is enough."""
+    crossed = Layers()
+    crossed.layers[1].attn.is_cross_attention = True
+    facts = facts_of(context_of(crossed, gqa_pool(), tmp_path))
+    reason = "attention that is not plain and causal: cross attention"
     assert facts.capability.unsupported_reason == reason
 
 

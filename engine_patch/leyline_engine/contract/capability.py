@@ -36,6 +36,8 @@ class RotaryFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The rotation of the model's keys by position, read from its own rotary module."""
 
     rope_type: str
+    """Such as ``yarn``; kinds of different layers are joined, as in ``default+yarn``. ``none``
+    stands for layers that don't turn."""
     pairing: str
     """``interleaved`` (2i, 2i+1) or ``half_split`` (i, i+d/2), as the keys lie in the cache."""
     rotary_dim: int

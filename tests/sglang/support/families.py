@@ -25,6 +25,9 @@ def build_family(name: str, folder: Path) -> Path:
     text = dict(small.get("text_config", small))
     text |= {"vocab_size": _VOCABULARY, "max_position_embeddings": _CONTEXT}
     text |= {key: None for key in ("bos_token_id", "quantization_config") if key in text}
+    if text.get("sliding_window"):
+        # So that it matters in a short prompt.
+        text["sliding_window"] = 64
     if "attention_multiplier" in text:
         # Granite's own makes attention of random weights nearly uniform, and hides wrong keys.
         text["attention_multiplier"] = text["hidden_size"] ** -0.5

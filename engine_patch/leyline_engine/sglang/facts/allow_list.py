@@ -41,6 +41,7 @@ class Setup:
     radix_cache: bool = True
     generates: bool = True
     hybrid_window: bool = False
+    """True if layers with a sliding window keep its rows alone, in a pool of their own."""
     recurrent: bool = False
     sparse_attention: bool = False
     attention_kinds: frozenset[str] = frozenset()
@@ -79,7 +80,11 @@ def _rows_of_model(setup: Setup) -> tuple[_Row, ...]:
             "sparse attention with an index key (DSA)",
             "serve a model without DSA, and drop --enable-hisparse",
         ),
-        (setup.hybrid_window, "layers with a sliding window", _OTHER_MODEL),
+        (
+            setup.hybrid_window,
+            "layers that keep a sliding window's rows alone",
+            "start with --disable-hybrid-swa-memory",
+        ),
         (setup.recurrent, "recurrent layers", _OTHER_MODEL),
         (
             setup.attention_kinds,

@@ -21,10 +21,10 @@ from leyline_engine.contract import (
     Refusal,
     engine_actions,
 )
-from leyline_engine.rotation import Rotary
+from leyline_engine.explained_keys import UnsupportedRotaryError
+from leyline_engine.rotation import ModelRotary
 from leyline_engine.sglang.facts.allow_list import KV_DTYPES, Setup, refusals
 from leyline_engine.sglang.facts.drafts import UnsupportedDraftError, read_drafts
-from leyline_engine.sglang.facts.frequencies import UnsupportedRotaryError
 from leyline_engine.sglang.facts.measuring import Measured, measure_keys
 from leyline_engine.sglang.facts.modules import measure_modules
 from leyline_engine.sglang.facts.probe import ProbeError
@@ -58,8 +58,8 @@ class EngineFacts:
 
     capability: Capability
     """Capability for the handshake; ``unsupported_reason`` is why nothing is spliced."""
-    rotary: Rotary | None = None
-    """The model's rotary embedding; None, like ``pool``, if nothing is spliced."""
+    rotary: ModelRotary | None = None
+    """The rotations of the model's keys; None, like ``pool``, if nothing is spliced."""
     pool: SplicePool | None = None
 
     def agreed(self, agree: Callable[[bool], bool]) -> EngineFacts:
@@ -198,7 +198,7 @@ def read_setup(context: Any) -> Setup:
         page_size=int(params.page_size),
         radix_cache=not (context.disable_radix_cache or params.disable),
         generates=bool(context.model_config.is_generation),
-        hybrid_window=bool(context.is_hybrid_swa or params.sliding_window_size),
+        hybrid_window=bool(context.is_hybrid_swa),
         recurrent=bool(context.is_hybrid_ssm),
         sparse_attention=bool(context.is_dsa or memory.enable_hisparse),
         attention_kinds=frozenset(
@@ -238,8 +238,6 @@ def _key_scales(model: torch.nn.Module) -> Iterator[object]:
 
 
 def _special_kinds(attention: Any) -> Iterator[str]:
-    if attention.sliding_window_size > -1:
-        yield "sliding window"
     if attention.is_cross_attention:
         yield "cross attention"
     if attention.use_irope:
