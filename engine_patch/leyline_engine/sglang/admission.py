@@ -97,6 +97,9 @@ class Admission:
         turn.spent_ns += time.perf_counter_ns() - began
         if verdict is not None:
             return verdict
+        if turn.rests:
+            turn.rests = False
+            return AddReqResult.CONTINUE
         req = turn.req
         req.init_next_round_input(self._cache)
         result = admit(req)

@@ -45,6 +45,8 @@ class Forgotten:
 
     counts: ForgetCounts
     struck: Struck
+    long: bool
+    """True if that took a good part of a scheduler's step."""
 
 
 class Forgetter:
@@ -135,7 +137,8 @@ class Forgetter:
         self._cache.scrub()
         self._await_reserved(ticket)
         struck = Struck(session, spans, tainted, whole)
-        return Forgotten(self._open(ticket, session, erased, shared), struck)
+        long = sum(len(path.keys) for _, path, _, _ in doomed) > _AT_ONCE // 2
+        return Forgotten(self._open(ticket, session, erased, shared), struck, long)
 
     def _doomed(
         self,

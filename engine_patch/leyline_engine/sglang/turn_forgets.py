@@ -173,7 +173,7 @@ class TurnForgets:
             spared=(Publication(prompt, (), turn.space), found),
             ticket=turn.message_id,
         )
-        turn.forgot = done.counts
+        turn.forgot, turn.rests = done.counts, done.long
         self._withhold_readers(turn, done)
         counts = self._forgetter.pending.counts(turn.message_id) or done.counts
         self._prover.forgot(turn.message_id, counts)
