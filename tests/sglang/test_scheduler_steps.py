@@ -66,12 +66,15 @@ def test_a_long_forget_is_unmatchable_at_once_and_overwritten_in_steps(
     scheduler.submit(redacted, forget, message_id="forget", decode=20)
     scheduler.step()
     assert len(scheduler.cache.condemned) > 3, "control: nothing waits"
-    first = scheduler.sender.records["forget"].receipt.forgot
-    assert first is not None and first.pending > 0
     for prompt in prompts:
         found = scheduler.cache.find(token_array(prompt), Space()).device_prefix_len
         assert found <= len(HEAD)
+    assert "forget" not in scheduler.sender.records, "control: it was admitted in the same step"
     left = [holding(scheduler)]
+    scheduler.step()
+    left.append(holding(scheduler))
+    first = scheduler.sender.records["forget"].receipt.forgot
+    assert first is not None and first.pending > 0
     for _ in range(8):
         scheduler.step()
         left.append(holding(scheduler))
@@ -84,6 +87,28 @@ def test_a_long_forget_is_unmatchable_at_once_and_overwritten_in_steps(
     assert counts.pending == 0
     assert counts.overwritten == scheduler.seen.overwritten >= BRANCHES * 16
     scheduler.check_idle()
+
+
+def test_a_receipt_counts_what_was_removed_while_its_turn_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If all is overwritten before a turn that forgot is admitted, its receipt is closed."""
+    monkeypatch.setattr(forgetting, "_AT_ONCE", 1)
+    scheduler = Scheduler()
+    for number, prompt in enumerate(branches()[:3]):
+        scheduler.serve(prompt, telling(f"t{number}", len(prompt)))
+    forget = EditPayload(session="s", scope="t", turn="f", forget=("secret",))
+    scheduler.submit([*HEAD, 1], forget, message_id="forget", decode=1)
+    scheduler.step()
+    assert scheduler.cache.condemned, "control: nothing waits"
+    assert "forget" not in scheduler.sender.records
+    while scheduler.engine.chores.step():
+        continue
+    assert not scheduler.cache.condemned, "control: something still waits"
+    scheduler.drain()
+    counts = scheduler.sender.records["forget"].receipt.forgot
+    assert counts is not None and counts.pending == 0
+    assert counts == scheduler.sender.forgotten["forget"]
 
 
 def test_a_flush_leaves_nothing_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

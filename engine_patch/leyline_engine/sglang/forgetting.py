@@ -174,7 +174,7 @@ class Forgetter:
         self._reached.move_to_end(ticket)
         while len(self._reached) > _REMEMBERED:
             self._reached.popitem(last=False)
-        return self._honest(counts)
+        return self.counts(ticket)
 
     def _honest(self, counts: ForgetCounts) -> ForgetCounts:
         """Return the counts to report for slots that were removed from the tree."""
@@ -182,6 +182,10 @@ class Forgetter:
             return counts
         left = counts.pending + counts.overwritten
         return msgspec.structs.replace(counts, overwritten=0, pending=left)
+
+    def counts(self, ticket: str) -> ForgetCounts:
+        """Return the present counts to report of a ticket."""
+        return self._honest(self._reached.get(ticket, ForgetCounts()))
 
     def progress(self) -> dict[str, ForgetCounts]:
         """Return the tickets that progressed since the last call."""
