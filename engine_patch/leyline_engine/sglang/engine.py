@@ -63,7 +63,7 @@ class SchedulerEngine:
 
     Args:
         cache: SGLang's tree, which reports to this engine.
-        pool: rows of the KV pool; None if the model or the pool isn't on the allow-list.
+        pool: rows of the KV pool; None if the measured facts don't let them be spliced.
         capability: capability of this engine.
         sender: takes receipts to the HTTP process.
         metrics: this scheduler's counters.
