@@ -240,7 +240,9 @@ class Admission:
         """
         gave = False
         for turn in tuple(self._turns.values()):
-            if turn.staging is None or turn.staging.row is not None:
+            staging = turn.staging
+            # A row that is done holds nothing, but its turn has the gap locked.
+            if staging is None or (staging.row is not None and not staging.row.complete):
                 continue
             release(self._cache, turn)
             gave = True
