@@ -122,7 +122,7 @@ def test_claims_on_what_waits_to_be_removed_end_at_once(monkeypatch: pytest.Monk
     for number, prompt in enumerate(branches()):
         scheduler.serve(prompt, telling(f"t{number}", len(prompt)))
         terms = {"id": f"c{number}", "tenant": "t", "source": f"t{number}", "kind": ClaimKind.SOFT}
-        scheduler.claim("s", len(prompt), **terms)
+        scheduler.claim("s", len(prompt), start=len(prompt) - TAIL, **terms)
     forget = EditPayload(session="s", scope="t", turn="f", forget=("secret",))
     scheduler.submit([*HEAD, 1], forget, decode=1)
     scheduler.step()
