@@ -74,7 +74,7 @@ def test_a_walk_finds_what_a_search_finds(
 def test_paths_in_the_tree_are_compared_without_their_keys(
     changes: list[tuple[str, array[int], bool]], sequences: list[array[int]]
 ) -> None:
-    """What added paths have in common with other owners, given sequences and one another."""
+    """Common parts of added paths with other owners, given sequences and one another."""
     held = Held(changes)
     items = [item for _, _, item in held.paths]
     for owner, keys, item in held.paths:

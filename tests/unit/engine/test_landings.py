@@ -9,7 +9,7 @@ LABELS = [SpanLabel("a", 0, 10), SpanLabel("b", 10, 20), SpanLabel("c", 20, 30)]
 
 
 def test_only_spans_that_are_gone_have_hidden_readers() -> None:
-    """What is copied whole is visible where it lands; a span that was cut is read by the next."""
+    """A span copied whole is visible where it lands; one that was cut is read by the next."""
     kept, copy = CopySegment(0, 0, 10, 0), CopySegment(0, 20, 30, 10)
     moved = list(moved_labels(LABELS, [kept, copy], [copy]))
     assert moved == [(LABELS[1], 10)]
