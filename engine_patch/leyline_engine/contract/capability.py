@@ -26,7 +26,7 @@ def engine_actions(*, splices: bool) -> tuple[str, ...]:
     """Return the actions of an engine as its capability lists them.
 
     Args:
-        splices: True if the engine's model and pool are on the allow-list.
+        splices: True if the engine can turn the keys of its model's pool.
     """
     kinds = [EDIT_ACTION, CLAIM_ACTION, PROVE_ACTION, *([REUSE_ACTION] if splices else [])]
     return tuple(f"{kind}@{ACTION_VERSION}" for kind in kinds)

@@ -63,7 +63,7 @@ class SchedulerEngine:
 
     Args:
         cache: SGLang's tree, which reports to this engine.
-        pool: rows of the KV pool; None if the model or the pool isn't on the allow-list.
+        pool: rows of the KV pool; None if the measured facts don't let them be spliced.
         capability: capability of this engine.
         sender: takes receipts to the HTTP process.
         metrics: this scheduler's counters.
@@ -241,6 +241,7 @@ class SchedulerEngine:
             if refusal is not None:
                 self._metrics.refused()
                 if turn is not None:
+                    self.forgets.catch_up(turn)
                     self._accounts.refused(turn, refusal, began=began)
         return refusal
 
@@ -375,6 +376,7 @@ class SchedulerEngine:
 
     def _admitted(self, turn: Turn) -> None:
         """Report the reuse of a turn whose request runs from now on."""
+        self.forgets.catch_up(turn)
         self._accounts.admitted(turn)
         if turn.gated:
             self.margins.marks.discard(turn.session)
