@@ -106,9 +106,9 @@ def test_observing_counts_and_changes_nothing() -> None:
 def test_observing_foresees_what_live_copies(page: int, boundary: int) -> None:
     """A hit counts as far as it fills whole pages after its boundary."""
     counts = {}
-    for asked in (OBSERVE, LIVE):
+    for mode in (OBSERVE, LIVE):
         engine = prepared(pool=2048, page=page)
-        asked = msgspec.structs.replace(asked, boundary=boundary)
+        asked = msgspec.structs.replace(mode, boundary=boundary)
         receipt = ask(engine, SECOND, register("t1", session="b"), asked)
         assert receipt.reuse is not None
         counts[asked.mode] = receipt.reuse.total
