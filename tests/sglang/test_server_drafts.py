@@ -185,16 +185,18 @@ def accepted(server: SglangServer, prompt: list[int]) -> float:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("page", [1, 16])
 def test_a_forget_empties_the_corpus_of_ngram(
-    start_llama: Callable[..., SglangServer], start_session: Start
+    page: int, start_llama: Callable[..., SglangServer], start_session: Start
 ) -> None:
     """Answers are drafted from what was answered before, whoever asks; not after a forget.
 
     SGLang compiles the corpus when it is first used, with g++ and ninja.
     """
     flags = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4")
-    server = start_llama(*flags, "--speculative-ngram-capacity", "100000")
-    session = start_session(server, "told")
+    more = ("--speculative-ngram-capacity", "100000", "--page-size", str(page))
+    server = start_llama(*flags, *more)
+    session = replace(start_session(server, "told"), page=page)
     rng = random.Random(1)
     opened = session.open(draw_tokens(rng, 300))
     played = session.edit(opened, [Directive(60, 100)], draw_tokens(rng, 5))
