@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -111,30 +111,41 @@ def check_draft_rows(session: PlayedSession, played: Played, rotary: Rotary) -> 
 
 
 @contextmanager
-def attention_ranks(folder: Path, log: Path, environment: dict[str, str]) -> Iterator[SglangServer]:
+def attention_ranks(
+    folder: Path, log: Path, flags: Sequence[str], environment: dict[str, str]
+) -> Iterator[SglangServer]:
     """A server of two ranks of data-parallel attention that draft; its log is clean in the end."""
     ranks = (f"--tp={RANKS}", f"--dp-size={RANKS}", "--enable-dp-attention")
-    flags = ("--speculative-algorithm", "NEXTN", "--speculative-eagle-topk", "1")
+    drafts = ("--speculative-algorithm", "NEXTN", "--speculative-eagle-topk", "1")
     counts = ("--speculative-num-steps", "2", "--speculative-num-draft-tokens", "3")
+    flags = (*ranks, *drafts, *counts, "--max-total-tokens=4096", *flags)
     environment = environment | {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    pool = "--max-total-tokens=4096"
-    with SglangServer(folder, log, (*ranks, *flags, *counts, pool), environment) as server:
+    with SglangServer(folder, log, flags, environment) as server:
         yield server
         server.check_clean()
 
 
+EXPERTS = f"--ep-size={RANKS}"
+
+
+@pytest.mark.parametrize(
+    ("page", "flags"),
+    [(1, ()), (64, (EXPERTS,)), (64, (EXPERTS, "--kv-cache-dtype=fp8_e4m3"))],
+    ids=["alone", "experts-pages", "experts-pages-fp8"],
+)
 def test_ranks_of_attention_that_draft_splice_their_sessions(
-    probed: dict[str, str], start_session: Start, tmp_path: Path
+    page: int, flags: tuple[str, ...], probed: dict[str, str], tmp_path: Path
 ) -> None:
-    """Draft rows of edited turns move along while the other rank answers, drafts and all."""
+    """Rows of edited turns, draft rows too, move along while the other rank answers; with all that
+    large recipes combine."""
     folder = write_mtp(tmp_path / "mtp")
-    with attention_ranks(folder, tmp_path / "log", probed) as server:
+    paged = (f"--page-size={page}", *flags)
+    with attention_ranks(folder, tmp_path / "log", paged, probed) as server:
         for rank in range(RANKS):
-            name = next(
-                n for n in map("s{}".format, range(99)) if session_rank(("t", n), 2) == rank
-            )
+            names = map("s{}".format, range(99))
+            name = next(n for n in names if session_rank(("t", n), RANKS) == rank)
             with busy(server, 1 - rank, 200):
-                check_latent_drafts(server, name, tmp_path)
+                check_latent_drafts(server, name, tmp_path, page)
 
 
 def test_experts_on_other_ranks_give_the_contracts_answers(

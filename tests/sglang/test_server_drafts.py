@@ -24,8 +24,8 @@ from equality_kit import (
     piece_length,
 )
 from oracle_reference import Keep
-from pool_kit import error, turned
-from pool_probe import ROWS, read_drafts, read_watched
+from pool_kit import error, numbers, roundings, turned
+from pool_probe import ROWS, read_drafts, read_rows, read_watched
 from sglang_models import SglangModel
 from sglang_server import SglangServer
 from test_server_pages import check_isolation
@@ -223,8 +223,8 @@ def test_the_latent_draft_rows_of_mtp_are_spliced(
     check_latent_drafts(server, "m", tmp_path)
 
 
-def check_latent_drafts(server: SglangServer, session: str, folder: Path) -> None:
-    """In an edited turn of a session, latents of draft rows stay, and rotary keys turn."""
+def check_latent_drafts(server: SglangServer, session: str, folder: Path, page: int = 1) -> None:
+    """In an edited turn of a session, latents stay and rotary keys turn, draft rows' as well."""
     rng, files = random.Random(session), [folder / f"{session} {number}" for number in range(2)]
     prompt, cuts = draw_tokens(rng, 300), (Directive(60, 100),)
     told = EditPayload(session=session, scope="t", turn="t0")
@@ -236,13 +236,21 @@ def check_latent_drafts(server: SglangServer, session: str, folder: Path) -> Non
     edit = EditPayload(session=session, scope="t", turn="t1", sources=(source,), directives=cuts)
     name, probe = f"{session}.t1", {ROWS: str(files[1])}
     ask(server, edited, len(edited) - 1, edit, message=name, probe=probe)
-    assert fetch_record(server, name).receipt.tokens.spliced >= 200
-    before, after = map(read_drafts, files)
-    here, there = slice(100, 300), slice(60, 260)
-    assert torch.equal(before.still[0][here], after.still[0][there])
-    old, new = before.turning[0][here].double(), after.turning[0][there]
-    inv_freq = 1.0 / 10_000.0 ** (torch.arange(0, old.shape[-1], 2) / old.shape[-1])
-    rotary = Rotary(inv_freq, Pairing.INTERLEAVED)
-    wanted = turned(old, rotary, torch.arange(100, 300), torch.arange(60, 260))
-    assert error(new, wanted, rotary) <= ROWS_BOUND
-    assert error(new, old, rotary) >= CONTROL_FACTOR * ROWS_BOUND, "control"
+    begin, end = -(-60 // page) * page, 256
+    assert fetch_record(server, name).receipt.tokens.spliced >= end - begin
+    here, there = slice(begin + 40, end + 40), slice(begin, end)
+    places = torch.arange(begin, end)
+    for read in (read_drafts, read_rows):
+        before, after = map(read, files)
+        for layer, keys in enumerate(before.turning):
+            assert torch.equal(before.still[layer][here], after.still[layer][there])
+            old, new = keys[here], after.turning[layer][there]
+            inv_freq = 1.0 / 10_000.0 ** (torch.arange(0, old.shape[-1], 2) / old.shape[-1])
+            rotary = Rotary(inv_freq, Pairing.INTERLEAVED)
+            wanted = turned(old, rotary, places + 40, places)
+            if old.dtype == torch.uint8:
+                assert roundings(new, wanted) <= 1.0001
+                assert roundings(new, numbers(old)) > 10, "control"
+            else:
+                assert error(new, wanted, rotary) <= ROWS_BOUND
+                assert error(new, old.double(), rotary) >= CONTROL_FACTOR * ROWS_BOUND, "control"
