@@ -34,6 +34,9 @@ def build_family(name: str, folder: Path) -> Path:
     saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     # What transformers' class doesn't know, SGLang's may need.
     saved = {key: value for key, value in text.items() if key not in saved} | saved
+    if "text_config" not in small:
+        # SGLang and transformers may spell a class differently.
+        saved["architectures"] = small["architectures"]
     (folder / "config.json").write_text(json.dumps(saved, indent=2), encoding="utf-8")
     AutoTokenizer.from_pretrained(shipped_model()).save_pretrained(folder)
     return folder
