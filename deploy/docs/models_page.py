@@ -156,14 +156,17 @@ def _entry(page: Mapping[str, Any], verdict: Mapping[str, Any] | None) -> Entry:
 def recipe_refusal(recipe: Mapping[str, Any]) -> str:
     """Return why a server with a recipe's settings can't splice a supported model; empty if it can.
 
-    A recipe that gets other pages on other hardware counts by its largest.
+    A recipe that gets other pages on other hardware counts by its largest. NGRAM drafts trees
+    unless it is told not to.
     """
+    speculative, page = str(recipe.get("speculative", "")), max(recipe.get("pages", [1]))
     return _refused(
         Setup(
             kv_dtype=_kv_dtype(str(recipe.get("kv_cache_dtype", "bfloat16"))),
-            page_size=max(recipe.get("pages", [1])),
+            page_size=page,
             radix_cache=not recipe.get("radix_off", False),
-            speculative=str(recipe.get("speculative", "")),
+            speculative=speculative,
+            paged_trees=speculative == "NGRAM" and page > 1,
             hierarchical_cache=bool(recipe.get("hicache")),
             disaggregation="prefill" if recipe.get("disaggregation") else "null",
             pipeline_parallel=2 if recipe.get("pp") else 1,

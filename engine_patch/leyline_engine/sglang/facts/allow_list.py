@@ -164,7 +164,8 @@ def _speculative(setup: Setup) -> tuple[_Row, ...]:
         (
             setup.paged_trees,
             "trees of drafts in pages of several tokens",
-            "start with --speculative-eagle-topk 1, or with --page-size 1",
+            "start with --page-size 1, --speculative-eagle-topk 1 or, with NGRAM, "
+            "--speculative-ngram-max-bfs-breadth 1",
         ),
         (
             setup.relaxed_acceptance,

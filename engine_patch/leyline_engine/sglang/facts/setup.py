@@ -214,7 +214,7 @@ def read_setup(context: Any) -> Setup:
         kv_sharding=bool(parallel.enable_kv_cache_sharding),
         speculative=str(spec.speculative_algorithm or ""),
         draft_layers=bool(spec.enable_multi_layer_eagle),
-        paged_trees=spec.speculative_algorithm in {"EAGLE", "EAGLE3"}
+        paged_trees=bool(spec.speculative_algorithm)
         and int(spec.speculative_eagle_topk or 1) > 1
         and int(params.page_size) > 1,
         relaxed_acceptance=bool(spec.speculative_algorithm)
