@@ -28,6 +28,8 @@ def build_family(name: str, folder: Path) -> Path:
     if "attention_multiplier" in text:
         # Granite's own makes attention of random weights nearly uniform, and hides wrong keys.
         text["attention_multiplier"] = text["hidden_size"] ** -0.5
+        # So does what little of it is added to an embedding of many times its size.
+        text["residual_multiplier"] = 1.0
     kind = text.pop("model_type")
     model = build_model(AutoConfig.for_model(kind, **text))
     model.save_pretrained(folder)
