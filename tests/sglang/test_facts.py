@@ -29,7 +29,7 @@ from leyline_engine.rotation import Pairing, Rotary
 from leyline_engine.sglang.facts.allow_list import Setup, refusals
 from leyline_engine.sglang.facts.measuring import Measured
 from leyline_engine.sglang.facts.modules import measure_modules
-from leyline_engine.sglang.facts.setup import EngineFacts, model_fingerprint, read_facts
+from leyline_engine.sglang.facts.setup import EngineFacts, model_fingerprint, read_facts, read_setup
 from leyline_engine.sglang.rows.layouts import read_pool
 from leyline_engine.sglang.rows.pool import SplicePool
 
@@ -71,6 +71,7 @@ REFUSED: dict[str, tuple[object, str]] = {
     "kv_sharding": (True, "sharded KV cache"),
     "speculative": ("DFLASH", "speculative decoding (DFLASH: not tested)"),
     "draft_layers": (True, "speculative decoding with a model for each step"),
+    "paged_trees": (True, "trees of drafts in pages of several tokens"),
     "relaxed_acceptance": (
         True,
         "speculative decoding that accepts what the model would not have chosen",
@@ -325,6 +326,21 @@ def test_what_the_server_was_started_with_is_heeded(name: str, tmp_path: Path) -
     with get_context().override_server_args(**{name: value}):
         facts = facts_of(context_of(Layers(), gqa_pool(), tmp_path))
     assert facts.capability.unsupported_reason == reason
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "NGRAM"])
+@pytest.mark.parametrize(("branches", "page"), [(2, 16), (2, 1), (1, 16)])
+def test_trees_of_drafts_need_pages_of_one_token(
+    algorithm: str, branches: int, page: int, tmp_path: Path
+) -> None:
+    """No SGLang on a CPU has trees in larger pages, so that no test can run them."""
+    flags = {"speculative_algorithm": algorithm, "speculative_eagle_topk": branches}
+    with get_context().override_server_args(**flags):
+        context = context_of(Layers(), gqa_pool(), tmp_path)
+        context.params.page_size = page
+        found = [refused.what for refused in refusals(read_setup(context))]
+    refused = (branches, page) == (2, 16)
+    assert found == ["trees of drafts in pages of several tokens"] * refused
 
 
 @pytest.mark.parametrize("flags", [{"dp_size": 3}, {"attn_dp_size": 3}])

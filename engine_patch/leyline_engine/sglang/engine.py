@@ -47,7 +47,7 @@ from leyline_engine.sglang.publishing import KeptOut, Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica
 from leyline_engine.sglang.rows.pool import SplicePool
-from leyline_engine.sglang.splicer import Splicer, StageRow, release
+from leyline_engine.sglang.splicer import Splicer, StageRow, planner, release
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sglang.turn_forgets import TurnForgets
 from leyline_engine.sources import SourceRegistry
@@ -109,7 +109,8 @@ class SchedulerEngine:
         self.claims = ClaimDesk(
             cache, self.registry, usable=usable, page_size=int(cache.page_size), limits=limits
         )
-        self._reuse = self._open_reuse(usable, salt=salt, matcher=matcher)
+        lay = planner(cache, min_copy=min_copy, stage_cost=stage_cost)
+        self._reuse = self._open_reuse(usable, salt=salt, matcher=matcher, lay=lay)
         self._indexer = TurnIndexer(cache, self._reuse)
         # Its request holds a turn; SGLang may drop a request without notice.
         self.turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
@@ -128,7 +129,7 @@ class SchedulerEngine:
         fallback = Fallback(cache, rules, forgetter, kept_out=self._kept_out)
         self.forgets = self._open_forgets(rules, forgetter, fallback)
         self.chores = Chores((self.ledger.provenance, self._reuse.index, self.forgets))
-        splicer = self._open_splicer(pool, rules, agree, min_copy=min_copy, stage_cost=stage_cost)
+        splicer = self._open_splicer(pool, rules, lay=lay, agree=agree)
         self.admission = self._open_admission(splicer, fallback)
         census = open_census(cache) if metrics.collects else None
         records = (metrics, self.registry, self.ledger, self.claims.keeper)
@@ -160,7 +161,7 @@ class SchedulerEngine:
         )
 
     def _open_splicer(
-        self, pool: SplicePool | None, rules: Rules, agree: Callable[[bool], bool], **worth: int
+        self, pool: SplicePool | None, rules: Rules, **options: Callable[..., Any]
     ) -> Splicer | None:
         if pool is None:
             return None
@@ -169,9 +170,8 @@ class SchedulerEngine:
             pool,
             rules,
             self.publisher,
-            agree=agree,
             copied=self._metrics.copied,
-            **worth,
+            **options,
         )
 
     def _open_forgets(self, rules: Rules, forgetter: Forgetter, fallback: Fallback) -> TurnForgets:

@@ -37,12 +37,17 @@ def build_family(name: str, folder: Path) -> Path:
     if "attention_multiplier" in text:
         # Granite's own makes attention of random weights nearly uniform, and hides wrong keys.
         text["attention_multiplier"] = text["hidden_size"] ** -0.5
+        # So does what little of it is added to an embedding of many times its size.
+        text["residual_multiplier"] = 1.0
     kind = text.pop("model_type")
     model = build_model(AutoConfig.for_model(kind, **text))
     model.save_pretrained(folder)
     saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     # What transformers' class doesn't know, SGLang's may need.
     saved = {key: value for key, value in text.items() if key not in saved} | saved
+    if "text_config" not in small:
+        # SGLang and transformers may spell a class differently.
+        saved["architectures"] = small["architectures"]
     (folder / "config.json").write_text(json.dumps(saved, indent=2), encoding="utf-8")
     AutoTokenizer.from_pretrained(shipped_model()).save_pretrained(folder)
     return folder

@@ -55,6 +55,8 @@ class Setup:
     """Name of the algorithm; empty for none."""
     draft_layers: bool = False
     """True if each step of a draft has a model of its own (``--enable-multi-layer-eagle``)."""
+    paged_trees: bool = False
+    """True if trees of drafts are kept in pages of several tokens: no SGLang on a CPU does that."""
     relaxed_acceptance: bool = False
     """True if drafts are accepted that the model wouldn't have chosen."""
     disaggregation: str = "null"
@@ -163,6 +165,12 @@ def _speculative(setup: Setup) -> tuple[_Row, ...]:
             setup.draft_layers,
             "speculative decoding with a model for each step",
             "drop --enable-multi-layer-eagle",
+        ),
+        (
+            setup.paged_trees,
+            "trees of drafts in pages of several tokens",
+            "start with --page-size 1, --speculative-eagle-topk 1 or, with NGRAM, "
+            "--speculative-ngram-max-bfs-breadth 1",
         ),
         (
             setup.relaxed_acceptance,

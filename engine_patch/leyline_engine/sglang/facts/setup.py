@@ -214,6 +214,9 @@ def read_setup(context: Any) -> Setup:
         kv_sharding=bool(parallel.enable_kv_cache_sharding),
         speculative=str(spec.speculative_algorithm or ""),
         draft_layers=bool(spec.enable_multi_layer_eagle),
+        paged_trees=bool(spec.speculative_algorithm)
+        and int(spec.speculative_eagle_topk or 1) > 1
+        and int(params.page_size) > 1,
         relaxed_acceptance=bool(spec.speculative_algorithm)
         and min(spec.speculative_accept_threshold_single, spec.speculative_accept_threshold_acc)
         < 1.0,
