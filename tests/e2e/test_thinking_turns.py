@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ class Remembered(NamedTuple):
 
 @pytest.fixture(scope="module", params=["amortize", "exact"])
 def mode(request: pytest.FixtureRequest) -> str:
-    """Modes of the edits that the template makes."""
+    """Modes of the edits that the template makes; amortize is the default."""
     return str(request.param)
 
 
@@ -37,7 +38,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 def client(mode: str) -> Iterator[httpx.Client]:
     """A client of a proxy with the model that thinks."""
     options = {"model": THINKING_MODEL_NAME, "pool_tokens": 8192, "device": "cpu"}
-    settings = {"log_level": "error", "undeclared": {"template": mode}}
+    settings = {"log_level": "error"} | ({} if mode == "amortize" else {"reasoning_edits": mode})
     with (
         embedded_stack(options, **settings) as origin,
         httpx.Client(base_url=origin, timeout=60) as http,
@@ -93,6 +94,11 @@ def test_stripped_thinking_is_remembered_over_a_splice_only(
         assert (edit["cause"], edit["mode"], edit["replacement_tokens"]) == ("template", mode, 0)
         assert (account["tokens"]["spliced"] >= 32) == (mode == "amortize")
         right += answer == thought.split("\n")[1].split("=")[1]
+    effect = {"amortize": "kept", "exact": "lost"}[mode]
+    told = client.get("/metrics").text
+    name = "leyline_reasoning_edit_tokens_total"
+    counted = dict(re.findall(name + r'{.*effect="(\w+)".*} ([\d.]+)', told))
+    assert {name for name, tokens in counted.items() if float(tokens) > 0} == {effect}
     if mode == "amortize":
         assert right >= len(CHOSEN) - 1, found
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -42,6 +42,8 @@ class FidelityProfile(msgspec.Struct, frozen=True, kw_only=True):
     erratum: Annotated[str, msgspec.Meta(max_length=MAX_ERRATUM)] = ""
     """Note that a shortened message ends with; empty for none. ``{name}`` is replaced with the
     tool's name, or else with the message's role."""
+    reasoning_edits: Literal["", "amortize", "exact"] = ""
+    """The mode of thinking that the template strips, if it was measured."""
     reached: bool = True
     """True if the settings reached the goal where they were measured."""
 

@@ -102,6 +102,12 @@ def serve(
         list[str] | None,
         typer.Option(help="ROLE=MODE for undeclared edits; repeatable \\[exact]."),
     ] = None,
+    reasoning_edits: Annotated[
+        str | None,
+        typer.Option(
+            help="Thinking that the chat template strips: amortize or exact \\[amortize]."
+        ),
+    ] = None,
     request_policy: Annotated[
         bool | None,
         typer.Option(

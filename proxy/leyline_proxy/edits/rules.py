@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Protocol
 
+from leyline_engine.contract import FidelityProfile
 from leyline_policies import Policy, PolicyError, Registry, load_pipeline
 
 from ..errors import BadRequestError, ForbiddenError
 from ..model.fields import OPTIONS_FIELD, OptionError
-from ..model.undeclared import UndeclaredRules
+from ..model.undeclared import ReasoningEdits, UndeclaredRules
 from ..request.parse import ChatRequest
 
 LONGEST_SPEC = 4096
@@ -106,6 +108,7 @@ def effective_rules(
     for field, chosen in (
         (f"{OPTIONS_FIELD}.policy", options.policy is not None),
         (f"{OPTIONS_FIELD}.undeclared", options.undeclared),
+        (f"{OPTIONS_FIELD}.reasoning_edits", options.reasoning_edits is not None),
         (f"{OPTIONS_FIELD}.context", options.context is not None),
         (f"{OPTIONS_FIELD}.share", options.share is not None),
         (f"{OPTIONS_FIELD}.reuse", options.reuse is not None),
@@ -132,6 +135,17 @@ def effective_rules(
     return catalog.chosen(request), _undeclared(request)
 
 
+def reasoning_edits(
+    request: ChatRequest, rules: UndeclaredRules, profile: FidelityProfile | None
+) -> ReasoningEdits:
+    """Return the mode of thinking that the template strips: as the request says, or else exact if
+    the model's profile says so, or as the tenant has it."""
+    asked = request.options.reasoning_edits
+    if asked is None and profile is not None and profile.reasoning_edits == "exact":
+        return "exact"
+    return asked or rules.reasoning
+
+
 def effective_share(request: ChatRequest, scope: str | None) -> str:
     """Return the scope that may see this turn's splices; empty for the session alone.
 
@@ -143,12 +157,12 @@ def effective_share(request: ChatRequest, scope: str | None) -> str:
 
 
 def _undeclared(request: ChatRequest) -> UndeclaredRules:
-    wanted = request.options.undeclared
-    if not wanted:
-        return request.tenant.undeclared
+    rules, wanted = request.tenant.undeclared, request.options.undeclared
     try:
         own = UndeclaredRules.parse(wanted)
     except OptionError as error:
         raise BadRequestError(str(error), param=error.param) from error
-    kept = request.tenant.undeclared.roles - frozenset(wanted)
-    return UndeclaredRules(roles=kept | own.roles)
+    said = frozenset(wanted)
+    return replace(
+        rules, roles=(rules.roles - said) | own.roles, exact=(rules.exact - said) | own.exact
+    )

@@ -10,6 +10,8 @@ from .fields import OPTIONS_FIELD, OptionError
 
 UNDECLARED_KEYS = ("tool", "user", "assistant", "system", "template")
 UNDECLARED_MODES = ("exact", "amortize")
+ReasoningEdits = Literal["amortize", "exact"]
+"""The mode of edits by which a chat template only strips the model's own thinking."""
 
 Trust = Literal["name", "opening", "messages"]
 """The reason to count a turn of a session as part of the conversation that continues it.
@@ -31,6 +33,9 @@ class UndeclaredRules:
 
     roles: frozenset[str] = frozenset()
     """Subset of ``UNDECLARED_KEYS``."""
+    exact: frozenset[str] = frozenset()
+    """Subset that is exact because somebody said so."""
+    reasoning: ReasoningEdits = "exact"
     trust: Trust = "name"
     """The evidence that an earlier turn is part of this conversation."""
 
@@ -42,7 +47,7 @@ class UndeclaredRules:
             OptionError: an item without ``=``, an unknown role or an unknown mode.
         """
         pairs = items.items() if isinstance(items, Mapping) else [_split(item) for item in items]
-        roles: set[str] = set()
+        roles: dict[str, str] = {}
         param = f"{OPTIONS_FIELD}.undeclared"
         for role, mode in pairs:
             if role not in UNDECLARED_KEYS:
@@ -51,14 +56,20 @@ class UndeclaredRules:
             if mode not in UNDECLARED_MODES:
                 known = " or ".join(UNDECLARED_MODES)
                 raise OptionError(f"{param}.{role}", f"undeclared: {role} must be {known}.")
-            roles.discard(role)
-            if mode == "amortize":
-                roles.add(role)
-        return cls(frozenset(roles))
+            roles[role] = mode
+        said = {mode: frozenset(r for r in roles if roles[r] == mode) for mode in UNDECLARED_MODES}
+        return cls(said["amortize"], said["exact"])
 
     def amortizes(self, role: str) -> bool:
         """Return True if an undeclared edit of a ``role`` (or ``template``) is amortised."""
         return self.trust == "name" and self._has(role)
+
+    @property
+    def strips(self) -> bool:
+        """True if thinking that the template strips would be spliced out, but for ``trust``."""
+        return self._has("template") or (
+            self.reasoning == "amortize" and "template" not in self.exact
+        )
 
     def withholds(self, role: str) -> bool:
         """Return True if such an edit would be amortised, but for the session's uncertain name."""

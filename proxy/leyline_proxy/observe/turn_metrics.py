@@ -60,6 +60,9 @@ def _count_turn(metrics: Metrics, settled: SettledTurn) -> None:
         metrics.completion_tokens.labels(tenant, model).inc(generated)
     account = settled.cache
     metrics.count_busts(tenant, model, account.busts)
+    for effect, tokens in (("kept", account.after_thinking), ("lost", account.thinking)):
+        if tokens:
+            metrics.reasoning_edit_tokens.labels(tenant, model, effect).inc(tokens)
     for direction, tokens in (("lost", account.missing), ("found", account.found)):
         if tokens:
             metrics.cache_discrepancy_tokens.labels(tenant, model, direction).inc(tokens)

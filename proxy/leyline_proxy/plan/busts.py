@@ -48,6 +48,10 @@ class Stretch(NamedTuple):
     """Cause of the first edit before; empty if there is none."""
     hard: str
     """Cause of the first edit before that can't be spliced over; empty if there is none."""
+    thinking: bool = False
+    """True if the template stripped thinking before."""
+    kept_out: bool = False
+    """True if nothing but such exact edits is in the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,10 @@ class CacheAccount:
     """Tokens that the proxy expected to be cached but the engine didn't have."""
     found: int = 0
     """Tokens that the engine had but the proxy didn't expect."""
+    after_thinking: int = 0
+    """Copied tokens after thinking that the template stripped: prefilled, were such edits exact."""
+    thinking: int = 0
+    """Lost tokens that would have been copied, were such edits amortized."""
 
 
 def reach_of(candidate: Candidate, moved: Moved = "") -> Reach:
@@ -91,16 +99,22 @@ def reach_of(candidate: Candidate, moved: Moved = "") -> Reach:
     limit = len(turn.tokens) - bool(turn.output_ids)
     stretches: list[Stretch] = []
     ahead = deque(sorted(candidate.edits, key=lambda edit: edit.hunk.new_start))
-    first = hard = ""
+    first = hard = other = ""
+    thinking = False
     for run in candidate.diff.kept:
         left, end = run.dest, run.dest + min(run.end, limit) - run.start
         while left < end:
             while ahead and ahead[0].hunk.new_start <= left:
                 edit = ahead.popleft()
                 first = first or _cause(edit)
-                hard = hard or (_cause(edit) if edit.mode != "amortize" else "")
+                cause = _cause(edit) if edit.mode != "amortize" else ""
+                hard = hard or cause
+                strips = all(each.thinking for each in edit.causes)
+                thinking = thinking or strips
+                other = other or ("" if strips else cause)
             right = min(end, ahead[0].hunk.new_start) if ahead else end
-            stretches.append(Stretch(left, right, first, hard))
+            kept_out = bool(hard) and not other
+            stretches.append(Stretch(left, right, first, hard, thinking, kept_out))
             left = right
     return Reach(tuple(stretches), known=True, moved=moved)
 
@@ -154,7 +168,9 @@ def settle(
     spliced = min(max(0, tokens.spliced), prompt - cached)
     reused = min(max(0, tokens.reused), prompt - cached - spliced)
     prefilled = prompt - cached - spliced - reused
-    busts = _shared_out(_lost(reach, prompt, cached, _done(copies, cached, spliced)), prefilled)
+    done = _done(copies, cached, spliced)
+    lost = list(_lost(reach, prompt, cached, done))
+    busts = _shared_out(((each.cause, each.tokens) for each in lost), prefilled)
     if busts.get("engine", 0) < PAGE:
         busts.pop("engine", None)
     fresh = prefilled - sum(busts.values())
@@ -162,7 +178,16 @@ def settle(
     if reconciled and reach.known and prompt:
         actual = cached + spliced + reused if told is None else told
         missing, found = _discrepancy(reach, copies, prompt, actual, reused)
-    return CacheAccount(cached, spliced, reused, fresh, busts, missing, found)
+    after_thinking = _covered(
+        (max(start, stretch.start), min(end, stretch.end))
+        for stretch in reach.stretches
+        if stretch.thinking
+        for start, end in done
+    )
+    thinking = min(prefilled, sum(each.tokens for each in lost if each.kept_out))
+    return CacheAccount(
+        cached, spliced, reused, fresh, busts, missing, found, after_thinking, thinking
+    )
 
 
 def _cause(edit: Edit) -> str:
@@ -209,15 +234,21 @@ def _done(copies: Sequence[Interval], cached: int, spliced: int) -> list[Interva
     return done
 
 
-def _lost(
-    reach: Reach, prompt: int, cached: int, done: Sequence[Interval]
-) -> Iterator[tuple[str, int]]:
-    """Yield causes and numbers of tokens within reach that were neither cached nor spliced."""
+class _Lost(NamedTuple):
+    """Tokens of a stretch that were prefilled again."""
+
+    cause: str
+    tokens: int
+    kept_out: bool
+
+
+def _lost(reach: Reach, prompt: int, cached: int, done: Sequence[Interval]) -> Iterator[_Lost]:
+    """Yield tokens within reach that were neither cached nor spliced, by stretch."""
     at = 0
     for stretch in reach.stretches:
         cause = _blamed(reach, stretch, spliced=bool(done))
         if reach.estimated and stretch.first:
-            yield cause, stretch.end - stretch.start
+            yield _Lost(cause, stretch.end - stretch.start, False)
             continue
         # The last token of a prompt is always computed.
         start, end = max(stretch.start, cached), min(stretch.end, prompt - 1)
@@ -227,7 +258,7 @@ def _lost(
         while place < len(done) and done[place][0] < end:
             covered += max(0, min(end, done[place][1]) - max(start, done[place][0]))
             place += 1
-        yield cause, max(0, end - start - covered)
+        yield _Lost(cause, max(0, end - start - covered), stretch.kept_out)
 
 
 def _blamed(reach: Reach, stretch: Stretch, *, spliced: bool) -> str:

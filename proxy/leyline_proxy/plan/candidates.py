@@ -16,6 +16,7 @@ from ..model.spans import SpanNames
 from ..model.undeclared import UndeclaredRules
 from .causes import Cause, CauseFinder, strictest
 from .forgetting import Demand, new_demands
+from .stripped import Decode, strips_thinking
 from .token_diff import Hunk, Kept, SourceView, TokenDiff, continued, diff_tokens
 
 
@@ -56,11 +57,13 @@ def consider(
     names: SpanNames,
     *,
     recompute: Recompute,
+    decode: Decode | None = None,
 ) -> Candidate:
     """Compare one retained turn with this one.
 
     Args:
         names: of this turn's messages.
+        decode: for finding thinking that the template strips; None finds none.
         recompute: tokens after each edit to compute again.
     """
     before = turn.prepared
@@ -96,6 +99,9 @@ def consider(
         rules,
         demanded={demand.client_index for demand in demands},
         same_context=turn.rendered.context == rendered.context,
+        strips_thinking=lambda hunk: (
+            decode is not None and strips_thinking(hunk, turn.tokens, rendered.tokens, decode)
+        ),
     )
     edits = _with_demands(_edits(diff, finder), demands, diff, prepared)
     if not shown:

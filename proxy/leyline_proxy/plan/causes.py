@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from leyline_engine.contract import Mode
@@ -28,6 +28,8 @@ class Cause:
     """Index in the caller's list of this turn."""
     withheld: bool = False
     """True if it would be amortized, but for the session's uncertain name."""
+    thinking: bool = False
+    """True if the template only strips the model's own thinking."""
 
 
 def strictest(causes: tuple[Cause, ...]) -> EditMode:
@@ -47,6 +49,7 @@ class CauseFinder:
         demanded: client indices of this turn with a forget that the source hasn't met yet. An older
             demand, met long ago, makes no later edit of the message a forget.
         same_context: True if tool definitions and template options are the source's.
+        strips_thinking: returns True if a hunk only removes the model's own thinking.
     """
 
     def __init__(
@@ -59,12 +62,14 @@ class CauseFinder:
         *,
         demanded: Collection[int] = (),
         same_context: bool = True,
+        strips_thinking: Callable[[Hunk], bool] = lambda _: False,
     ) -> None:
         self._source = source
         self._turn = turn
         self._rules = rules
         self._demanded = demanded
         self._same_context = same_context
+        self._strips_thinking = strips_thinking
         self._new_of = {s.old: s.new for s in sent.steps if s.kind == "replaced"}
         self._old_of = {new: old for old, new in self._new_of.items()}
         self._client_kept = {
@@ -81,7 +86,7 @@ class CauseFinder:
     def explain(self, hunk: Hunk) -> tuple[Cause, ...]:
         """Return the changes that caused a hunk, each once."""
         found = dict.fromkeys(self._causes(hunk))
-        return tuple(found) or (self._template(),)
+        return tuple(found) or (self._template(hunk),)
 
     def _causes(self, hunk: Hunk) -> Iterator[Cause]:
         for old in hunk.old_messages:
@@ -94,7 +99,7 @@ class CauseFinder:
             if self._old_of.get(new) is None:
                 yield self._inserted(self._turn.sent[new])
         if not self._same_context:
-            yield self._template()
+            yield self._template(hunk)
 
     def _replaced(self, old: SentMessage, new: SentMessage) -> Iterator[Cause]:
         role = str(new.message.get("role"))
@@ -145,11 +150,15 @@ class CauseFinder:
         mode: EditMode = "amortize" if self._rules.amortizes(role) else "exact"
         return Cause(cause, mode, role, message, self._rules.withholds(role))
 
-    def _template(self) -> Cause:
+    def _template(self, hunk: Hunk) -> Cause:
         """Return the cause if no message differs: the template, or other tools or options."""
         if not self._same_context:
             return Cause("tools", "exact", "tools", None)
-        return self._undeclared("template", "template", None)
+        if not self._strips_thinking(hunk):
+            return self._undeclared("template", "template", None)
+        named, strips = self._rules.trust == "name", self._rules.strips
+        mode: EditMode = "amortize" if named and strips else "exact"
+        return Cause("template", mode, "template", None, strips and not named, thinking=True)
 
 
 def _last_changes(prepared: Prepared) -> dict[int, Change]:

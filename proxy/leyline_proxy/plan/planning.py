@@ -32,6 +32,7 @@ from ..upstream.handshake import UpstreamStatus
 from .derivation import derived_texts
 from .forgetting import is_unreachable, spans_to_forget
 from .naming import name_spans
+from .stripped import Decode
 from .synthesis import TurnPlan, demands_of, synthesize
 from .uncached import uncached_edits
 
@@ -306,8 +307,15 @@ def _synthesize(
         model=given.request.computed_by,
         sink=sink_of(given.status),
         recompute=_recompute(given),
+        decode=decode_of(given.status),
     )
     return _with_lost_sources(given, prepared, plan)
+
+
+def decode_of(status: UpstreamStatus) -> Decode | None:
+    """Return the decoder of an engine's tokens; None if its tokenizer isn't known."""
+    renderer = status.rendering.renderer
+    return renderer.decode if renderer is not None else None
 
 
 def _recompute(given: PlanInput) -> Recompute:

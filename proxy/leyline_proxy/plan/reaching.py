@@ -11,7 +11,7 @@ from ..model.spans import SpanNames
 from ..render import steering_digest
 from .busts import Moved, Reach, reach_by_messages, reach_of
 from .candidates import consider
-from .planning import PlanInput, Planned, edited_by_messages
+from .planning import PlanInput, Planned, decode_of, edited_by_messages
 
 
 def with_reach(given: PlanInput, planned: Planned) -> Planned:
@@ -45,7 +45,13 @@ def _compared(
     if planned.rendered is None:
         return Reach()
     found = consider(
-        last, planned.prepared, planned.rendered, given.rules, names, recompute=Recompute()
+        last,
+        planned.prepared,
+        planned.rendered,
+        given.rules,
+        names,
+        recompute=Recompute(),
+        decode=decode_of(given.status),
     )
     return reach_of(found, moved)
 

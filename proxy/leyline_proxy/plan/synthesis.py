@@ -34,6 +34,7 @@ from ..model.undeclared import UndeclaredRules
 from .busts import Reach, reach_of
 from .candidates import Candidate, Edit, consider, demand_cause, record_of, records_of
 from .cover import MIN_SWITCH, Piece, cover
+from .stripped import Decode
 from .uncached import StandingEdits
 
 MIN_SPLICED = 32
@@ -83,6 +84,7 @@ def synthesize(
     model: str | None = None,
     sink: int = ATTENTION_SINK,
     recompute: Recompute = Recompute(),  # noqa: B008 - immutable
+    decode: Decode | None = None,
 ) -> TurnPlan:
     """Plan one turn against the session's retained turns.
 
@@ -95,6 +97,7 @@ def synthesize(
         model: name of the model and adapter that turns must be of; None for any.
         sink: leading positions that the engine always computes again.
         recompute: tokens after each edit to compute again.
+        decode: see :func:`.candidates.consider`.
 
     Returns:
         A plan whose segments reproduce the prompt; without directives if nothing was edited, or if
@@ -109,7 +112,9 @@ def synthesize(
     thorough = bool(prepared.forget_marks)
     candidates: list[Candidate] = []
     for index in range(len(usable) - 1, -1, -1):
-        candidate = consider(usable[index], prepared, rendered, rules, names, recompute=recompute)
+        candidate = consider(
+            usable[index], prepared, rendered, rules, names, recompute=recompute, decode=decode
+        )
         candidates.append(candidate)
         longest_left = max((len(turn.tokens) for turn in usable[:index]), default=0)
         if not thorough and candidate.reusable >= longest_left and not _has_holes(candidate):

@@ -119,6 +119,10 @@ class ChatRenderer:
         """Return the token ids of a text; special tokens are recognised, none is added."""
         return self._tokenizer.encode(text).ids
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, special ones included."""
+        return self._tokenizer.decode(tokens)
+
     def render(
         self,
         messages: Sequence[ChatMessage],

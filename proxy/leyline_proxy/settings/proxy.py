@@ -18,6 +18,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from ..model.undeclared import ReasoningEdits
 from .api_keys import check_tenant, parse_key
 from .audit import AuditSettings
 from .authorities import parse_authority
@@ -131,6 +132,9 @@ class Settings(
     """Share of the model's window above which no edit waits."""
     undeclared: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Maps roles to modes for undeclared edits: ``tool=amortize``."""
+    reasoning_edits: ReasoningEdits = "amortize"
+    """Edits by which a chat template only strips the model's own thinking: ``amortize`` splices
+    what comes after it, ``exact`` prefills it. A fidelity profile may make a model ``exact``."""
     allow_request_policy: bool = True
     """Whether a request may choose its policy (``leyline.policy``)."""
     cache_scope: CacheScope = "shared"

@@ -66,6 +66,7 @@ class Metrics:
     prefill_avoided_seconds: Counter
     cache_busts: Counter
     cache_bust_tokens: Counter
+    reasoning_edit_tokens: Counter
     cache_discrepancy_tokens: Counter
 
     edits: Counter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from leyline_policies import Policy, load_pipeline
@@ -78,7 +78,10 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
     return Tenant(
         name=name,
         policies=tuple(load_pipeline(policy)) if policy else (),
-        undeclared=UndeclaredRules.parse(undeclared),
+        undeclared=replace(
+            UndeclaredRules.parse(undeclared),
+            reasoning=own.reasoning_edits or settings.reasoning_edits,
+        ),
         allow_request_policy=settings.allow_request_policy if allow is None else allow,
         share=own.share,
         reuse=settings.reuse if own.reuse is None else own.reuse,

@@ -10,7 +10,7 @@ from uuid import uuid4
 from leyline_policies import Policy
 from leyline_policies.faults import may_forget
 
-from ..edits.rules import PolicyCatalog, effective_rules
+from ..edits.rules import PolicyCatalog, effective_rules, reasoning_edits
 from ..model.session import turn_name
 from ..model.undeclared import UndeclaredRules
 from ..plan.forgetting import is_unvouched, untraced_before
@@ -163,7 +163,11 @@ class TurnOpener:
             turn_name(index, uuid4().hex[:12]),
             request,
             policies,
-            replace(rules, trust=identity.trust),
+            replace(
+                rules,
+                trust=identity.trust,
+                reasoning=reasoning_edits(request, rules, replica.status.profile),
+            ),
             session,
             replica.status,
             index,

@@ -75,7 +75,7 @@ def _slow(
     """Find token by token who lost what, if the engine made all copies after its own prefix."""
     spliced = {p for start, end in pieces for p in range(max(start, cached), end)}
     lost: dict[str, int] = {}
-    for start, end, first, hard in reach.stretches:
+    for start, end, first, hard, *_ in reach.stretches:
         for position in range(start, min(end, prompt - 1)):
             if position < cached or position in spliced:
                 continue

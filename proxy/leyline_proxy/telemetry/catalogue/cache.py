@@ -140,6 +140,17 @@ _LOST: tuple[CatalogueEntry, ...] = (
         starts=_BY_CAUSE,
     ),
     counter(
+        "reasoning_edit_tokens",
+        "leyline_reasoning_edit_tokens",
+        "Prompt tokens after thinking that the chat template stripped. kept: copied, as "
+        "reasoning_edits is amortize; exact would have prefilled them. lost: prefilled, as it is "
+        "exact; amortize would have copied them.",
+        ("tenant", "model", "effect"),
+        bad="'lost' grows: reasoning_edits is exact for the tenant or the model, or its sessions "
+        "have no certain name.",
+        starts=(("kept",), ("lost",)),
+    ),
+    counter(
         "cache_discrepancy_tokens",
         "leyline_cache_discrepancy_tokens",
         "Tokens by which the engine's cached_tokens differ from the number that the proxy "
