@@ -41,8 +41,8 @@ def build_family(name: str, folder: Path) -> Path:
         text["residual_multiplier"] = 1.0
     kind = text.pop("model_type")
     model = build_model(AutoConfig.for_model(kind, **text))
-    for name, weight in model.named_parameters():
-        if "q_b_proj" in name:
+    for path, weight in model.named_parameters():
+        if "q_b_proj" in path:
             # Queries of so many dimensions give scores that magnify the rounding of fp32.
             weight.data.mul_(0.5)
     model.save_pretrained(folder)
