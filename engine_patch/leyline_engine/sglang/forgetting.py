@@ -23,6 +23,7 @@ from leyline_engine.plan import page_floor
 from leyline_engine.proof.witness import ForgetWitness
 from leyline_engine.sglang.condemned import Condemned, Unpublished
 from leyline_engine.sglang.containment import contained
+from leyline_engine.sglang.matching import reach
 from leyline_engine.sglang.path_tree import PathTree
 from leyline_engine.sglang.publications import Publication, Publications, Space
 from leyline_engine.sglang.radix import LeylineRadixCache
@@ -201,7 +202,7 @@ class Forgetter:
 
     def _cached(self, path: Publication, slots: int) -> int:
         """Return how many of a path's first ``slots`` slots can be found."""
-        return int(self._cache.find(path.keys, path.space, self._keys(slots)).device_prefix_len)
+        return reach(self._cache.find(path.keys, path.space, self._keys(slots)))
 
     def condemn(self, session: SessionKey, ticket: str) -> ForgetCounts:
         """Make KV that a session published unmatchable, and KV that a splice moved.
@@ -270,10 +271,10 @@ class Forgetter:
             late: paths of this forget of which the same is true; keys that several have count once.
         """
         self._cache.announce(path, start, "forgotten" if ticket else "unpublished")
-        known = late.add("late", self._cache.tree_keys.shifted(path.keys), path)
-        begin = max(start, self._cache.tree_keys.slots_within(known))
+        keys = self._cache.tree_keys
+        begin = max(start, keys.slots_within(late.add("late", keys.shifted(path.keys), path)))
         # What is condemned counts, too: most paths here share their beginnings.
-        cached = len(self._cache.slots_of(path)) if ticket else begin
+        cached = keys.slots_within(self._cache.cached_length(path)) if ticket else begin
         self._condemn(path, start, ticket, max(0, cached - begin))
         self._due += 1
 

@@ -113,7 +113,8 @@ class LeylineRadixCache(UnifiedRadixCache):
         if turn is not None and self.leyline is not None:
             return self.leyline.match(turn, params)
         if self.condemned:
-            params = replace(params, key=self._allowed(params.key))
+            allowed = self.allowed_length(params.key.raw_token_ids())
+            params = replace(params, key=limited(params.key, allowed))
         return super().match_prefix(params)
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
@@ -227,15 +228,11 @@ class LeylineRadixCache(UnifiedRadixCache):
             census: counts the slots that the tree has after a splice.
             index: learns which slots the tree frees.
         """
-        self.leyline, self._pool, self.shelf, self._census = listener, pool, shelf, census
-        self._index = index
+        self.leyline, self._pool, self.shelf = listener, pool, shelf
+        self._census, self._index = census, index
 
     def _turn(self, req: Any) -> Turn | None:
         return None if self.leyline is None or req is None else self.leyline.turn_of(req)
-
-    def _allowed(self, key: RadixKey) -> RadixKey:
-        """Return a key without lineages up to the first condemned part."""
-        return limited(key, self.allowed_length(key.raw_token_ids()))
 
     def allowed_length(self, keys: array[int]) -> int:
         """Return the number of leading keys that may be matched: nothing condemned."""
@@ -268,6 +265,10 @@ class LeylineRadixCache(UnifiedRadixCache):
     def cached_length(self, path: Publication) -> int:
         """Return the number of a path's keys of which slots are cached; nothing is touched."""
         return self.tree_keys.keys_of(len(self.slots_of(path)))
+
+    def readable(self, slots: torch.Tensor) -> int:
+        """Return the number of leading slots, of a path, whose rows may be copied by now."""
+        return len(slots)
 
     def peek(self, keys: array[int], space: Space) -> Any:
         """Return the slots, int64 ``[n]``, that a request could match; nothing is touched."""
@@ -334,10 +335,7 @@ class LeylineRadixCache(UnifiedRadixCache):
                 self._census.published(slots[known:], exact - known)
 
     def unpublish(self, path: Publication, start: int, cause: str = "unpublished") -> Unpublished:
-        """Remove the cached part of a path from ``start`` on, leaf by leaf, and overwrite it.
-
-        With larger pages, that begins with the page of ``start``.
-        """
+        """Remove the cached part of a path from ``start``'s page on, and overwrite it."""
         start = page_floor(start, self.page_size)
         key = self.tree_keys.key(path.keys, path.space)
         self.announce(path, start, cause)
@@ -350,7 +348,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         finally:
             if removed:
                 self.overwrite(torch.cat(removed))
-        return replace(left, erased=sum(int(slots.numel()) for slots in removed))
+        return replace(left, erased=left.erased + sum(int(slots.numel()) for slots in removed))
 
     def announce(self, path: Publication, start: int, cause: str) -> None:
         """Announce that the cached part of a path is about to go, or to become unmatchable."""

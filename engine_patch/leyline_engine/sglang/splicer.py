@@ -137,7 +137,7 @@ class Splicer:
                 slots = self._cache.path_device_indices(found.last_device_node)
                 lock = self._cache.lock(found.last_device_node)
                 staging.sources.append(Source(slots, lock))
-                available.append(found.device_prefix_len)
+                available.append(self._cache.readable(slots))
             cacheable = self._cacheable(edit, available, len(prompt))
             slots = [source.slots for source in staging.sources]
             copies = turnable_copies(self._pool, cacheable, slots)
@@ -281,6 +281,7 @@ class Splicer:
         verdict = admit(row)
         if row.lock is not None and turn.staging is not None:
             turn.staging.row = row
+            turn.loaded += max(0, row.prefix_len - turn.staging.cursor)
         return verdict
 
     def row_computed(self, row: StageRow) -> None:
@@ -338,13 +339,14 @@ def _let_go(cache: LeylineRadixCache, staging: Staging) -> None:
     cache.unlock(staging.lock)
 
 
-def as_admitted(plan: Plan, reused: int) -> tuple[Plan, TokenCounts]:
+def as_admitted(plan: Plan, reused: int, loaded: int = 0) -> tuple[Plan, TokenCounts]:
     """Return a plan as executed, now that its request is admitted.
 
     Args:
         plan: the turn's plan.
         reused: tokens that the request itself doesn't compute. They are fewer than planned if
             copies were evicted before it was admitted; the rest of those is prefilled.
+        loaded: tokens of its gaps that were cached by the time they were to be computed.
     """
     kept = tuple(copy for copy in plan.copies if copy.dest < reused)
     kept = tuple(
@@ -354,7 +356,7 @@ def as_admitted(plan: Plan, reused: int) -> tuple[Plan, TokenCounts]:
     executed = replace(plan, copies=kept)
     copied = executed.copied
     staged = sum(step.end - step.start for step in plan.prefills[:-1])
-    prefilled = min(plan.length - reused + staged, plan.length - copied)
+    prefilled = min(plan.length - reused + staged - loaded, plan.length - copied)
     counts = TokenCounts(
         prompt=plan.length,
         prefix=plan.length - copied - prefilled,

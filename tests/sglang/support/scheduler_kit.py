@@ -190,7 +190,7 @@ class Scheduler:
             )
         )
         self.rows = ReqToTokenPool(rows, _LONGEST, "cpu", False)
-        self.cache = LeylineRadixCache(
+        self.cache = self._tree(
             CacheInitParams(
                 disable=False,
                 req_to_token_pool=self.rows,
@@ -210,6 +210,7 @@ class Scheduler:
         self.rotary = rotary = Rotary(_INV_FREQ, Pairing.INTERLEAVED)
         tensors = read_pool(self.pool).turning(self.latent, ROTARY)
         self.splicing = SplicePool(tensors, rotary, origins=origins) if splices else None
+        self._attach_host()
         self.engine = SchedulerEngine(
             self.cache,
             self.splicing,
@@ -241,6 +242,12 @@ class Scheduler:
         """The position of each computation, by nonce."""
         self._nonce = itertools.count(1)
         self._names = itertools.count(1)
+
+    def _tree(self, params: CacheInitParams) -> LeylineRadixCache:
+        return LeylineRadixCache(params)
+
+    def _attach_host(self) -> None:
+        """A pool in the host's memory; see :mod:`hosted_scheduler`."""
 
     # The interface of a client.
 

@@ -28,6 +28,7 @@ from leyline_engine.sglang.facts.frequencies import UnsupportedRotaryError
 from leyline_engine.sglang.facts.measuring import Measured, measure_keys
 from leyline_engine.sglang.facts.modules import measure_modules
 from leyline_engine.sglang.facts.probe import ProbeError
+from leyline_engine.sglang.rows.host import open_host_rows
 from leyline_engine.sglang.rows.layouts import UnsupportedPoolError, read_pool
 from leyline_engine.sglang.rows.origins import OriginsError, origin_rows
 from leyline_engine.sglang.rows.pool import SplicePool
@@ -153,6 +154,8 @@ def _open_pool(
         behind_forwards=_behind_forwards(runner),
         common=common,
     )
+    if tree.cache_controller is not None:
+        pool.host = open_host_rows(tree, tensors)
     return measured, pool
 
 
@@ -205,6 +208,8 @@ def read_setup(context: Any) -> Setup:
             kind for attention in _attentions(model) for kind in _special_kinds(attention)
         ),
         hierarchical_cache=bool(context.enable_hierarchical_cache),
+        host_layout=str(memory.hicache_mem_layout),
+        cache_storage=memory.hicache_storage_backend is not None,
         external_cache=bool(
             memory.enable_unified_cache_external_linker
             or memory.enable_lmcache
@@ -220,6 +225,7 @@ def read_setup(context: Any) -> Setup:
         disaggregation=str(get_disagg().disaggregation_mode),
         sessions=bool(serving.enable_streaming_session or params.enable_session_radix_cache),
         diffusion=get_exec().dllm.dllm_algorithm is not None,
+        attention_dp=int(parallel.attn_dp_size) > 1,
         pipeline_parallel=int(parallel.pp_size),
         context_parallel=int(max(parallel.attn_cp_size, parallel.dcp_size)),
     )
