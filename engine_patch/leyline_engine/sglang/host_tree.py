@@ -11,6 +11,7 @@ The tree runs on SGLang's own core in Python: the Rust core can't remove a given
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.publications import Publication
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.host import HostRows
+from leyline_engine.sglang.turn import Turn
 
 CORE = "python"
 """SGLang's core that this tree needs."""
@@ -125,6 +127,11 @@ class HostedRadixCache(LeylineRadixCache):
     def peek(self, keys: Any, space: Any) -> Any:
         slots = super().peek(keys, space)
         return slots[: self.readable(slots)]
+
+    def _published(self, slots: torch.Tensor, turn: Turn, result: Any) -> None:
+        # Of the keys that the tree had, some had no slots on the device.
+        path = self.path_device_indices(result.last_device_node)
+        super()._published(path, turn, replace(result, prefix_len=0))
 
     def scrub(self) -> None:
         super().scrub()

@@ -136,7 +136,7 @@ class LeylineRadixCache(UnifiedRadixCache):
             params = replace(params, key=self._folded(params.key, turn))
         result = super().insert(params)
         if turn is not None and turn.lineage:
-            self._published(params.value, turn, result.prefix_len)
+            self._published(params.value, turn, result)
         return result
 
     def evict(self, params: EvictParams) -> EvictResult:
@@ -324,13 +324,14 @@ class LeylineRadixCache(UnifiedRadixCache):
             priority=turn.req.priority or 0,
         )
         result = super().insert(params)
-        self._published(params.value, turn, result.prefix_len)
+        self._published(params.value, turn, result)
         return result.last_device_node
 
-    def _published(self, slots: torch.Tensor, turn: Turn, known: int) -> None:
-        """Record that the tree took a path's slots, but for the first ``known``, which it had."""
+    def _published(self, slots: torch.Tensor, turn: Turn, result: Any) -> None:
+        """Record that the tree took a path's slots, but for the first, which it had."""
         if self._census is not None:
             with contained("counting what was published"):
+                known = result.prefix_len
                 exact = first_spliced(turn.lineage, len(slots))
                 self._census.published(slots[known:], exact - known)
 

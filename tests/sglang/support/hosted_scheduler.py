@@ -20,9 +20,14 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.runtime_context import get_context
 from sglang.srt.server_args import ServerArgs
 
+from leyline_engine.lineage import MAX_TOKEN
 from leyline_engine.sglang.cpu.host_tier import register_host_tier
 from leyline_engine.sglang.host_tree import CORE, HostedRadixCache
 from leyline_engine.sglang.rows.host import open_host_rows
+
+
+_CHECK_EVERY = 8
+"""Steps between two looks at every copy, which take as long as a few."""
 
 
 @dataclass
@@ -30,6 +35,8 @@ class _Copy:
     """Copies to the host on their way, and the event that tells of their end."""
 
     copy: Callable[[], object]
+    steps: int
+    """Steps of SGLang's loop until they arrive by themselves; 0 for never."""
     done: bool = False
 
     def query(self) -> bool:
@@ -48,6 +55,7 @@ class HostedScheduler(Scheduler):
         ratio: slots of the host's pool for each of the device's.
         policy: SGLang's write policy.
         layout: SGLang's layout of the host's pool.
+        delay: steps of SGLang's loop after which copies to the host have arrived.
     """
 
     def __init__(
@@ -57,6 +65,7 @@ class HostedScheduler(Scheduler):
         ratio: float = 2.0,
         policy: str = "write_through",
         layout: str = "layer_first",
+        delay: int = 0,
         **options: Any,
     ) -> None:
         register_host_tier()
@@ -70,9 +79,11 @@ class HostedScheduler(Scheduler):
             hicache_write_policy=policy,
         )
         get_context().set_server_args(self._arguments)
-        self.holds = False
+        self.holds = bool(delay)
         """True to hold copies to the host that begin."""
         self.held: list[_Copy] = []
+        self._delay = delay
+        self._checks = 0
         super().__init__(capacity, core=CORE, **options)
 
     def _tree(self, params: CacheInitParams) -> HostedRadixCache:
@@ -88,7 +99,7 @@ class HostedScheduler(Scheduler):
         def begin(moves: Any) -> Any:
             if not self.holds:
                 return submit(moves)
-            copy = _Copy(lambda: submit(moves))
+            copy = _Copy(lambda: submit(moves), self._delay)
             self.held.append(copy)
             return TransferCompletion(copy, copy, False)
 
@@ -105,9 +116,24 @@ class HostedScheduler(Scheduler):
 
     def settle(self) -> None:
         """Pass through SGLang's loop while nothing runs."""
-        self.tree.check_hicache_events()
+        self._pass()
         self.engine.chores.step()
         self.check()
+
+    def drain(self, rounds: int = 400) -> None:
+        """Run until nothing is left to do, or on its way."""
+        super().drain(rounds)
+        while self._delay and self.tree.ongoing_write_through:
+            self.settle()
+        super().drain(rounds)
+
+    def _pass(self) -> None:
+        for copy in self.held:
+            copy.steps -= 1
+            if copy.steps == 0:
+                copy.synchronize()
+        self.held = [copy for copy in self.held if not copy.done]
+        self.tree.check_hicache_events()
 
     def demote(self, tokens: int | None = None) -> None:
         """Evict from the device; all that can be, if no number is given."""
@@ -118,7 +144,7 @@ class HostedScheduler(Scheduler):
     # SGLang's loop, where it serves the host's pool.
 
     def _admit(self) -> list[Req]:
-        self.tree.check_hicache_events()
+        self._pass()
         batch = super()._admit()
         if batch:
             self.tree.ready_to_load_host_cache()
@@ -146,6 +172,9 @@ class HostedScheduler(Scheduler):
         nonces = {nonce for *_, nonce in self.read_host(torch.arange(self.host_pool.size))}
         return frozenset(secret for nonce in nonces for secret in self.has_read[nonce])
 
+    def everywhere(self) -> frozenset[int]:
+        return super().everywhere() | self.remembered_by_host()
+
     def copies(self) -> int:
         """Host slots in use."""
         return int(self.host_pool.slot_used.sum())
@@ -161,15 +190,21 @@ class HostedScheduler(Scheduler):
     def check(self) -> None:
         """Copies are those of their nodes' rows, and no host slot is lost."""
         super().check()
-        self.tree.sanity_check()
+        self._checks += 1
+        if self._checks % _CHECK_EVERY:
+            return
+        if not (self.tree.ongoing_load_back or self.tree.ongoing_write_through):
+            self.tree.sanity_check()
         used = 0
         for node in self.nodes():
             data = node.component_data[ComponentType.FULL]
             if data.host_value is None:
                 continue
             used += len(data.host_value)
-            moving = node.write_through_pending_id is not None
-            loading = node.id in self.tree.ongoing_load_back
-            if data.value is not None and not moving and not loading:
-                assert self.read_host(data.host_value) == self.read(data.value)
+            if node.write_through_pending_id is not None:
+                continue
+            tokens = [key & MAX_TOKEN for key in node.key.raw_token_ids()]
+            assert [token for token, _, _ in self.read_host(data.host_value)] == tokens
+            if data.value is not None and self.tree.readable(data.value) == len(data.value):
+                assert [token for token, _, _ in self.read(data.value)] == tokens
         assert used == self.copies()

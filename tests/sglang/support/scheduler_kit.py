@@ -528,6 +528,11 @@ class Scheduler:
             found |= self.has_read[nonce]
         return frozenset(found)
 
+    def everywhere(self) -> frozenset[int]:
+        """Every secret that any slot has read, free ones included."""
+        # The first page is SGLang's padding.
+        return self.remembered(torch.arange(self.page, self.capacity + self.page))
+
     # What must always hold.
 
     def check(self) -> None:
