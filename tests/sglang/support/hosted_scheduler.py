@@ -123,9 +123,14 @@ class HostedScheduler(Scheduler):
     def drain(self, rounds: int = 400) -> None:
         """Run until nothing is left to do, or on its way."""
         super().drain(rounds)
-        while self._delay and self.tree.ongoing_write_through:
+        while self.tree.ongoing_load_back or (
+            self.tree.ongoing_write_through and not self._held_for_good()
+        ):
             self.settle()
         super().drain(rounds)
+
+    def _held_for_good(self) -> bool:
+        return any(copy.steps <= 0 for copy in self.held)
 
     def _pass(self) -> None:
         for copy in self.held:
