@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hosted_scheduler import HostedScheduler
-from scheduler_kit import Scheduler
-from secret_kit import TOLD, forgetting, telling
+from secret_kit import TOLD, telling
 from test_scheduler_proofs import OTHER, ask, position_free, proven, survivors
 
-from leyline_engine.contract import EditPayload, Proof, edit_envelope
-from leyline_engine.sglang.host_tree import HostedRadixCache
+from leyline_engine.contract import EditPayload, Proof
 from leyline_engine.sglang.rows.host import HOST
 
 pytestmark = pytest.mark.usefixtures("server_args", "position_free")

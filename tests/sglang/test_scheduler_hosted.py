@@ -192,7 +192,7 @@ def test_a_forget_reaches_copies_of_what_the_device_has() -> None:
 
 
 def test_a_copy_on_its_way_brings_nothing_back() -> None:
-    """A forget waits for it: nobody finds the KV meanwhile, and it goes once the copy has arrived."""
+    """A forget waits for it: nobody finds the KV meanwhile, and it goes once the copy is there."""
     scheduler = HostedScheduler()
     scheduler.holds = True
     scheduler.serve(TOLD, telling())

@@ -1,7 +1,7 @@
 """The scheduler without a model, above SGLang's own host pool, controller and copies (HiCache).
 
-On a CPU, copies are done when they are begun. So that a test can forget while some are on their way,
-copies to the host can be held: they arrive when somebody waits for them, or a test releases them.
+On a CPU, copies are done when they are begun. A test can hold those to the host, so that it forgets
+while some are on their way: they arrive when somebody waits for them, or a test releases them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from leyline_engine.lineage import MAX_TOKEN
 from leyline_engine.sglang.cpu.host_tier import register_host_tier
 from leyline_engine.sglang.host_tree import CORE, HostedRadixCache
 from leyline_engine.sglang.rows.host import open_host_rows
-
 
 _CHECK_EVERY = 8
 """Steps between two looks at every copy, which take as long as a few."""
