@@ -62,7 +62,8 @@ SETTINGS = (
     Setting("data-parallel attention", Setup(), "server", "test_server_data_parallel.py"),
     Setting("expert parallel", Setup(), "", ""),
     Setting("mixed chunks", Setup(), "server", "test_server_mixed_chunk.py"),
-    Setting("HiCache", Setup(hierarchical_cache=True), "", ""),
+    Setting("HiCache", Setup(host_layout="page_first"), "server", "test_server_hosted.py"),
+    Setting("HiCache with a storage back end", Setup(host_storage=True), "", ""),
     Setting("LoRA", Setup(), "server", "test_server_adapters.py"),
     Setting("pipeline parallel", Setup(pipeline_parallel=2), "", ""),
     Setting("context parallel", Setup(context_parallel=2), "", ""),
@@ -121,13 +122,16 @@ def recipe_refusal(recipe: Mapping[str, Any]) -> str:
 
     A recipe that gets other pages on other hardware counts by its largest.
     """
+    hosted = bool(recipe.get("hicache"))
     return _refused(
         Setup(
             kv_dtype=_kv_dtype(str(recipe.get("kv_cache_dtype", "bfloat16"))),
             page_size=max(recipe.get("pages", [1])),
             radix_cache=not recipe.get("radix_off", False),
             speculative=str(recipe.get("speculative", "")),
-            hierarchical_cache=bool(recipe.get("hicache")),
+            host_layout="page_first" if hosted else "",
+            host_drafts=hosted and "speculative" in recipe,
+            host_attention_dp=hosted and "dp_attention" in recipe,
             disaggregation="prefill" if recipe.get("disaggregation") else "null",
             pipeline_parallel=2 if recipe.get("pp") else 1,
             context_parallel=2 if recipe.get("context_parallel") else 1,

@@ -47,11 +47,14 @@ class Setup:
     sparse_attention: bool = False
     attention_kinds: frozenset[str] = frozenset()
     """Features of single attention layers that plain causal attention doesn't have."""
-    hierarchical_cache: bool = False
-    host_layout: str = "page_first"
-    """``--hicache-mem-layout``, as resolved; matters with a hierarchical cache only."""
-    cache_storage: bool = False
+    host_layout: str = ""
+    """``--hicache-mem-layout`` of a hierarchical cache (HiCache); empty without one."""
+    host_storage: bool = False
     """True if a hierarchical cache has a third tier: a storage back end."""
+    host_drafts: bool = False
+    """True for a hierarchical cache beside speculative decoding."""
+    host_attention_dp: bool = False
+    """True for a hierarchical cache beside data-parallel attention."""
     external_cache: bool = False
     """True with an external linker, LMCache or FlexKV: KV may come from and go to another store."""
     unified_memory: bool = False
@@ -66,7 +69,6 @@ class Setup:
     sessions: bool = False
     """True with streaming sessions or the session radix cache."""
     diffusion: bool = False
-    attention_dp: bool = False
     pipeline_parallel: int = 1
     context_parallel: int = 1
     """Number of ranks that share one sequence's attention, in prefill or in decode."""
@@ -146,30 +148,29 @@ def _rows_of_server(setup: Setup) -> tuple[_Row, ...]:
 def _hierarchical(setup: Setup) -> tuple[_Row, ...]:
     """Return refusals because of a hierarchical cache (HiCache), with what lifts them."""
     without = "drop --enable-hierarchical-cache"
-    rows: tuple[_Row, ...] = (
+    return (
         (
-            setup.cache_storage,
-            "hierarchical cache with a storage back end: no forget reaches that",
-            "drop --hicache-storage-backend",
-        ),
-        (
-            setup.host_layout not in HOST_LAYOUTS,
-            f"hierarchical cache with the layout {setup.host_layout}",
+            setup.host_layout and setup.host_layout not in HOST_LAYOUTS,
+            f"hierarchical cache in the layout {setup.host_layout}",
             "start with --hicache-mem-layout layer_first, or with page_first and "
             "--hicache-io-backend kernel",
         ),
         (
-            setup.speculative,
-            "hierarchical cache beside speculative decoding",
-            f"{without}, or --speculative-algorithm",
+            setup.host_storage,
+            "hierarchical cache with a storage back end, which no forget reaches",
+            "drop --hicache-storage-backend",
         ),
         (
-            setup.attention_dp,
+            setup.host_drafts,
+            "hierarchical cache beside speculative decoding",
+            f"{without} or --speculative-algorithm",
+        ),
+        (
+            setup.host_attention_dp,
             "hierarchical cache beside data-parallel attention",
-            f"{without}, or --enable-dp-attention",
+            f"{without} or --enable-dp-attention",
         ),
     )
-    return rows if setup.hierarchical_cache else ()
 
 
 def _nearest_page(size: int) -> int:

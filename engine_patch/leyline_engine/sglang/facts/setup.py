@@ -154,7 +154,7 @@ def _open_pool(
         behind_forwards=_behind_forwards(runner),
         common=common,
     )
-    if tree.cache_controller is not None:
+    if context.enable_hierarchical_cache:
         pool.host = open_host_rows(tree, tensors)
     return measured, pool
 
@@ -196,6 +196,7 @@ def read_setup(context: Any) -> Setup:
     params = context.params
     model = context.tp_worker.model_runner.model
     kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
+    hosted = bool(context.enable_hierarchical_cache)
     return Setup(
         kv_dtype=str(getattr(kv_pool, "dtype", "unknown")).removeprefix("torch."),
         page_size=int(params.page_size),
@@ -207,9 +208,10 @@ def read_setup(context: Any) -> Setup:
         attention_kinds=frozenset(
             kind for attention in _attentions(model) for kind in _special_kinds(attention)
         ),
-        hierarchical_cache=bool(context.enable_hierarchical_cache),
-        host_layout=str(memory.hicache_mem_layout),
-        cache_storage=memory.hicache_storage_backend is not None,
+        host_layout=str(memory.hicache_mem_layout) if hosted else "",
+        host_storage=hosted and memory.hicache_storage_backend is not None,
+        host_drafts=hosted and bool(spec.speculative_algorithm),
+        host_attention_dp=hosted and int(parallel.attn_dp_size) > 1,
         external_cache=bool(
             memory.enable_unified_cache_external_linker
             or memory.enable_lmcache
@@ -225,7 +227,6 @@ def read_setup(context: Any) -> Setup:
         disaggregation=str(get_disagg().disaggregation_mode),
         sessions=bool(serving.enable_streaming_session or params.enable_session_radix_cache),
         diffusion=get_exec().dllm.dllm_algorithm is not None,
-        attention_dp=int(parallel.attn_dp_size) > 1,
         pipeline_parallel=int(parallel.pp_size),
         context_parallel=int(max(parallel.attn_cp_size, parallel.dcp_size)),
     )
