@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import httpx
 import msgspec
@@ -51,7 +51,7 @@ def crowd(server: SglangServer, rng: random.Random) -> None:
         server.generate(list(draw_tokens(rng, SLOTS // 2)), 1)
 
 
-def is_loaded(server: SglangServer, prompt: tuple[int, ...]) -> tuple[int, int]:
+def loaded(server: SglangServer, prompt: tuple[int, ...]) -> tuple[int, int]:
     """Tokens of a prompt that came from the device and from the host."""
     details = server.generate(list(prompt), 1)["meta_info"]["cached_tokens_details"] or {}
     return details.get("device", 0), details.get("host", 0)
@@ -74,7 +74,8 @@ def check_history(session: PlayedSession, rng: random.Random) -> Played:
     continued = session.edit(edited, [], draw_tokens(rng, 5))
     check_turn(session, continued)
     assert continued.receipt.lineage == edited.receipt.lineage
-    assert continued.receipt.tokens.prefix == len(edited.tokens) - 1
+    page = session.page
+    assert continued.receipt.tokens.prefix == (len(edited.tokens) - 1) // page * page
     # What was loaded is a source like any other.
     again = session.edit(continued, [Directive(100, 120)], draw_tokens(rng, 3))
     assert again.receipt.outcome is Outcome.SPLICED
@@ -104,7 +105,8 @@ def check_forget(session: PlayedSession, rng: random.Random) -> None:
     server.generate(list(prompt[:150]), 2, sampling_params={"temperature": 0} | parameters)
     forgot = fetch_record(server, name).receipt.forgot
     assert forgot is not None
-    assert (forgot.overwritten, forgot.pending) == (len(prompt) + DECODED - 1 - 150, 0)
+    start, end = 150 // session.page, (len(prompt) + DECODED - 1) // session.page
+    assert (forgot.overwritten, forgot.pending) == ((end - start) * session.page, 0)
     proof = proof_of(server, name)
     assert proof.complete and not proof.survivors, proof
     assert proof.doomed == forgot.overwritten
@@ -116,40 +118,44 @@ def check_forget(session: PlayedSession, rng: random.Random) -> None:
     assert distance(scores_of(answer), clean) <= BOUND
 
 
-@pytest.mark.parametrize(
-    ("model", "flags"),
-    [
-        (SglangModel.MLA, ()),
-        (SglangModel.LLAMA, ("--hicache-write-policy=write_back",)),
-        (SglangModel.LLAMA, ("--page-size=16", "--disable-overlap-schedule")),
-    ],
-    ids=["mla", "gqa-write-back", "gqa-page-16"],
-)
+@dataclass(frozen=True)
+class Case:
+    """A server."""
+
+    model: SglangModel
+    flags: tuple[str, ...] = ()
+    page: int = 1
+
+
+CASES = {
+    "mla": Case(SglangModel.MLA),
+    "gqa-write-back": Case(SglangModel.LLAMA, ("--hicache-write-policy=write_back",)),
+    "gqa-page-16": Case(
+        SglangModel.LLAMA, ("--page-size=16", "--disable-overlap-schedule"), page=16
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_histories_come_back_from_the_host_and_forgets_reach_it(
     start_server: StartServer,
     model_folder: ModelFolder,
     probed: dict[str, str],
     start_session: Start,
-    model: SglangModel,
-    flags: tuple[str, ...],
+    name: str,
 ) -> None:
     """Answers, rows and counts are the contract's, and a forget leaves nothing on the host."""
-    server = start_server(model_folder(model), *FLAGS, *flags, environment=probed)
-    page = 16 if "--page-size=16" in flags else 1
+    case = CASES[name]
+    server = start_server(model_folder(case.model), *FLAGS, *case.flags, environment=probed)
     capability = httpx.get(f"{server.base_url}/leyline/capability", timeout=30).json()
     assert capability["splices"], capability["unsupported_reason"]
     rng = random.Random(7)
     prompt = draw_tokens(rng, 700)
     server.generate(list(prompt), 1)
     crowd(server, rng)
-    device, host = is_loaded(server, prompt)
+    device, host = loaded(server, prompt)
     assert host > 600 > device
     for number in range(2):
-        session = replace(start_session(server, f"h{number}"), page=page, scope=f"tenant{number}")
-        if page == 1:
-            check_history(session, rng)
-            check_forget(replace(session, scope=f"forgetful{number}"), rng)
-        else:
-            told = session.open(draw_tokens(rng, 400))
-            crowd(server, rng)
-            session.open((*told.tokens, *draw_tokens(rng, 5)))
+        session = replace(start_session(server, f"h{number}"), page=case.page, scope=f"t{number}")
+        check_history(session, rng)
+        check_forget(replace(session, scope=f"forgetful{number}"), rng)
