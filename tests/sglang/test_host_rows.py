@@ -130,7 +130,7 @@ def test_parts_are_the_devices_of_the_last_layer(kind: str, layout: str) -> None
 
 @pytest.mark.parametrize("layout", ["page_first_direct", "page_head"])
 def test_another_layout_is_refused(layout: str) -> None:
-    """Where a slot has no row of its own per layer, nothing is overwritten."""
+    """Slots without a row of their own in each layer can't be overwritten."""
     device = device_pool("gqa")
     with pytest.raises(UnsupportedPoolError, match=layout):
         HostRows(host_pool(device, layout), read_pool(device))

@@ -60,7 +60,7 @@ PLANTS = {
 
 
 def place(proof: Proof) -> dict[str, int]:
-    """What the host's memory counts."""
+    """Counts of the host's memory."""
     found = next(each for each in proof.places if each.place == HOST)
     return {"scanned": found.scanned, "kept": found.kept, "survivors": found.survivors}
 
@@ -108,7 +108,7 @@ def test_a_proof_waits_for_a_copy_on_its_way() -> None:
 
 
 def test_a_late_copy_that_is_not_overwritten_is_found() -> None:
-    """What arrives after a forget, and stays, is a survivor."""
+    """A row that arrives after a forget, and stays, is a survivor."""
     scheduler = HostedScheduler()
     scheduler.holds = True
     scheduler.serve(TOLD, telling())

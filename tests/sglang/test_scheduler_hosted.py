@@ -73,7 +73,7 @@ def known(receipt: Receipt) -> dict[str, Any]:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("page", PAGES)
 def test_an_evicted_prefix_is_loaded_back(page: int, policy: str) -> None:
-    """What only the host has is a prefix again, the KV being what was computed once."""
+    """KV that only the host has is a prefix again, as it was computed once."""
     scheduler = HostedScheduler(page=page, policy=policy)
     req = told(scheduler)
     scheduler.demote()
@@ -119,7 +119,7 @@ def test_a_spliced_path_is_loaded_back_under_its_lineage() -> None:
 
 
 def test_a_source_on_the_host_alone_is_no_source() -> None:
-    """What the device lost is prefilled, and the receipt says so; the prefix is loaded."""
+    """Tokens that the device lost are prefilled, and the receipt says so; the prefix is loaded."""
     scheduler = HostedScheduler(800)
     prompt, payload = edit(told(scheduler), Directive(70, 80))
     scheduler.demote()
@@ -258,7 +258,7 @@ def test_rows_that_a_copy_is_about_to_replace_are_waited_for() -> None:
 
 
 def test_anothers_copies_stay() -> None:
-    """What another session sent as well is kept on the host, and loaded for it."""
+    """Text that another session sent as well is kept on the host, and loaded for it."""
     scheduler = HostedScheduler()
     scheduler.serve(TOLD, telling())
     scheduler.serve(TOLD, telling(session="y"))
@@ -270,7 +270,7 @@ def test_anothers_copies_stay() -> None:
 
 
 def test_a_flush_leaves_nothing_to_a_forget() -> None:
-    """What the host held when the cache was flushed is overwritten by the next forget."""
+    """A forget overwrites what the host held when the cache was flushed."""
     scheduler = HostedScheduler()
     scheduler.serve(TOLD, telling())
     scheduler.demote()
@@ -281,7 +281,7 @@ def test_a_flush_leaves_nothing_to_a_forget() -> None:
 
 
 def test_eight_bit_rows_that_were_loaded_are_not_turned() -> None:
-    """Whether a splice turned them is forgotten on the way: elsewhere, they are prefilled."""
+    """Nobody knows any more if a splice turned them: elsewhere, they are prefilled."""
     scheduler = HostedScheduler(800, dtype=FP8)
     session = Session(scheduler, "s")
     assert session.edit(Directive(40, 50)).tokens.spliced > 80
