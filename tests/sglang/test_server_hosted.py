@@ -159,3 +159,21 @@ def test_histories_come_back_from_the_host_and_forgets_reach_it(
         session = replace(start_session(server, f"h{number}"), page=case.page, scope=f"t{number}")
         check_history(session, rng)
         check_forget(replace(session, scope=f"forgetful{number}"), rng)
+
+
+def test_two_ranks_keep_and_forget_the_same_copies(
+    start_server: StartServer, model_folder: ModelFolder, start_session: Start
+) -> None:
+    """Tensor-parallel ranks load the same prefixes, and prove the same forget over their shards."""
+    environment = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    folder = model_folder(SglangModel.LLAMA)
+    server = start_server(folder, *FLAGS, "--tp=2", environment=environment)
+    rng = random.Random(3)
+    for _ in range(3):
+        prompt = list(draw_tokens(rng, 700))
+        first = server.generate(prompt, 8)
+        crowd(server, rng)
+        again = server.generate(prompt, 8)
+        assert again["output_ids"] == first["output_ids"]
+        assert again["meta_info"]["cached_tokens_details"]["host"] > 600
+    check_forget(start_session(server, "ranks"), rng)
