@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hosted_scheduler import HostedScheduler
 from pool_kit import FP8
 from scheduler_kit import Scheduler, sealed, source_of, text
@@ -189,6 +190,18 @@ def test_a_forget_reaches_copies_of_what_the_device_has() -> None:
     receipt = receipt_of(scheduler, REDACTED, forgetting())
     assert receipt.forgot is not None and receipt.forgot.overwritten == 112 - HEAD
     assert scheduler.everywhere() == frozenset()
+
+
+def test_a_removal_overwrites_copies_without_a_forget() -> None:
+    """A path that is only unpublished leaves nothing on the host, where nobody scrubs for it."""
+    scheduler = HostedScheduler()
+    scheduler.serve(TOLD, telling())
+    scheduler.settle()
+    done = scheduler.tree.unpublish(Publication(token_array(TOLD)), 80)
+    assert (done.erased, done.held) == (112 - 80, 0)
+    assert scheduler.copies() == 80
+    rows = scheduler.read_host(torch.arange(scheduler.host_pool.size))
+    assert sum(nonce > 0 for *_, nonce in rows) == 80
 
 
 def test_a_copy_on_its_way_brings_nothing_back() -> None:
