@@ -195,9 +195,9 @@ def test_a_forget_reaches_copies_of_what_the_device_has() -> None:
 def test_a_removal_overwrites_copies_without_a_forget() -> None:
     """A path that is only unpublished leaves nothing on the host, where nobody scrubs for it."""
     scheduler = HostedScheduler()
-    scheduler.serve(TOLD, telling())
+    req, _ = scheduler.serve(TOLD, telling())
     scheduler.settle()
-    done = scheduler.tree.unpublish(Publication(token_array(TOLD)), 80)
+    done = scheduler.tree.unpublish(Publication(source_of(req)), 80)
     assert (done.erased, done.held) == (112 - 80, 0)
     assert scheduler.copies() == 80
     rows = scheduler.read_host(torch.arange(scheduler.host_pool.size))
