@@ -54,11 +54,13 @@ class HostedRadixCache(LeylineRadixCache):
         moved, self._moved = self._moved, False
         if moved and self.condemned:
             # They held what a forget waits for.
-            self._settle()
+            with contained("removing what was condemned"):
+                self._settle()
 
     def _finish_write_through_ack(self, ack_id: int) -> None:
         if self._host is not None:
-            self._host.copied(_joined(self._written(ack_id)))
+            with contained("noting what was copied"):
+                self._host.copied(_joined(self._written(ack_id)))
         super()._finish_write_through_ack(ack_id)
         self._moved = True
 
@@ -77,13 +79,15 @@ class HostedRadixCache(LeylineRadixCache):
             loaded = bool(super().load_back(node_id, mem_quota, req))
         finally:
             self._loading = False
-        if loaded:
-            with contained("noting what was loaded back"):
-                for each in nodes:
-                    self._loaded(each)
+        for each in nodes if loaded else ():
+            self._loaded(each)
         return loaded
 
-    def attach_storage_backend(self, *_: Any, **__: Any) -> tuple[bool, str]:
+    def attach_storage_backend(self, *args: Any, **options: Any) -> tuple[bool, str]:
+        if self._host is None:
+            # Nothing is spliced, and no forget is reported as done.
+            done, message = super().attach_storage_backend(*args, **options)
+            return bool(done), str(message)
         return False, NO_STORAGE
 
     def reset(self) -> None:
@@ -238,10 +242,11 @@ class HostedRadixCache(LeylineRadixCache):
     def _loaded(self, node: Any) -> None:
         """Record that a node has slots on the device again; what stood there says nothing."""
         slots = node.component_data[ComponentType.FULL].value
-        if self._census is not None:
-            self._census.published(slots, exact_length(node.key.raw_token_ids()))
         if self._pool is not None:
             self._pool.loaded(slots)
+        if self._census is not None:
+            with contained("counting what was loaded back"):
+                self._census.published(slots, exact_length(node.key.raw_token_ids()))
 
 
 def tree_class(context: Any) -> type[LeylineRadixCache]:
