@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hosted_scheduler import HostedScheduler
@@ -144,6 +145,20 @@ def test_a_gap_on_the_host_is_loaded_not_computed() -> None:
     assert receipt.outcome is Outcome.SPLICED
     assert receipt.tokens.spliced == 161
     assert (receipt.tokens.prefix, receipt.tokens.prefilled) == (119, 4)
+
+
+def test_a_splice_continues_what_the_device_has() -> None:
+    """A path that only the host has doesn't name the lineage of copies that are made instead."""
+    scheduler = HostedScheduler(800)
+    prompt, payload = edit(first := told(scheduler), Directive(70, 80))
+    spliced = receipt_of(scheduler, prompt, payload)
+    scheduler.tree.find(source_of(first), Space())  # the source was used last
+    scheduler.demote(100)
+    keys = token_array(prompt)
+    assert scheduler.tree.find(keys, Space()).device_prefix_len == 70
+    payload = msgspec.structs.replace(payload, turn="t3", lineage=spliced.lineage)
+    again = receipt_of(scheduler, prompt, payload)
+    assert known(again) == known(spliced)
 
 
 def test_a_source_that_is_being_loaded_is_not_read() -> None:

@@ -26,6 +26,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from leyline_engine.contract import ATTENTION_SINK, CopySegment, TokenCounts
 from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import Carried
+from leyline_engine.lineage import runs_before
 from leyline_engine.plan import Plan, clip_copies, copy_runs, plan_turn
 from leyline_engine.rules import CheckedRequest, Rules, extend_lineage
 from leyline_engine.sglang.publishing import Publisher
@@ -130,6 +131,8 @@ class Splicer:
         assert edit is not None  # noqa: S101 - the caller's contract
         prompt = checked.prompt
         staging = Staging([], self._cache.lock(match.last_device_node), match.device_prefix_len)
+        # Copies continue what the device has; the map may be of more, which only the host has.
+        turn.lineage = runs_before(turn.lineage, staging.cursor)
         try:
             available = []
             for source in edit.sources:
