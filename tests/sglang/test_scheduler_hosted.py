@@ -7,6 +7,7 @@ that a copy is its node's.
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ from leyline_engine.contract import (
     apply_directives,
     token_array,
 )
+from leyline_engine.lineage import fold_keys
 from leyline_engine.sglang.claim_clock import ClaimMessage
 from leyline_engine.sglang.host_tree import NO_STORAGE
 from leyline_engine.sglang.publications import Publication, Space
@@ -37,6 +39,8 @@ from leyline_engine.sglang.publications import Publication, Space
 pytestmark = pytest.mark.usefixtures("server_args")
 POLICIES = ("write_through", "write_back")
 PAGES = (1, 16, 64)
+ALL = forgetting(forget=("*",), spans=())
+"""The turn that forgets all of its session, in a prompt too short to take its slots."""
 
 
 def told(scheduler: Scheduler, length: int = 200) -> Req:
@@ -70,6 +74,17 @@ def known(receipt: Receipt) -> dict[str, Any]:
         name: getattr(receipt, name)
         for name in ("outcome", "reason", "tokens", "lineage", "stages")
     }
+
+
+def own_keys(prompt: list[int], receipt: Receipt) -> array[int]:
+    """The keys of a turn's own conversation."""
+    return fold_keys(token_array(prompt), receipt.lineage, "t")
+
+
+def count_slots(scheduler: HostedScheduler) -> None:
+    """Compare the census of slots by owner with the tree."""
+    scheduler.forwards = 0
+    scheduler.check()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -114,8 +129,13 @@ def test_a_spliced_path_is_loaded_back_under_its_lineage() -> None:
     own = receipt_of(scheduler, [*prompt, 4], mine)
     assert own.tokens.prefix == len(prompt)
     assert own.lineage == spliced.lineage
-    scheduler.forwards = 0  # the next check counts slots by owner
-    scheduler.check()
+    count_slots(scheduler)
+    scheduler.demote()
+    found = scheduler.tree.find(own_keys(prompt, spliced), Space())
+    assert scheduler.tree.load_back(found.best_match_node)
+    scheduler.tree.ready_to_load_host_cache()
+    count_slots(scheduler)
+    scheduler.settle()
     scheduler.demote()
     assert receipt_of(scheduler, [*prompt, 3], other).tokens.prefix == 70
 
@@ -159,6 +179,7 @@ def test_a_splice_continues_what_the_device_has() -> None:
     payload = msgspec.structs.replace(payload, turn="t3", lineage=spliced.lineage)
     again = receipt_of(scheduler, prompt, payload)
     assert known(again) == known(spliced)
+    count_slots(scheduler)
 
 
 def test_a_source_that_is_being_loaded_is_not_read() -> None:
@@ -181,9 +202,11 @@ def test_a_source_that_is_being_loaded_is_not_read() -> None:
 def test_a_forget_reaches_what_only_the_host_has(page: int, policy: str) -> None:
     """Copies go, their rows are zero, and the same prompt is computed again."""
     scheduler = HostedScheduler(page=page, policy=policy)
-    scheduler.serve(TOLD, telling())
+    req, _ = scheduler.serve(TOLD, telling())
     scheduler.demote()
-    assert scheduler.copies() == 112 // page * page
+    path = Publication(source_of(req))
+    assert scheduler.copies() == scheduler.tree.cached_length(path) == 112 // page * page
+    assert len(scheduler.tree.slots_of(path)) == 0
     assert scheduler.remembered_by_host() == {SECRET}
     kept = HEAD // page * page
     receipt = receipt_of(scheduler, REDACTED, forgetting())
@@ -269,7 +292,7 @@ def test_what_the_host_evicted_is_overwritten() -> None:
         scheduler.demote()
     assert not scheduler.tree.cached_length(Publication(token_array(TOLD)))
     assert scheduler.remembered_by_host() == {SECRET}
-    scheduler.serve(REDACTED, forgetting())
+    scheduler.serve([7], ALL)
     assert scheduler.everywhere() == frozenset()
 
 
@@ -291,7 +314,7 @@ def test_anothers_copies_stay() -> None:
     scheduler.serve(TOLD, telling())
     scheduler.serve(TOLD, telling(session="y"))
     scheduler.demote()
-    receipt = receipt_of(scheduler, [7], forgetting(forget=("*",), spans=()))
+    receipt = receipt_of(scheduler, [7], ALL)
     assert receipt.forgot is not None and receipt.forgot.shared_retained == 112
     scheduler.demote()
     assert receipt_of(scheduler, [*TOLD, 5], telling(session="y", turn="t2")).tokens.prefix >= 111
@@ -304,7 +327,7 @@ def test_a_flush_leaves_nothing_to_a_forget() -> None:
     scheduler.demote()
     scheduler.flush()
     assert scheduler.remembered_by_host() == {SECRET}
-    scheduler.serve(REDACTED, forgetting())
+    scheduler.serve([7], ALL)
     assert scheduler.everywhere() == frozenset()
 
 
@@ -324,6 +347,19 @@ def test_eight_bit_rows_that_were_loaded_are_not_turned() -> None:
     assert receipt.tokens.spliced < 8
     assert receipt.tokens.prefilled > 80
     scheduler.check_idle()
+
+
+def test_a_load_takes_nothing_from_turns_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them may be the turn that is being admitted; a load that finds no room is left out."""
+    scheduler = HostedScheduler(400)
+    first = told(scheduler)
+    scheduler.demote()
+    scheduler.submit(text(300, 5), decode=30)
+    scheduler.step()
+    monkeypatch.setattr(scheduler.engine, "give_way", lambda: pytest.fail("it took memory"))
+    found = scheduler.tree.find(source_of(first), Space())
+    assert found.host_hit_length == 201
+    assert not scheduler.tree.load_back(found.best_match_node)
 
 
 def test_a_storage_back_end_is_not_attached() -> None:

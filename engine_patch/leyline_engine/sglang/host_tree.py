@@ -58,9 +58,6 @@ class HostedRadixCache(LeylineRadixCache):
                 self._settle()
 
     def _finish_write_through_ack(self, ack_id: int) -> None:
-        if self._host is not None:
-            with contained("noting what was copied"):
-                self._host.copied(_joined(self._written(ack_id)))
         super()._finish_write_through_ack(ack_id)
         self._moved = True
 
@@ -141,7 +138,7 @@ class HostedRadixCache(LeylineRadixCache):
         super().scrub()
         if self._host is None:
             return
-        if self._host.is_stale(_joined(map(self._written_to, self.ongoing_write_through))):
+        if self._host.is_stale(self._written()):
             # They will overwrite what was freed there, perhaps what is being forgotten.
             self.writing_check(write_back=True)
         self._host.scrub()
@@ -229,15 +226,13 @@ class HostedRadixCache(LeylineRadixCache):
             if shared < len(node.key):
                 return
 
-    def _written(self, ack_id: int) -> list[torch.Tensor]:
-        """Return the host slots that a copy under way writes to."""
-        under_way = self.ongoing_write_through.get(ack_id)
-        nodes = under_way.publish_node_ids if under_way is not None else ()
-        copies = (self.tree_core.node_by_id(node).component_data for node in nodes)
-        return [each[ComponentType.FULL].host_value for each in copies]
-
-    def _written_to(self, ack_id: int) -> torch.Tensor:
-        return _joined(self._written(ack_id))
+    def _written(self) -> torch.Tensor:
+        """Return the host slots that copies under way write to."""
+        moves = self.ongoing_write_through.values()
+        nodes = [
+            self.tree_core.node_by_id(node) for move in moves for node in move.publish_node_ids
+        ]
+        return _joined([node.component_data[ComponentType.FULL].host_value for node in nodes])
 
     def _loaded(self, node: Any) -> None:
         """Record that a node has slots on the device again; what stood there says nothing."""

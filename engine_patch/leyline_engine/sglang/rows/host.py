@@ -74,7 +74,7 @@ class HostRows:
         self._staging = tuple(tensor for tensor in staging if tensor is not None)
         self._behind_copies = behind_copies
         self._stale = torch.zeros(len(self._keys[0]), dtype=torch.bool)
-        """Host slots that hold what was freed there."""
+        """Host slots that hold what was freed there, but for those that were written since."""
         self.erased: Callable[[torch.Tensor], None] = lambda _: None
         """Called with rows that have been overwritten, numbered as in proofs."""
 
@@ -93,12 +93,8 @@ class HostRows:
         """Record that SGLang is about to free all slots."""
         self._stale |= self._pool.slot_used
 
-    def copied(self, slots: torch.Tensor) -> None:
-        """Record that rows were copied to host slots, int64 ``[n]``."""
-        self._stale[slots.cpu()] = False
-
     def is_stale(self, slots: torch.Tensor) -> bool:
-        """Return True if any of these slots, int64 ``[n]``, holds what was freed there."""
+        """Return True if any of these slots, int64 ``[n]``, may hold what was freed there."""
         return bool(self._stale[slots.cpu()].any())
 
     def erase(self, slots: torch.Tensor) -> None:
