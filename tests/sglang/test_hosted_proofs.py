@@ -9,6 +9,7 @@ from secret_kit import TOLD, telling
 from test_scheduler_proofs import OTHER, ask, position_free, proven, survivors
 
 from leyline_engine.contract import EditPayload, Proof
+from leyline_engine.sglang.host_copies import HostCopies
 from leyline_engine.sglang.rows.host import HOST
 
 pytestmark = pytest.mark.usefixtures("server_args", "position_free")
@@ -105,6 +106,36 @@ def test_a_proof_waits_for_a_copy_on_its_way() -> None:
     scheduler.settle()
     last = scheduler.sender.proofs["p"]
     assert last.complete and not last.survivors, last
+
+
+def test_a_proof_waits_for_copies_of_what_a_request_holds() -> None:
+    """They go when it ends; until then, they are no survivors."""
+    scheduler = HostedScheduler()
+    scheduler.submit(TOLD, telling(), decode=12)
+    while scheduler.copies() == 0 or scheduler.tree.ongoing_write_through:
+        scheduler.step()
+    ask(scheduler)
+    while "p" not in scheduler.sender.proofs:
+        scheduler.step()
+    first = scheduler.sender.proofs["p"]
+    assert first.pending and not first.survivors, first
+    scheduler.drain()
+    scheduler.settle()
+    last = scheduler.sender.proofs["p"]
+    assert last.complete and not last.survivors, last
+
+
+def test_copies_in_front_of_a_span_wait_for_nothing() -> None:
+    """Only numbers of copies after a condemned path's start count as waiting."""
+    scheduler = filled()
+    (path,) = scheduler.engine.publications.of(("t", "s"))
+    assert scheduler.splicing is not None
+    copies = HostCopies(scheduler.tree, scheduler.splicing.host)
+    places, slots = scheduler.tree.copies_of(path, alone=False)
+    first = scheduler.splicing.tensors.slots
+    wanted = [int(slot) + first for at, slot in zip(places, slots, strict=True) if at >= 80]
+    assert len(wanted) == 112 - 80
+    assert copies.after(path, 80) == set(wanted)
 
 
 def test_a_late_copy_that_is_not_overwritten_is_found() -> None:
