@@ -138,6 +138,28 @@ def test_copies_in_front_of_a_span_wait_for_nothing() -> None:
     assert copies.after(path, 80) == set(wanted)
 
 
+def test_a_late_copy_is_looked_at_as_it_is_overwritten() -> None:
+    """A row that is still there by then counts, whatever is written to its place later."""
+    scheduler = HostedScheduler()
+    scheduler.holds = True
+    scheduler.serve(TOLD, telling())
+    ask(scheduler)
+    scheduler.drain()
+    assert scheduler.splicing is not None
+    rows = scheduler.splicing.host
+    assert rows is not None
+    erase = rows.erase
+
+    def too_late(slots: torch.Tensor) -> None:
+        rows.erased(torch.from_numpy(rows.numbers(slots.numpy())))
+        erase(slots)
+
+    rows.erase = too_late  # type: ignore[method-assign]
+    scheduler.release()
+    scheduler.settle()
+    assert survivors(scheduler.sender.proofs["p"]) == {"pool.free"}
+
+
 def test_a_late_copy_that_is_not_overwritten_is_found() -> None:
     """A row that arrives after a forget, and stays, is a survivor."""
     scheduler = HostedScheduler()

@@ -19,6 +19,8 @@ from scheduler_kit import Scheduler, sealed, source_of, text
 from secret_kit import HEAD, REDACTED, SECRET, TOLD, forgetting, telling
 from sglang.srt.managers.schedule_batch import Req
 from test_scheduler_fp8 import Session
+from test_scheduler_reuse import FIRST, LIVE, SECOND
+from test_scheduler_reuse import turn as reuse_turn
 
 from leyline_engine.contract import (
     Directive,
@@ -180,6 +182,21 @@ def test_a_splice_continues_what_the_device_has() -> None:
     again = receipt_of(scheduler, prompt, payload)
     assert known(again) == known(spliced)
     count_slots(scheduler)
+
+
+def test_a_prefix_on_the_host_is_loaded_not_reused() -> None:
+    """A prompt's own KV comes back, though the device holds equal text of another session."""
+    scheduler = HostedScheduler(800)
+    scheduler.serve(FIRST, reuse_turn("a"), reuse=LIVE)
+    scheduler.serve(SECOND, reuse_turn("b"))
+    scheduler.tree.find(token_array(FIRST), Space())  # the other session's was used last
+    scheduler.demote(200)
+    prompt = [*SECOND, 7]
+    assert scheduler.tree.find(token_array(prompt), Space()).device_prefix_len == 0
+    _, record = scheduler.serve(prompt, reuse_turn("b", "t2"), reuse=LIVE)
+    assert record is not None
+    tokens = record.receipt.tokens
+    assert (tokens.prefix, tokens.reused) == (len(SECOND), 0)
 
 
 def test_a_source_that_is_being_loaded_is_not_read() -> None:
