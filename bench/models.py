@@ -44,6 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="file for the verdicts")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--page-size", type=int, default=1)
+    parser.add_argument(
+        "--whole-windows",
+        action="store_true",
+        help="start with --disable-hybrid-swa-memory: windowed layers keep all rows",
+    )
     parser.add_argument("--show-log", action="store_true", help="show what SGLang logs")
     options = parser.parse_args(arguments)
     os.environ.update(_QUIET)
@@ -110,10 +115,15 @@ def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     if not options.show_log:
         os.dup2(log, 2)
     try:
-        context, tree = load_model(folder, dtype=options.dtype, page_size=options.page_size)
+        context, tree = load_model(
+            folder,
+            dtype=options.dtype,
+            page_size=options.page_size,
+            disable_hybrid_swa_memory=options.whole_windows,
+        )
     except BaseException as error:
         traceback.print_exc()
-        return _by_configuration(folder, error)
+        return _by_configuration(folder, error, whole_windows=options.whole_windows)
     facts = read_facts(context, tree)
     capability = facts.capability
     errors = splice_errors(context, tree, facts) if capability.splices else None
@@ -131,7 +141,7 @@ def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _by_configuration(folder: Path, error: BaseException) -> dict[str, Any]:
+def _by_configuration(folder: Path, error: BaseException, *, whole_windows: bool) -> dict[str, Any]:
     """Return the reason that SGLang's flags of a model give, where it can't be loaded on a CPU."""
     from sglang.srt.configs.model_config import (
         ModelConfig,
@@ -147,9 +157,8 @@ def _by_configuration(folder: Path, error: BaseException) -> dict[str, Any]:
         config = ModelConfig(str(folder))
         setup = Setup(
             sparse_attention=bool(is_deepseek_dsa(config.hf_config)),
-            hybrid_window=bool(
-                is_hybrid_swa_model(config.hf_config.architectures, config.hf_text_config)
-            ),
+            hybrid_window=not whole_windows
+            and bool(is_hybrid_swa_model(config.hf_config.architectures, config.hf_text_config)),
             recurrent=bool(uses_ssm_state(config)),
         )
     except Exception:

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from statistics import median
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -117,7 +118,7 @@ class Bench:
         return Driver(8 * longest, longest, page=self.page, leyline=leyline)
 
     def _talk(self, driver: Driver, name: str = "s") -> Talk:
-        talk = Talk(name, self.tokens, len(name), VOCABULARY)
+        talk = Talk(name, self.tokens, crc32(name.encode()), VOCABULARY)
         record = driver.serve(talk.prompt(), talk.opens())
         talk.answered([7], record.receipt.lineage if record is not None else ())
         return talk

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from array import array
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -18,29 +17,22 @@ import msgspec
 import torch
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.schedule_policy import PrefillAdder
-from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
-from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
-from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
+from store_kit import ROTARY, Batch, Receipts, Store, rotary_facts
 
 from leyline_engine.contract import (
     Capability,
     EditPayload,
-    ForgetCounts,
-    Proof,
     ReusePayload,
     TurnRecord,
     edit_envelope,
 )
 from leyline_engine.metrics import NoMetrics
-from leyline_engine.rotation import Pairing, Rotary
 from leyline_engine.sglang.adder import LeylinePrefillAdder
 from leyline_engine.sglang.engine import SchedulerEngine
 from leyline_engine.sglang.radix import LeylineRadixCache
@@ -49,7 +41,6 @@ from leyline_engine.sglang.rows.pool import SplicePool
 from scheduling.stopwatch import Stopwatch
 
 VOCABULARY = 128_000
-_LATENT, _ROTARY, _LAYERS = 4, 8, 2
 _ANSWER = 7
 """The token that every forward generates."""
 _CONFIG = {
@@ -107,42 +98,7 @@ class _TimedPool(SplicePool):
         self.erase(used)
 
 
-class _Receipts:
-    """A sender that keeps the last receipt of each message."""
-
-    def __init__(self) -> None:
-        self.records: dict[str, TurnRecord] = {}
-
-    def announce(self, capability: Capability) -> None:
-        """Nothing to keep."""
-
-    def send(self, record: TurnRecord, scope: str = "") -> None:
-        self.records[record.receipt.message_id] = record
-
-    def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
-        """Nothing to keep."""
-
-    def update_proof(self, message_id: str, proof: Proof) -> None:
-        """Nothing to keep."""
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-@dataclass
-class _Batch:
-    """The parts of the running batch that SGLang's admission looks at."""
-
-    reqs: list[Req] = field(default_factory=list)
-
-    def is_empty(self) -> bool:
-        return not self.reqs
-
-    def batch_size(self) -> int:
-        return len(self.reqs)
-
-
-class Driver:
+class Driver(Store):
     """One pool, one tree, and requests that run on command.
 
     Args:
@@ -156,34 +112,15 @@ class Driver:
     def __init__(
         self, capacity: int, longest: int, *, page: int = 1, leyline: bool = True, **options: Any
     ) -> None:
-        self.page, self.watch = page, Stopwatch()
-        capacity -= capacity % page
-        self.pool = MLATokenToKVPool(
-            capacity, page, torch.float32, _LATENT, _ROTARY, _LAYERS, "cpu", False
+        super().__init__(
+            LeylineRadixCache if leyline else UnifiedRadixCache, capacity, longest, page=page
         )
-        self.allocator = (
-            TokenToKVPoolAllocator(capacity, torch.float32, "cpu", self.pool, False)
-            if page == 1
-            else PagedTokenToKVPoolAllocator(
-                capacity, page, torch.float32, "cpu", self.pool, need_sort=False
-            )
-        )
-        self.rows = ReqToTokenPool(16, longest, "cpu", False)
-        kind = LeylineRadixCache if leyline else UnifiedRadixCache
-        self.cache: Any = kind(
-            CacheInitParams(
-                disable=False,
-                req_to_token_pool=self.rows,
-                token_to_kv_pool_allocator=self.allocator,
-                page_size=page,
-                tree_components=(ComponentType.FULL,),
-            )
-        )
+        self.watch = Stopwatch()
         if leyline:
             scrub = self.cache.scrub
             self.cache.scrub = self.watch.without(scrub)
-        self.receipts = _Receipts()
-        self.engine = self._open_engine(capacity, longest, options) if leyline else None
+        self.receipts = Receipts()
+        self.engine = self._open_engine(longest, options) if leyline else None
         self.waiting: list[Req] = []
         self.running: list[Req] = []
         self.forwards = 0
@@ -192,7 +129,7 @@ class Driver:
         self._names = 0
         self._decodes: dict[str, int] = {}
 
-    def _open_engine(self, capacity: int, longest: int, options: Any) -> SchedulerEngine:
+    def _open_engine(self, longest: int, options: Any) -> SchedulerEngine:
         capability = Capability(
             engine="sglang",
             engine_version="bench",
@@ -203,10 +140,8 @@ class Driver:
             max_context=longest,
             splices=True,
         )
-        frequencies = 1.0 / 10000.0 ** (torch.arange(0, _ROTARY, 2, dtype=torch.float32) / _ROTARY)
-        rotary = Rotary(frequencies, Pairing.INTERLEAVED)
-        tensors = read_pool(self.pool).turning(self.pool.kv_lora_rank, _ROTARY)
-        pool = _TimedPool(self.watch, tensors, rotary, mover=_NoMover())
+        tensors = read_pool(self.pool).turning(self.latent, ROTARY)
+        pool = _TimedPool(self.watch, tensors, rotary_facts(), mover=_NoMover())
         arguments = {"secret": None, "salt": b"salt of the bench", "min_copy": 32, **options}
         return SchedulerEngine(
             self.cache, pool, capability, self.receipts, NoMetrics(), **arguments
@@ -275,7 +210,7 @@ class Driver:
     def admit(self) -> list[Req]:
         """Look at the waiting requests as SGLang's loop does; returns what runs next."""
         kind = LeylinePrefillAdder if self.engine is not None else PrefillAdder
-        running = _Batch(list(self.running))
+        running = Batch(list(self.running))
         adder = kind(self.page, self.cache, self.allocator, running, 1.0, 1 << 22, None)
         for req in self.waiting:
             req.init_next_round_input(self.cache)
@@ -288,11 +223,8 @@ class Driver:
         self.forwards += 1
         with self.watch.part("allocate"):
             for req in batch:
-                assert self.rows.alloc([req]) is not None
-                prefix = self.cache.prefix_device_indices(req)
-                self.rows.write((req.kv.req_pool_idx, slice(0, req.prefix_len)), prefix)
-                req.kv.cache_protected_len = req.prefix_len
-                self._take(req, req.prefix_len, req.extend_end)
+                self.begin(req)
+                self.take(req, req.prefix_len, req.extend_end)
         self.computed += sum(req.extend_end - req.prefix_len for req in batch)
         with self.watch.part("publish"):
             if self.engine is not None:
@@ -306,30 +238,10 @@ class Driver:
                     checkpoint_kv_cache(req, self.cache)
                     self.running.append(req)
 
-    def _take(self, req: Req, start: int, end: int) -> None:
-        """Take slots for a request's positions, as SGLang does before a forward."""
-        count = (-(-end // self.page) - -(-start // self.page)) * self.page
-        missing = count - self.allocator.available_size()
-        if missing > 0:
-            self.cache.evict(EvictParams(num_tokens=missing))
-        slots = self.allocator.alloc(count) if self.page == 1 else self._take_pages(req, start, end)
-        assert slots is not None
-        self.rows.write((req.kv.req_pool_idx, slice(start, end)), slots)
-        req.kv.kv_allocated_len = req.kv.kv_committed_len = end
-
-    def _take_pages(self, req: Req, start: int, end: int) -> torch.Tensor | None:
-        row = self.rows.req_to_token[req.kv.req_pool_idx]
-        last = row[start - 1 : start].long() if start else torch.tensor([-1])
-        starts, ends = torch.tensor([start]), torch.tensor([end])
-        slots: torch.Tensor | None = self.allocator.alloc_extend(
-            starts, starts, ends, ends, last, end - start
-        )
-        return slots
-
     def _decode(self) -> None:
         for req in tuple(self.running):
             position = req.kv.kv_committed_len
-            self._take(req, position, position + 1)
+            self.take(req, position, position + 1)
             self._sample(req)
             if req.finished():
                 with self.watch.part("publish"):

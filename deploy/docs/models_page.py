@@ -21,7 +21,7 @@ VERDICTS = REPOSITORY / "docs" / "results" / "models.json"
 COOKBOOK = REPOSITORY / "tests" / "fixtures" / "cookbook.json"
 _SITE = "https://docs.sglang.io/cookbook/autoregressive"
 _BY_KIND = {
-    "sliding window": "layers with a sliding window",
+    "sliding window": "layers that keep a sliding window's rows alone",
     "chunked": "chunked attention",
     "recurrent hybrid": "recurrent layers",
     "dsa": "sparse attention with an index key",
@@ -54,13 +54,20 @@ SETTINGS = (
     Setting("KV in fp8 (e4m3)", Setup(kv_dtype="float8_e4m3fn"), "server", "test_server_fp8.py"),
     Setting("KV in fp8 (e5m2)", Setup(kv_dtype="float8_e5m2"), "", ""),
     Setting("EAGLE, MTP (NEXTN)", Setup(speculative="EAGLE"), "server", "test_server_drafts.py"),
-    Setting("EAGLE3", Setup(speculative="EAGLE3"), "", ""),
+    Setting("EAGLE3", Setup(speculative="EAGLE3"), "server", "test_server_draft_mixes.py"),
+    Setting("trees of drafts", Setup(speculative="EAGLE"), "server", "test_server_draft_mixes.py"),
+    Setting(
+        "trees of drafts in pages of several tokens",
+        Setup(speculative="EAGLE", page_size=64, paged_trees=True),
+        "",
+        "",
+    ),
     Setting("NGRAM", Setup(speculative="NGRAM"), "server", "test_server_drafts.py"),
     Setting("DFLASH", Setup(speculative="DFLASH"), "", ""),
     Setting("tensor parallel", Setup(), "server", "test_server_tensor_parallel.py"),
     Setting("data parallel", Setup(), "server", "test_server_data_parallel.py"),
     Setting("data-parallel attention", Setup(), "server", "test_server_data_parallel.py"),
-    Setting("expert parallel", Setup(), "", ""),
+    Setting("expert parallel", Setup(), "server", "test_server_draft_mixes.py"),
     Setting("mixed chunks", Setup(), "server", "test_server_mixed_chunk.py"),
     Setting("HiCache", Setup(host_layout="page_first"), "server", "test_server_hosted.py"),
     Setting("HiCache with a storage back end", Setup(host_storage=True), "", ""),
@@ -69,6 +76,27 @@ SETTINGS = (
     Setting("context parallel", Setup(context_parallel=2), "", ""),
     Setting("disaggregated prefill", Setup(disaggregation="prefill"), "", ""),
 )
+PAGES, FP8, DRAFTS, NGRAM = "larger pages", "FP8 KV", "draft model", "NGRAM"
+REPLICAS, ATTENTION, EXPERTS = "data parallel", "data-parallel attention", "expert parallel"
+HOSTED = "HiCache"
+TOGETHER: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({PAGES, DRAFTS}), "sglang/test_server_drafts.py"),
+    (frozenset({PAGES, NGRAM}), "sglang/test_server_drafts.py"),
+    (frozenset({DRAFTS, FP8}), "sglang/test_server_draft_mixes.py"),
+    (frozenset({DRAFTS, ATTENTION}), "sglang/test_server_draft_mixes.py"),
+    (
+        frozenset({PAGES, DRAFTS, ATTENTION, EXPERTS}),
+        "sglang/test_server_draft_mixes.py",
+    ),
+    (
+        frozenset({PAGES, FP8, DRAFTS, ATTENTION, EXPERTS}),
+        "sglang/test_server_draft_mixes.py",
+    ),
+    (frozenset({PAGES, FP8}), "e2e/sglang/test_three_arm_bench.py"),
+    (frozenset({PAGES, HOSTED}), "sglang/test_server_hosted.py"),
+)
+"""Settings that one real server on a CPU has in a test, below ``tests``."""
+_ORDER = (PAGES, FP8, DRAFTS, NGRAM, REPLICAS, ATTENTION, EXPERTS, HOSTED)
 _TESTED = {
     "server": "spliced, tested on a real server on a CPU",
     "parts": "spliced, tested on SGLang's tree, scheduler and pools without a model",
@@ -91,7 +119,18 @@ class Entry:
     @property
     def spliced_recipes(self) -> int:
         """The number of its recipes under which the model splices."""
-        return sum(not recipe_refusal(recipe) for recipe in self.recipes) if self.splices else 0
+        return len(self._spliced)
+
+    @property
+    def untested(self) -> list[str]:
+        """Settings that its spliced recipes combine and no test does, one entry per recipe."""
+        return [name for recipe in self._spliced if (name := untested_together(recipe))]
+
+    @property
+    def _spliced(self) -> list[Mapping[str, Any]]:
+        if not self.splices:
+            return []
+        return [recipe for recipe in self.recipes if not recipe_refusal(recipe)]
 
 
 def entries() -> list[Entry]:
@@ -120,23 +159,48 @@ def _entry(page: Mapping[str, Any], verdict: Mapping[str, Any] | None) -> Entry:
 def recipe_refusal(recipe: Mapping[str, Any]) -> str:
     """Return why a server with a recipe's settings can't splice a supported model; empty if it can.
 
-    A recipe that gets other pages on other hardware counts by its largest.
+    A recipe that gets other pages on other hardware counts by its largest. NGRAM drafts trees
+    unless it is told not to.
     """
     hosted = bool(recipe.get("hicache"))
+    speculative, page = str(recipe.get("speculative", "")), max(recipe.get("pages", [1]))
     return _refused(
         Setup(
             kv_dtype=_kv_dtype(str(recipe.get("kv_cache_dtype", "bfloat16"))),
-            page_size=max(recipe.get("pages", [1])),
+            page_size=page,
             radix_cache=not recipe.get("radix_off", False),
-            speculative=str(recipe.get("speculative", "")),
+            speculative=speculative,
+            paged_trees=speculative == "NGRAM" and page > 1,
             host_layout="page_first" if hosted else "",
-            host_drafts=hosted and "speculative" in recipe,
+            host_drafts=hosted and bool(speculative),
             host_attention_dp=hosted and "dp_attention" in recipe,
             disaggregation="prefill" if recipe.get("disaggregation") else "null",
             pipeline_parallel=2 if recipe.get("pp") else 1,
             context_parallel=2 if recipe.get("context_parallel") else 1,
         )
     )
+
+
+def untested_together(recipe: Mapping[str, Any]) -> str:
+    """Return the settings of a recipe if no test has all of them on one server; else nothing.
+
+    Tensor parallelism is left out: its ranks decide alike, whatever the other settings.
+    """
+    speculative = recipe.get("speculative", "")
+    attention = bool(recipe.get("dp_attention"))
+    has = {
+        PAGES: max(recipe.get("pages", [1])) > 1,
+        FP8: _kv_dtype(str(recipe.get("kv_cache_dtype", ""))) == "float8_e4m3fn",
+        DRAFTS: speculative in {"EAGLE", "EAGLE3"},
+        NGRAM: speculative == "NGRAM",
+        REPLICAS: bool(recipe.get("dp")) and not attention,
+        ATTENTION: attention,
+        EXPERTS: bool(recipe.get("ep")),
+        HOSTED: bool(recipe.get("hicache")),
+    }
+    settings = [name for name, applies in has.items() if applies]
+    tested = len(settings) < 2 or any(together.issuperset(settings) for together, _ in TOGETHER)
+    return "" if tested else " with ".join(settings)
 
 
 def _refused(setup: Setup) -> str:
@@ -164,9 +228,11 @@ def _lines(found: list[Entry]) -> Iterator[str]:
         .replace("$spliced", str(len(spliced)))
         .replace("$recipes", str(recipes))
         .replace("$served", str(served))
+        .replace("$together", str(served - sum(len(entry.untested) for entry in spliced)))
         .replace("$share", f"{100 * served / recipes:.0f}")
     )
     yield from _settings()
+    yield from _together()
     yield "\n## Models that splice\n"
     yield "| page of the cookbook | class | recipes that splice |"
     yield "|---|---|---|"
@@ -199,9 +265,21 @@ def _settings() -> Iterator[str]:
         yield f"| {setting.name} | {result} | {test} |"
 
 
+def _together() -> Iterator[str]:
+    yield "\n| settings together on one server | test |"
+    yield "|---|---|"
+    for settings, test in TOGETHER:
+        ordered = [name for name in _ORDER if name in settings]
+        yield f"| {', '.join(ordered)} | `{test}` |"
+
+
 def _others(entry: Entry) -> str:
     reasons = sorted({reason for recipe in entry.recipes if (reason := recipe_refusal(recipe))})
-    return f"; others: {', '.join(reasons)}" if reasons else ""
+    said = f"; others: {', '.join(reasons)}" if reasons else ""
+    if entry.untested:
+        mixes = ", ".join(sorted(set(entry.untested)))
+        said += f"; {len(entry.untested)} not tested together: {mixes}"
+    return said
 
 
 def _configurations() -> Iterable[str]:

@@ -20,12 +20,12 @@ from leyline_engine.contract import (
 )
 from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import SpanLedger
-from leyline_engine.plan import Plan
+from leyline_engine.plan import Plan, plan_turn
 from leyline_engine.reuse.entering import Slots
 from leyline_engine.reuse.extents import clipped
 from leyline_engine.reuse.fingerprints import MatcherKind, fingerprinter
 from leyline_engine.reuse.index import ReuseIndex
-from leyline_engine.reuse.matching import MAX_HITS, MIN_PIECE, Hits, ReuseMatcher
+from leyline_engine.reuse.matching import MAX_HITS, MIN_PIECE, Hit, Hits, ReuseMatcher
 from leyline_engine.reuse.named import left_over, named_hits, named_places
 from leyline_engine.reuse.own import OwnTurns
 from leyline_engine.rules import CheckedRequest
@@ -51,6 +51,7 @@ class ContentReuse:
         max_copies: hits of one request that are copied at most; the longest are.
         matcher: the choice of fingerprints.
         defers: see :class:`~.reuse.index.ReuseIndex`.
+        lay: the engine's :func:`~.plan.plan_turn`, with its pages and its costs.
     """
 
     def __init__(
@@ -63,10 +64,12 @@ class ContentReuse:
         max_copies: int = MAX_HITS,
         matcher: MatcherKind = MatcherKind.WINNOW,
         defers: bool = False,
+        lay: Callable[..., Plan] = plan_turn,
     ) -> None:
         self._registry = registry
         self._ledger = ledger
         self._max_copies = max_copies
+        self._lay = lay
         prints = fingerprinter(matcher, int.from_bytes(salt[:8], "big"))
         self.index = ReuseIndex(prints, capacity, defers=defers)
         self._matcher = ReuseMatcher(self.index, prints, sink=ATTENTION_SINK)
@@ -147,11 +150,35 @@ class ContentReuse:
             gaps = tuple(clipped(gaps, asked.within, MIN_PIECE))
         hits = self._found(request.prompt, gaps, asked, (payload.scope, payload.session), usable)
         hits = hits.longest(self._max_copies)
-        request = replace(request, hits=hits)
-        if asked.mode is not ReuseMode.LIVE or not hits.found:
-            return request
-        edit = request.edit or ResolvedEdit(payload, (), (), None)
-        return replace(request, edit=_with_hits(edit, hits, asked.boundary))
+        if not hits.found:
+            return replace(request, hits=hits)
+        edit = _with_hits(request.edit or ResolvedEdit(payload, (), (), None), hits, asked.boundary)
+        if asked.mode is ReuseMode.LIVE:
+            return replace(request, hits=hits, edit=edit)
+        return replace(request, hits=self._foreseen(edit, len(request.prompt), prefix, hits))
+
+    def _foreseen(self, edit: ResolvedEdit, length: int, prefix: int, hits: Hits) -> Hits:
+        """Return the parts of hits that would be copied: not what fills no page, or isn't worth it.
+
+        Args:
+            edit: the edit that would copy them.
+            length: tokens of the prompt.
+        """
+        plan = self._lay(
+            length,
+            prefix,
+            edit.copies,
+            [len(source.tokens) for source in edit.sources],
+            sink=max(edit.payload.sink, ATTENTION_SINK),
+            kinds=edit.kinds,
+        )
+        parts = [(copy, edit.kinds[copy.source]) for copy in plan.copies]
+        found = (
+            Hit(edit.sources[copy.source], copy.start, copy.end, copy.dest, kind)
+            for copy, kind in parts
+            if kind is not None
+        )
+        return replace(hits, found=tuple(found))
 
     def _found(
         self,

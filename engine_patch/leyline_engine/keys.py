@@ -8,6 +8,8 @@ import numpy as np
 
 _FIRST = 64
 _GROWTH = 16
+_LARGEST = 1 << 15
+"""Elements that are compared at once: so many may be read in vain after the first that differs."""
 
 
 def shared_length(
@@ -28,5 +30,5 @@ def shared_length(
         at = int(differs.argmax())
         if differs[at]:
             return low + at
-        low, portion = low + len(differs), portion * _GROWTH
+        low, portion = low + len(differs), min(portion * _GROWTH, _LARGEST)
     return length

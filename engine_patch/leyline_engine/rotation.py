@@ -7,7 +7,7 @@ fp64, so that the result is what the model's rotary module would have produced a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -30,9 +30,31 @@ class Rotary:
     """fp32 ``[d/2]`` from the model's rotary module (any scaling folded in)."""
     pairing: Pairing
 
+    @classmethod
+    def still(cls, dim: int, pairing: Pairing) -> Rotary:
+        """Return the rotation by nothing, of layers without a rotary embedding (NoPE)."""
+        return cls(torch.zeros(dim // 2), pairing)
+
     @property
     def dim(self) -> int:
         return 2 * int(self.inv_freq.numel())
+
+    @property
+    def distinct(self) -> tuple[Rotary, ...]:
+        """The rotations of a model whose layers turn alike: this one."""
+        return (self,)
+
+    def index(self, layer: int) -> int:
+        """Return the place in :attr:`distinct` of a layer's rotation."""
+        return 0
+
+    def at(self, layer: int) -> Rotary:
+        """Return the rotation of a layer."""
+        return self
+
+    def to(self, device: torch.device) -> Rotary:
+        """Return the same rotation on a device."""
+        return replace(self, inv_freq=self.inv_freq.to(device))
 
     def angles(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the angles of int64 ``positions [T]``: fp64 ``[T, d/2]`` holding fp32 products."""
@@ -86,3 +108,40 @@ class Rotary:
         if self.pairing is Pairing.INTERLEAVED:
             return torch.stack((first, second), dim=-1).flatten(-2)
         return torch.cat((first, second), dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class LayeredRotary:
+    """The rotations of a model whose layers turn the same band by different frequencies.
+
+    OLMo 3 has YaRN in some layers only, and some layers of Command-A don't turn at all.
+    """
+
+    distinct: tuple[Rotary, ...]
+    """Different rotations of the same width and pairing."""
+    of_layer: tuple[int, ...]
+    """By layer, the place of its rotation in ``distinct``."""
+
+    @property
+    def dim(self) -> int:
+        return self.distinct[0].dim
+
+    @property
+    def pairing(self) -> Pairing:
+        return self.distinct[0].pairing
+
+    def index(self, layer: int) -> int:
+        """Return the place in :attr:`distinct` of a layer's rotation."""
+        return self.of_layer[layer]
+
+    def at(self, layer: int) -> Rotary:
+        """Return the rotation of a layer."""
+        return self.distinct[self.of_layer[layer]]
+
+    def to(self, device: torch.device) -> LayeredRotary:
+        """Return the same rotations on a device."""
+        return replace(self, distinct=tuple(rotary.to(device) for rotary in self.distinct))
+
+
+ModelRotary = Rotary | LayeredRotary
+"""The rotations of all layers of a model."""

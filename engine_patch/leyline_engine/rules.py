@@ -96,7 +96,7 @@ class Rules:
     """Decisions over one engine's registry and ledger.
 
     Args:
-        splices: True if the engine's model and pool are on the allow-list.
+        splices: True if the engine can turn the keys of its model's pool.
         salt: see :func:`~.lineage.derive_lineage`; the same on all ranks of a replica.
     """
 

@@ -100,6 +100,17 @@ def test_without_the_option_splice_equals_radix() -> None:
     assert splice.cached_tokens == radix.cached_tokens
 
 
+@pytest.mark.parametrize("page", [16, 64])
+def test_pages_cost_a_part_of_each_seam(mapped: ReplayReport, page: int) -> None:
+    """Prefixes are whole pages, edits are still spliced, and a little less is reused."""
+    report = run(truncating_harness(6), undeclared={"tool": "amortize"}, page_tokens=page)
+    radix, splice = report.runs[Arm.RADIX], report.summary(Arm.SPLICE)
+    assert all(result.cached % page == 0 for result in radix.results)
+    assert splice.spliced_tokens > 0
+    fewer = mapped.summary(Arm.SPLICE).prefilled_tokens - splice.prefilled_tokens
+    assert -7 * 8 * page < fewer < 0
+
+
 def test_a_policy_edits_the_history() -> None:
     """A policy's own edits are spliced without any option."""
     messages = conversation(5)

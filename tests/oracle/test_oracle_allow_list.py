@@ -19,8 +19,6 @@ from oracle_models import MODEL_NAMES, OracleModel, build_model, plain_config, r
 from transformers import (
     DeepseekV32Config,
     Gemma2Config,
-    Gemma3TextConfig,
-    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
@@ -89,27 +87,6 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], PreTrainedConfig], str]] = {
         lambda base: Qwen3_5TextConfig(**base, head_dim=64, layer_types=["full_attention"] * 2),
         "M-RoPE",
     ),
-    "sliding window": (lambda base: MistralConfig(**base, sliding_window=40), "sliding window"),
-    "sliding window in some layers": (
-        lambda base: Qwen2Config(
-            **base, use_sliding_window=True, sliding_window=40, max_window_layers=1
-        ),
-        "sliding window",
-    ),
-    "sliding window in every other layer": (
-        lambda base: Gemma2Config(**base, head_dim=16, sliding_window=40),
-        "sliding window",
-    ),
-    "sliding window under YaRN": (
-        lambda base: GptOssConfig(
-            **base,
-            head_dim=16,
-            num_local_experts=2,
-            num_experts_per_tok=1,
-            sliding_window=40,
-        ),
-        "sliding window",
-    ),
 }
 
 
@@ -159,6 +136,38 @@ def test_half_precision_is_spliced_as_precisely_as_it_can_be(name: str, dtype: t
         check_receipt(edited)
         assert max(opened.error, edited.error) <= bound
         assert play(subject, case, "no_rotation")[1].error >= 4 * bound
+
+
+WINDOWED: dict[str, Callable[[dict[str, Any]], PreTrainedConfig]] = {
+    "every layer": lambda base: MistralConfig(**base, sliding_window=40),
+    "some layers": lambda base: Qwen2Config(
+        **base, use_sliding_window=True, sliding_window=40, max_window_layers=1
+    ),
+    "every other layer": lambda base: Gemma2Config(**base, head_dim=16, sliding_window=40),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_windowed_model_keeps_all_rows_and_its_window(name: str) -> None:
+    """An edit is spliced, and what is computed after it looks as far back as the model does."""
+    subject = randomized(name, WINDOWED[name](plain_config(layers=2)), seed=1)
+    conversation = Conversation(start_engine(subject, chunk_tokens=64))
+    assert conversation.engine.capability.splices
+    rng = random.Random(5)
+    opened = conversation.open(draw_tokens(rng, 200), (1, 2), 3)
+    ran = conversation.edit([(150, 151, ())], (8, 9), (1, 2))
+    assert ran.receipt.tokens.spliced > 0
+    whole = torch.tensor([[*opened.tokens[:200], 1, 2]])
+    with torch.inference_mode():
+        alone = list(subject.model(input_ids=whole, use_cache=False).logits[0, -3:])
+    assert relative_error(opened.logits, alone) <= BOUND
+    unbounded = randomized(name, WINDOWED[name](plain_config(layers=2)), seed=1)
+    unbounded.model.config.sliding_window = 400
+    for layer in unbounded.model.base_model.layers:
+        layer.self_attn.sliding_window = None
+    with torch.inference_mode():
+        wider = list(unbounded.model(input_ids=whole, use_cache=False).logits[0, -3:])
+    assert relative_error(opened.logits, wider) >= CONTROL_FACTOR * BOUND
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -220,12 +229,8 @@ def test_another_dtype_is_refused_by_name(dtype: torch.dtype) -> None:
             ),
             "hybrid model",
         ),
-        (
-            lambda base: Gemma3TextConfig(**base, head_dim=16, sliding_window=40),
-            "don't share one rotary embedding",
-        ),
     ],
-    ids=["hybrid", "rotary by layer"],
+    ids=["hybrid"],
 )
 def test_a_model_whose_cache_the_pool_cannot_hold_is_refused_at_the_start(
     configure: Callable[[dict[str, Any]], PreTrainedConfig], said: str

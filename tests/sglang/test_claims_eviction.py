@@ -226,6 +226,21 @@ def test_ranks_over_one_another() -> None:
     assert scheduler.status("hard").resident_tokens == 10
 
 
+@pytest.mark.parametrize("priority", [0, 1])
+def test_a_claim_on_a_beginning_goes_with_the_higher_one_after_it(priority: int) -> None:
+    """It isn't evicted before the path that continues it, and is notified as soon as that goes."""
+    scheduler = ClaimScheduler(100)
+    tokens = text("s", 40)
+    scheduler.serve(tokens, opens("s"))
+    scheduler.claim("s", 20, id="beginning", kind=SOFT, priority=priority)
+    scheduler.claim("s", 40, start=30, id="end", kind=SOFT, priority=9)
+    evict(scheduler, 1)
+    evict(scheduler, 35)
+    assert scheduler.cached(tokens) == 0
+    assert scheduler.status("end").state is ClaimState.EVICTED
+    assert scheduler.status("beginning").state is ClaimState.EVICTED
+
+
 def test_a_claim_over_a_spliced_path_ranks_its_copies() -> None:
     """The keys of what a splice moved are its lineage's; eviction finds them like any others."""
     scheduler = ClaimScheduler(300)

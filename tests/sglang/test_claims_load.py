@@ -11,14 +11,13 @@ from random import Random
 from threading import Event
 
 import pytest
-from claim_client import ClaimClient
+from claim_client import SECRET, ClaimClient
 from conftest import ModelFolder, StartServer
 from engine_client import new_message_id, request_body
 from sglang_models import SglangModel
 
 from leyline_engine.contract import ClaimKind, EditPayload
 
-SECRET = "a secret of the test"
 POOL = 1200
 FLAGS = (f"--max-total-tokens={POOL}", "--chunked-prefill-size=128")
 LIMITS = '{"share": 0.8, "engine_share": 0.9}'

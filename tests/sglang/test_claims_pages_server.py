@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from random import Random
 
 import httpx
 import pytest
-from claim_client import ClaimClient
+from claim_client import SECRET, ClaimClient, claim_server, claims_of, text
 from conftest import ModelFolder
 from engine_client import new_message_id, request_body
 from sglang_models import SglangModel
@@ -30,40 +29,27 @@ from leyline_engine.contract import (
 # The same runs on SGLang's own tree and allocator at each commit; here a server starts for it.
 pytestmark = pytest.mark.nightly
 
-SECRET = "a secret of the test"
 PAGE = 64
 POOL = 40 * PAGE
 FLAGS = (f"--max-total-tokens={POOL}", f"--page-size={PAGE}", "--chunked-prefill-size=256")
 HELD = 20 * PAGE
 
 
-def text(seed: str, length: int) -> list[int]:
-    """Random tokens."""
-    rng = Random(seed)
-    return [rng.randrange(10, 400) for _ in range(length)]
-
-
 @pytest.fixture(scope="module")
 def server(
     model_folder: ModelFolder, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SglangServer]:
-    """A server with a small pool, whose log must be clean in the end."""
+    """A server with a small pool."""
     log = tmp_path_factory.mktemp("claims-pages-server") / "log"
-    environment = {"LEYLINE_HINTS_SECRET": SECRET}
-    with SglangServer(model_folder(SglangModel.MLA), log, FLAGS, environment) as started:
+    with claim_server(model_folder(SglangModel.MLA), log, FLAGS) as started:
         yield started
-        started.check_clean()
 
 
 @pytest.fixture
 def client(server: SglangServer) -> Iterator[ClaimClient]:
     """A client of a server without claims, which holds nothing afterwards."""
-    with ClaimClient(server.base_url, SECRET) as opened:
-        opened.http.post("/flush_cache").raise_for_status()
+    with claims_of(server) as opened:
         yield opened
-        for status in opened.live():
-            opened.release(status.claim.id, status.claim.tenant)
-        opened.wait_idle()
 
 
 def send(client: ClaimClient, seed: str, length: int) -> httpx.Response:

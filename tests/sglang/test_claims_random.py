@@ -329,6 +329,22 @@ class LargePagedClaims(Claims):
     scale = 4
 
 
+def test_a_splice_whose_gap_is_computed_gives_way_to_the_prompt_before_it() -> None:
+    """Two edits wait beside claims that leave room for one: both end, though the first can't begin
+    while the second holds what it has made so far."""
+    machine = Claims()
+    machine.start(chunk=None, core="rust")
+    machine.edit(number=1, start=0, length=4, new=3)
+    machine.edit(number=2, start=136, length=3, new=3)
+    scheduler = machine.scheduler
+    for session, start, end in (("s0", 79, 80), ("s1", 79, 80), ("s3", 27, 80)):
+        turn = next(known.turn for known in machine.known if known.name == session)
+        tenant = "ab"[int(session[1]) % 2]
+        scheduler.claim(session, end, id=session, tenant=tenant, source=turn, start=start)
+    assert scheduler.keeper.book.protected_pages == 34 + 3 * 46
+    machine.teardown()
+
+
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 

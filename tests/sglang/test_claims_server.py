@@ -9,13 +9,12 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from random import Random
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
-from claim_client import ClaimClient
+from claim_client import SECRET, ClaimClient, claim_server, claims_of, text
 from conftest import ModelFolder
 from engine_client import new_message_id, request_body
 from prometheus_client.parser import text_string_to_metric_families
@@ -41,7 +40,6 @@ from leyline_engine.contract import (
     token_digest,
 )
 
-SECRET = "a secret of the test"
 POOL = 1000
 FLAGS = (f"--max-total-tokens={POOL}", "--chunked-prefill-size=32")
 HELD = 400
@@ -50,34 +48,21 @@ ATTEMPTS = 10
 """At sending a claim while a prompt is computed, on a machine that is busy with other tests."""
 
 
-def text(seed: str, length: int) -> list[int]:
-    """Random tokens."""
-    rng = Random(seed)
-    return [rng.randrange(10, 400) for _ in range(length)]
-
-
 @pytest.fixture(scope="module")
 def server(
     model_folder: ModelFolder, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SglangServer]:
-    """A server with a small pool, whose log must be clean in the end."""
+    """A server with a small pool."""
     log = tmp_path_factory.mktemp("claims-server") / "log"
-    environment = {"LEYLINE_HINTS_SECRET": SECRET}
-    model = model_folder(SglangModel.MLA)
-    with SglangServer(model, log, FLAGS, environment) as started:
+    with claim_server(model_folder(SglangModel.MLA), log, FLAGS) as started:
         yield started
-        started.check_clean()
 
 
 @pytest.fixture
 def client(server: SglangServer) -> Iterator[ClaimClient]:
     """A client of a server without claims, which holds nothing afterwards."""
-    with ClaimClient(server.base_url, SECRET) as opened:
-        opened.http.post("/flush_cache").raise_for_status()
+    with claims_of(server) as opened:
         yield opened
-        for status in opened.live():
-            opened.release(status.claim.id, status.claim.tenant)
-        opened.wait_idle()
 
 
 def big(seed: str = "big", **options: Any) -> dict[str, Any]:

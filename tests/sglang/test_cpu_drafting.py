@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.sglang.cpu.attention import attend_batch
+from leyline_engine.sglang.cpu.backend import branch_slots
 from leyline_engine.sglang.cpu.drafting import (
     accepted_slots,
     build_tree,
@@ -155,6 +156,18 @@ def test_slots_are_those_of_the_requests_rows() -> None:
     out = torch.zeros(4, dtype=torch.int64)
     accepted_slots(torch.tensor([[0, 2], [3, -1]]), torch.tensor([7, 8, 9, 10]), out)
     assert out.tolist() == [7, 9, 10, 0]
+
+
+def test_a_branch_reads_the_sequence_and_its_own_drafts() -> None:
+    """Slots of a request are its tokens', then each branch's; branches follow one another."""
+    rows = [torch.arange(10, 19), torch.arange(50, 58)]
+    found = branch_slots(rows, topk=2, steps=3, drafted=2)
+    assert [slots.tolist() for slots in found] == [
+        [10, 11, 12, 13, 14],
+        [10, 11, 12, 16, 17],
+        [50, 51, 52, 53],
+        [50, 51, 55, 56],
+    ]
 
 
 def test_drafts_of_a_tree_attend_to_their_ancestors_alone() -> None:

@@ -84,7 +84,7 @@ def test_a_draft_model_is_measured_by_itself(tmp_path: Path) -> None:
 
 def odd() -> Layers:
     model = Layers()
-    model.layers[0].attn.sliding_window_size = 64
+    model.layers[0].attn.is_cross_attention = True
     return model
 
 
@@ -94,7 +94,7 @@ def odd() -> Layers:
         ({"slots": 16}, "the draft model: KV in 17 slots, the model's in 33"),
         ({"dtype": torch.float8_e5m2}, "the draft model: KV dtype float8_e5m2"),
         ({"shared": False}, "the draft model: KV in slots of its own"),
-        ({"model": odd()}, "the draft model: sliding window"),
+        ({"model": odd()}, "the draft model: cross attention"),
         (
             {"model": Layers("default", "llama3")},
             "the draft model: the layers' rotary embeddings differ",

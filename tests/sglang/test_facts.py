@@ -29,12 +29,7 @@ from leyline_engine.rotation import Pairing, Rotary
 from leyline_engine.sglang.facts.allow_list import Setup, refusals
 from leyline_engine.sglang.facts.measuring import Measured
 from leyline_engine.sglang.facts.modules import measure_modules
-from leyline_engine.sglang.facts.setup import (
-    EngineFacts,
-    model_fingerprint,
-    read_facts,
-    read_setup,
-)
+from leyline_engine.sglang.facts.setup import EngineFacts, model_fingerprint, read_facts, read_setup
 from leyline_engine.sglang.rows.layouts import read_pool
 from leyline_engine.sglang.rows.pool import SplicePool
 
@@ -63,12 +58,12 @@ REFUSED: dict[str, tuple[object, str]] = {
     "page_size": (8, "pages of 8 tokens"),
     "radix_cache": (False, "the radix cache is disabled"),
     "generates": (False, "no generating model"),
-    "hybrid_window": (True, "layers with a sliding window"),
+    "hybrid_window": (True, "layers that keep a sliding window's rows alone"),
     "recurrent": (True, "recurrent layers"),
     "sparse_attention": (True, "sparse attention with an index key (DSA)"),
     "attention_kinds": (
-        frozenset({"sliding window", "cross attention"}),
-        "attention that is not plain and causal: cross attention, sliding window",
+        frozenset({"encoder_only", "cross attention"}),
+        "attention that is not plain and causal: cross attention, encoder_only",
     ),
     "host_layout": ("page_head", "hierarchical cache in the layout page_head"),
     "host_storage": (True, "hierarchical cache with a storage back end, which no forget reaches"),
@@ -79,6 +74,7 @@ REFUSED: dict[str, tuple[object, str]] = {
     "kv_sharding": (True, "sharded KV cache"),
     "speculative": ("DFLASH", "speculative decoding (DFLASH: not tested)"),
     "draft_layers": (True, "speculative decoding with a model for each step"),
+    "paged_trees": (True, "trees of drafts in pages of several tokens"),
     "relaxed_acceptance": (
         True,
         "speculative decoding that accepts what the model would not have chosen",
@@ -291,7 +287,7 @@ def test_what_the_context_says_is_heeded(tmp_path: Path) -> None:
     """Hybrid models, sparse attention, sessions, pages and a disabled cache are read."""
     model, pool = Layers(), gqa_pool()
     for name, reason in {
-        "is_hybrid_swa": "layers with a sliding window",
+        "is_hybrid_swa": "layers that keep a sliding window's rows alone",
         "is_hybrid_ssm": "recurrent layers",
         "is_dsa": "sparse attention with an index key (DSA)",
         "disable_radix_cache": "the radix cache is disabled",
@@ -301,7 +297,6 @@ def test_what_the_context_says_is_heeded(tmp_path: Path) -> None:
     for name, value, reason in (
         ("page_size", 256, "pages of 256 tokens"),
         ("enable_session_radix_cache", True, "streaming sessions"),
-        ("sliding_window_size", 512, "layers with a sliding window"),
     ):
         context = context_of(model, pool, tmp_path)
         setattr(context.params, name, value)
@@ -335,6 +330,21 @@ def test_what_the_server_was_started_with_is_heeded(name: str, tmp_path: Path) -
     assert facts.capability.unsupported_reason == reason
 
 
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "NGRAM"])
+@pytest.mark.parametrize(("branches", "page"), [(2, 16), (2, 1), (1, 16)])
+def test_trees_of_drafts_need_pages_of_one_token(
+    algorithm: str, branches: int, page: int, tmp_path: Path
+) -> None:
+    """No SGLang on a CPU has trees in larger pages, so that no test can run them."""
+    flags = {"speculative_algorithm": algorithm, "speculative_eagle_topk": branches}
+    with get_context().override_server_args(**flags):
+        context = context_of(Layers(), gqa_pool(), tmp_path)
+        context.params.page_size = page
+        found = [refused.what for refused in refusals(read_setup(context))]
+    refused = (branches, page) == (2, 16)
+    assert found == ["trees of drafts in pages of several tokens"] * refused
+
+
 @pytest.mark.parametrize("flags", [{"dp_size": 3}, {"attn_dp_size": 3}])
 def test_replicas_are_counted(flags: dict[str, int], tmp_path: Path) -> None:
     """The capability document gives the number of data-parallel replicas at one address, ranks of
@@ -346,11 +356,11 @@ def test_replicas_are_counted(flags: dict[str, int], tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("published")
 def test_what_single_layers_do_is_heeded(tmp_path: Path) -> None:
-    """A window in one layer is enough."""
-    windowed = Layers()
-    windowed.layers[1].attn.sliding_window_size = 128
-    facts = facts_of(context_of(windowed, gqa_pool(), tmp_path))
-    reason = "attention that is not plain and causal: sliding window"
+    """Cross attention in one layer is enough."""
+    crossed = Layers()
+    crossed.layers[1].attn.is_cross_attention = True
+    facts = facts_of(context_of(crossed, gqa_pool(), tmp_path))
+    reason = "attention that is not plain and causal: cross attention"
     assert facts.capability.unsupported_reason == reason
 
 

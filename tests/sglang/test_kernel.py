@@ -18,13 +18,14 @@ from pool_kit import (
     SHAPES,
     Shape,
     error,
+    layered_of,
     random_pool,
     rotary_of,
     roundings,
     turned,
 )
 
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotation import ModelRotary, Pairing, Rotary
 from leyline_engine.sglang.rows.mover import PoolTensors, TorchMover
 from leyline_engine.sglang.rows.pool import SplicePool, choose_mover
 
@@ -53,10 +54,16 @@ def generator() -> torch.Generator:
 
 
 def twins(
-    kernel: ModuleType, shape: Shape, dtype: torch.dtype, generator: torch.Generator, origins: int
+    kernel: ModuleType,
+    shape: Shape,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    *,
+    origins: int,
+    rotary: ModelRotary | None = None,
 ) -> tuple[SplicePool, SplicePool]:
     """Two pools with the same contents, one moved by torch and one by the kernel."""
-    tensors, rotary = random_pool(shape, dtype, generator), rotary_of(shape)
+    tensors, rotary = random_pool(shape, dtype, generator), rotary or rotary_of(shape)
     copies = replace(
         tensors,
         keys=tuple(t.clone() for t in tensors.keys),
@@ -122,6 +129,28 @@ def test_the_kernel_turns_keys_right(
         wanted = turned(keys[layer], rotary, positions + 9000, positions + 123)
         got = tensors.band(tensors.keys[layer][target])
         assert error(got, wanted, rotary) <= ROUNDING[dtype] + SLACK[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_each_layer_turns_by_its_own_rotation(
+    kernel: ModuleType, shape: Shape, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """Both movers, there and back: the float64 turn of the layer, and not that of another."""
+    rotary = layered_of(shape)
+    order = torch.randperm(90, generator=generator) + 1
+    source, target, back = order[:COUNT], order[COUNT : 2 * COUNT], order[2 * COUNT : 3 * COUNT]
+    for pool in twins(kernel, shape, dtype, generator, origins=COUNT, rotary=rotary):
+        tensors, at = pool.tensors, torch.arange(COUNT)
+        pool.splice(source, target, 9000, 123)
+        pool.splice(target, back, 123, 9000)
+        for layer, keys in enumerate(tensors.keys):
+            own, got = tensors.band(keys[source]), tensors.band(keys[target])
+            right = turned(own, rotary.at(layer), at + 9000, at + 123)
+            wrong = turned(own, rotary.at((layer + 1) % LAYERS), at + 9000, at + 123)
+            assert error(got, right, rotary.at(layer)) <= ROUNDING[dtype] + SLACK[dtype]
+            assert error(got, wrong, rotary.at(layer)) > 10 * (ROUNDING[dtype] + SLACK[dtype])
+            assert torch.equal(tensors.band(keys[back]), own)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)

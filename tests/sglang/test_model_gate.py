@@ -30,6 +30,7 @@ EACH_CLASS = (
     "deepseek-v3",
     "ernie-4.5-0.3b",
     "ernie-4.5-21b-a3b",
+    "gemma-3-text",
     "glm-4-9b-0414",
     "glm-4.6",
     "glm-4.7-flash",

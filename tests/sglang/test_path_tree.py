@@ -70,6 +70,29 @@ def test_a_walk_finds_what_a_search_finds(
         assert len(next(path for _, path, item in held.paths if item == first)) == min(ends)
 
 
+@given(CHANGES, st.lists(KEYS, max_size=3))
+def test_paths_in_the_tree_are_compared_without_their_keys(
+    changes: list[tuple[str, array[int], bool]], sequences: list[array[int]]
+) -> None:
+    """Common parts of added paths with other owners, given sequences and one another."""
+    held = Held(changes)
+    items = [item for _, _, item in held.paths]
+    for owner, keys, item in held.paths:
+        assert item in held.tree
+        assert held.tree.reach_of(item) == held.tree.reach(keys)
+        assert held.tree.reach_of(item, owner) == held.tree.reach(keys, owner)
+    paths = [path for _, path, _ in held.paths]
+    assert held.tree.agreed(items, sequences) == [
+        max((common(path, keys) for keys in sequences), default=0) for path in paths
+    ]
+    # The tree counts whole edges: as long as the paths are in it, each parts at an edge's end.
+    assert held.tree.repeated(items) == [
+        max((common(path, before) for before in paths[:number]), default=0)
+        for number, path in enumerate(paths)
+    ]
+    assert 999 not in held.tree
+
+
 @given(CHANGES)
 def test_nothing_stays_of_paths_that_are_removed(
     changes: list[tuple[str, array[int], bool]],

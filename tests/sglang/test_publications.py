@@ -61,6 +61,18 @@ def test_shared_is_the_longest_common_part_with_others(
     assert index.shared(SESSIONS[0], path, start) == max([start, *common])
 
 
+@given(NOTES, st.lists(PATHS, max_size=3))
+def test_agreed_is_the_longest_common_part_with_any_kept_path(
+    notes: list[tuple[tuple[str, str], Publication]], kept: list[Publication]
+) -> None:
+    """Each path of a session has its own length, and those of other namespaces share nothing."""
+    index = noted(notes)
+    found = list(index.agreed(SESSIONS[0], kept))
+    assert {id(path) for path, _ in found} == {id(path) for path in index.of(SESSIONS[0])}
+    for path, length in found:
+        assert length == max((index.common(path, other) for other in kept), default=0)
+
+
 @given(NOTES, st.dictionaries(st.sampled_from(["l1", "l2"]), st.integers(0, 8)))
 def test_under_finds_every_tainted_position(
     notes: list[tuple[tuple[str, str], Publication]], lineages: dict[str, int]

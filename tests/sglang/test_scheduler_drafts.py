@@ -275,7 +275,9 @@ def test_a_path_of_pairs_has_a_slot_less_than_keys(core: str, page: int) -> None
         slots = whole(length - 1, page)
         assert cache.find(keys, Space(), length).device_prefix_len == slots
         assert len(cache.peek(keys[:length], Space())) == slots
-        assert cache.cached_length(Publication(keys[:length])) == (slots + 1 if slots else 0)
+        assert cache.tree_keys.keys_of(cache.slot_count(Publication(keys[:length]))) == (
+            slots + 1 if slots else 0
+        )
     assert cache.unpublish(Publication(keys), 100).erased == whole(199, page) - whole(100, page)
     assert len(cache.slots_of(Publication(keys))) == whole(100, page)
 

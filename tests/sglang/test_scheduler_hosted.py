@@ -222,7 +222,7 @@ def test_a_forget_reaches_what_only_the_host_has(page: int, policy: str) -> None
     req, _ = scheduler.serve(TOLD, telling())
     scheduler.demote()
     path = Publication(source_of(req))
-    assert scheduler.copies() == scheduler.tree.cached_length(path) == 112 // page * page
+    assert scheduler.copies() == scheduler.tree.slot_count(path) == 112 // page * page
     assert len(scheduler.tree.slots_of(path)) == 0
     assert scheduler.remembered_by_host() == {SECRET}
     kept = HEAD // page * page
@@ -307,7 +307,7 @@ def test_what_the_host_evicted_is_overwritten() -> None:
     for seed in (5, 6):
         scheduler.serve(text(80, seed))
         scheduler.demote()
-    assert not scheduler.tree.cached_length(Publication(token_array(TOLD)))
+    assert not scheduler.tree.slot_count(Publication(token_array(TOLD)))
     assert scheduler.remembered_by_host() == {SECRET}
     scheduler.serve([7], ALL)
     assert scheduler.everywhere() == frozenset()

@@ -329,9 +329,9 @@ def test_unaligned_paths_end_at_page_edges(core: str) -> None:
     for length, whole in ((15, 0), (16, 16), (40, 32), (100, 96)):
         assert cache.find(keys, Space(), length).device_prefix_len == whole
         assert len(cache.peek(keys[:length], Space())) == whole
-        assert cache.cached_length(Publication(keys[:length])) == whole
+        assert cache.tree_keys.keys_of(cache.slot_count(Publication(keys[:length]))) == whole
     assert cache.unpublish(Publication(keys), 40).erased == 64
-    assert cache.cached_length(Publication(keys)) == 32
+    assert cache.slot_count(Publication(keys)) == 32
 
 
 def test_reused_content_is_copied_in_whole_pages_and_judged() -> None:

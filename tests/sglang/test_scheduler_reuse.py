@@ -85,6 +85,21 @@ def test_observing_counts_and_copies_nothing() -> None:
     assert (receipt.tokens.reused, receipt.lineage) == (0, ())
 
 
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("min_copy", [1, 130])
+def test_observing_foresees_what_live_copies(page: int, min_copy: int) -> None:
+    """A hit counts as far as it fills whole pages, if that is worth a copy."""
+    counts = {}
+    for asked in (OBSERVE, LIVE):
+        scheduler = prepared(2048, page=page, min_copy=min_copy)
+        receipt = ask(scheduler, SECOND, turn("b"), asked)
+        assert receipt.reuse is not None
+        counts[asked.mode] = receipt.reuse.total
+    # The document is the prompt's tokens 61 to 211. With pages of 64, its end isn't cached.
+    assert counts[ReuseMode.LIVE] == {1: 150, 16: 144, 64: 64 if min_copy == 1 else 0}[page]
+    assert counts[ReuseMode.OBSERVE] == counts[ReuseMode.LIVE]
+
+
 def test_other_tenants_see_nothing() -> None:
     """Equal content of another tenant is neither copied nor counted."""
     scheduler = prepared()

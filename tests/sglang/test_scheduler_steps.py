@@ -6,11 +6,15 @@ from itertools import pairwise
 
 import pytest
 import torch
+from claim_scheduler import ClaimScheduler
 from scheduler_kit import SECRETS, Scheduler, sealed, source_of, text
 
 from leyline_engine.contract import (
+    ClaimKind,
+    ClaimState,
     Directive,
     EditPayload,
+    ForgetCounts,
     Outcome,
     SourceRef,
     SpanLabel,
@@ -66,12 +70,15 @@ def test_a_long_forget_is_unmatchable_at_once_and_overwritten_in_steps(
     scheduler.submit(redacted, forget, message_id="forget", decode=20)
     scheduler.step()
     assert len(scheduler.cache.condemned) > 3, "control: nothing waits"
-    first = scheduler.sender.records["forget"].receipt.forgot
-    assert first is not None and first.pending > 0
     for prompt in prompts:
         found = scheduler.cache.find(token_array(prompt), Space()).device_prefix_len
         assert found <= len(HEAD)
+    assert "forget" not in scheduler.sender.records, "control: it was admitted in the same step"
     left = [holding(scheduler)]
+    scheduler.step()
+    left.append(holding(scheduler))
+    first = scheduler.sender.records["forget"].receipt.forgot
+    assert first is not None and first.pending > 0
     for _ in range(8):
         scheduler.step()
         left.append(holding(scheduler))
@@ -84,6 +91,45 @@ def test_a_long_forget_is_unmatchable_at_once_and_overwritten_in_steps(
     assert counts.pending == 0
     assert counts.overwritten == scheduler.seen.overwritten >= BRANCHES * 16
     scheduler.check_idle()
+
+
+def test_a_receipt_counts_what_was_removed_while_its_turn_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If all is overwritten before a turn that forgot is admitted, its receipt is closed."""
+    monkeypatch.setattr(forgetting, "_AT_ONCE", 1)
+    scheduler = Scheduler()
+    for number, prompt in enumerate(branches()[:3]):
+        scheduler.serve(prompt, telling(f"t{number}", len(prompt)))
+    held = holding(scheduler)
+    forget = EditPayload(session="s", scope="t", turn="f", forget=("secret",))
+    scheduler.submit([*HEAD, 1], forget, message_id="forget", decode=1)
+    scheduler.step()
+    assert scheduler.cache.condemned, "control: nothing waits"
+    assert "forget" not in scheduler.sender.records
+    while scheduler.engine.chores.step():
+        continue
+    assert not scheduler.cache.condemned, "control: something still waits"
+    scheduler.drain()
+    counts = scheduler.sender.records["forget"].receipt.forgot
+    assert counts == ForgetCounts(overwritten=held)
+
+
+def test_claims_on_what_waits_to_be_removed_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can match it any more, so nobody is left to believe in it until it is overwritten."""
+    monkeypatch.setattr(forgetting, "_AT_ONCE", 1)
+    scheduler = ClaimScheduler(2000)
+    for number, prompt in enumerate(branches()):
+        scheduler.serve(prompt, telling(f"t{number}", len(prompt)))
+        terms = {"id": f"c{number}", "tenant": "t", "source": f"t{number}", "kind": ClaimKind.SOFT}
+        scheduler.claim("s", len(prompt), start=len(prompt) - TAIL, **terms)
+    forget = EditPayload(session="s", scope="t", turn="f", forget=("secret",))
+    scheduler.submit([*HEAD, 1], forget, decode=1)
+    scheduler.step()
+    assert len(scheduler.cache.condemned) > 3, "control: nothing waits"
+    for number in range(BRANCHES):
+        assert scheduler.status(f"c{number}", "t").state is ClaimState.HARMED
+    scheduler.drain()
 
 
 def test_a_flush_leaves_nothing_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,8 @@ pytestmark = pytest.mark.nightly
         ("glm-4.7-flash", 64),
         ("ernie-4.5-0.3b", 1),
         ("olmo-2-7b", 16),
+        ("olmo-3-7b", 16),
+        ("command-a", 64),
         ("phi-4", 64),
         ("command-r-08-2024", 16),
         ("granite-4-8b-dense", 1),

@@ -127,7 +127,10 @@ def _text(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _layers_of_each_kind(config: Mapping[str, Any]) -> int:
     """The number of first layers among which every kind of layer occurs."""
-    kinds = config.get("layer_types") or config.get("attn_type_list") or []
+    kinds = config.get("layer_types") or config.get("attn_type_list")
+    if kinds is None:
+        # Gemma 3: the last of so many layers sees everything.
+        return int(config.get("sliding_window_pattern") or 0)
     return max((kinds.index(kind) + 1 for kind in set(kinds)), default=0)
 
 

@@ -26,9 +26,9 @@ from leyline_engine.contract import (
     ReuseMode,
     ReusePayload,
 )
-from leyline_engine.fidelity.control import UnrotatedRotary
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.models.loader import load_model
+from leyline_engine.rotation import Rotary
 
 from .reuse_recovery import recoverable_tokens, tokens_by_arm
 from .reuse_samples import BenchRequest, Closeness, Sample
@@ -78,7 +78,7 @@ class ReplayReuseBench:
         slots = sum(len(request.tokens) + self._length for request in requests)
         live, radix, naive = (_Arm(self._engine(slots), reuse) for reuse in (_LIVE, None, _LIVE))
         rotary = naive.engine.cache.pool.rotary
-        naive.engine.cache.pool.rotary = UnrotatedRotary(rotary.inv_freq, rotary.pairing)
+        naive.engine.cache.pool.rotary = Rotary.still(rotary.dim, rotary.pairing)
         samples = []
         for number, request in enumerate(requests):
             truth = full.run(request, self._length)

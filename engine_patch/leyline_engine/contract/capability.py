@@ -26,7 +26,7 @@ def engine_actions(*, splices: bool) -> tuple[str, ...]:
     """Return the actions of an engine as its capability lists them.
 
     Args:
-        splices: True if the engine's model and pool are on the allow-list.
+        splices: True if the engine can turn the keys of its model's pool.
     """
     kinds = [EDIT_ACTION, CLAIM_ACTION, PROVE_ACTION, *([REUSE_ACTION] if splices else [])]
     return tuple(f"{kind}@{ACTION_VERSION}" for kind in kinds)
@@ -36,6 +36,8 @@ class RotaryFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The rotation of the model's keys by position, read from its own rotary module."""
 
     rope_type: str
+    """Such as ``yarn``; kinds of different layers are joined, as in ``default+yarn``. ``none``
+    stands for layers that don't turn."""
     pairing: str
     """``interleaved`` (2i, 2i+1) or ``half_split`` (i, i+d/2), as the keys lie in the cache."""
     rotary_dim: int

@@ -151,7 +151,7 @@ def _pairs(pool: KVPool, slots: Slots) -> torch.Tensor:
 def _turned(pool: KVPool, keys: torch.Tensor, start: int) -> torch.Tensor:
     """Turn ``keys`` as computed, in fp64 by the model's fp32 angles, to ``start…``."""
     rows = torch.arange(TOKENS, dtype=torch.float32)[:, None]
-    to, away = ((rows + place) * pool.rotary.inv_freq for place in (start, _COMPUTED_AT))
+    to, away = ((rows + place) * pool.rotary.at(0).inv_freq for place in (start, _COMPUTED_AT))
     angles = (to.double() - away.double())[:, None, :]
     return keys * torch.polar(torch.ones_like(angles), angles)
 

@@ -17,13 +17,13 @@ from leyline_engine.contract import (
     apply_directives,
     token_digest,
 )
-from leyline_engine.fidelity.control import UnrotatedRotary
 from leyline_engine.fidelity.errors import SubjectError
 from leyline_engine.fidelity.rendering import Rendered, place_contents
 from leyline_engine.fidelity.subject import Answer
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.replay.text.chat import PromptEncoder, TemplateFailedError
+from leyline_engine.rotation import Rotary
 
 _SCOPE = "eval"
 _SMALLEST_POOL = 16_384
@@ -189,7 +189,7 @@ class ReplaySubject:
             engine = ReplayEngine(self._loaded, pool_tokens=slots)
             if not rotated:
                 rotary = engine.cache.pool.rotary
-                engine.cache.pool.rotary = UnrotatedRotary(rotary.inv_freq, rotary.pairing)
+                engine.cache.pool.rotary = Rotary.still(rotary.dim, rotary.pairing)
             self._engines[rotated] = slots, engine
         self._held.pop(rotated, None)
         for known in [each for each in self._answers if each[0] == rotated]:

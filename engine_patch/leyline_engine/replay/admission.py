@@ -110,7 +110,12 @@ class Admitter:
             cache.registry, cache.ledger, splices=splices, salt=salt, recompute=recompute
         )
         self._reuse = ContentReuse(
-            cache.registry, cache.ledger, cache.capacity, salt=salt, matcher=matcher
+            cache.registry,
+            cache.ledger,
+            cache.capacity,
+            salt=salt,
+            matcher=matcher,
+            lay=partial(plan_turn, page=cache.page_tokens),
         )
         cache.reuse = self._reuse.index
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -56,31 +56,40 @@ class Enters(Protocol):
     def free(self, slot: int) -> None: ...
 
 
+class Prints(NamedTuple):
+    """Fingerprints of a path, ``[n]`` each, in order of position."""
+
+    anchors: Slots
+    positions: Slots
+    values: NDArray[np.uint64]
+
+
 @dataclass(slots=True, eq=False)
 class Entering:
     """Entries of one path that are being entered, in the order of their positions."""
 
     tenant: Enters
     path: Path
-    anchors: Slots
-    positions: Slots
-    values: NDArray[np.uint64]
+    select: Callable[[], Prints]
+    """Returns what is to be entered; the first portion of the work."""
+    _prints: Prints | None = None
     done: int = 0
 
     def work(self, count: int) -> bool:
         """Enter the next ones; returns False if none is left."""
+        if self._prints is None:
+            self._prints = self.select()
+            return True
         part = slice(self.done, self.done + count)
         for slot, position, value in zip(
-            self.anchors[part].tolist(),
-            self.positions[part].tolist(),
-            self.values[part].tolist(),
+            *(values[part].tolist() for values in self._prints),
             strict=True,
         ):
             path = self.path.place(position, GRAM)
             if path is not None:
                 self.tenant.enter(slot, Entry(path, position, value))
         self.done = part.stop
-        return self.done < len(self.anchors)
+        return self.done < len(self._prints.anchors)
 
 
 @dataclass(slots=True, eq=False)
@@ -104,10 +113,14 @@ class Freeing:
 
     tenants: Mapping[str, Enters]
     slots: Slots
-    done: int = 0
+    anchoring: Callable[[Slots], Slots]
+    """Returns those slots that may have an entry, once what was entered before is."""
+    done: int | None = None
 
     def work(self, count: int) -> bool:
         """Drop the next ones; returns False if none is left."""
+        if self.done is None:
+            self.slots, self.done = self.anchoring(self.slots), 0
         part = slice(self.done, self.done + count)
         for slot in self.slots[part].tolist():
             for tenant in self.tenants.values():

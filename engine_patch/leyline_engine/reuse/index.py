@@ -15,7 +15,15 @@ from itertools import islice
 
 import numpy as np
 
-from leyline_engine.reuse.entering import Entering, Entry, Freeing, Leaving, Path, Slots
+from leyline_engine.reuse.entering import (
+    Entering,
+    Entry,
+    Freeing,
+    Leaving,
+    Path,
+    Prints,
+    Slots,
+)
 from leyline_engine.reuse.fingerprints import Fingerprinter
 from leyline_engine.reuse.winnowing import GRAM, ends_of_chains
 from leyline_engine.sources import SourceTurn
@@ -36,6 +44,10 @@ _AT_ONCE = 64
 
 _PORTION = 256
 """Entries that are entered at once, in a millisecond or less."""
+_SHORT = 1 << 14
+"""Tokens whose fingerprints are selected in less than that."""
+_PORTIONS = 2
+"""Portions that are done at once where nothing waits: a selection, and its first entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +108,7 @@ class ReuseIndex:
     def add(self, source: SourceTurn, slots: Slots) -> None:
         """Add the cached beginning of a turn that was retained.
 
-        Its first new entries are entered at once, the others by :meth:`work`.
+        The entries of a short one may be entered at once, others by :meth:`work`.
 
         Args:
             slots: the slots of its first tokens, in order.
@@ -106,19 +118,24 @@ class ReuseIndex:
         tenant.groups |= source.groups
         path = tenant.path_of(source)
         start = max(0, path.done - self._fingerprinter.guarantee + 1)
-        prints = ends_of_chains(self._fingerprinter.select(source.tokens, start, len(slots)))
-        anchors = slots[prints.positions]
-        self._mark(anchors)
-        path.done = len(slots)
-        self._change(Entering(tenant, path, anchors, prints.positions, prints.values))
 
-    def _change(self, change: Entering | Leaving | Freeing) -> None:
+        def select() -> Prints:
+            prints = ends_of_chains(self._fingerprinter.select(source.tokens, start, len(slots)))
+            anchors = slots[prints.positions]
+            self._mark(anchors)
+            return Prints(anchors, *prints)
+
+        path.done = len(slots)
+        self._change(Entering(tenant, path, select), short=len(slots) - start <= _SHORT)
+
+    def _change(self, change: Entering | Leaving | Freeing, *, short: bool = True) -> None:
         waits = bool(self._changes)
         self._changes.append(change)
         if not self._defers:
             self._finish()
-        elif not waits:
-            self.work()
+        elif short and not waits:
+            for _ in range(_PORTIONS):
+                self.work()
 
     def work(self) -> bool:
         """Make a portion of the changes that wait; returns False if none does."""
@@ -192,10 +209,14 @@ class ReuseIndex:
         """Drop the entries of slots that were freed."""
         if not self._tenants or not len(slots):
             return
+        self._change(Freeing(self._tenants, slots, self._unmark))
+
+    def _unmark(self, slots: Slots) -> Slots:
+        """Return those slots that may anchor an entry; from now on, none does."""
         inside = slots[slots < len(self._marks)]
         anchors = inside[self._marks[inside]]
         self._marks[anchors] = False
-        self._change(Freeing(self._tenants, anchors))
+        return anchors
 
     def clear(self) -> None:
         """Drop everything."""

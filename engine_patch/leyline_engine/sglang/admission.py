@@ -21,6 +21,7 @@ from leyline_engine.rules import CheckedRequest
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.matching import Matcher, reach
+from leyline_engine.sglang.publications import Publication
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.pool import OriginGoneError
 from leyline_engine.sglang.splicer import (
@@ -33,7 +34,7 @@ from leyline_engine.sglang.splicer import (
 )
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sglang.turn_forgets import TurnForgets
-from leyline_engine.sources import SessionKey
+from leyline_engine.sources import SessionKey, SourceTurn
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,9 @@ class Admission:
         turn.spent_ns += time.perf_counter_ns() - began
         if verdict is not None:
             return verdict
+        if turn.rests:
+            turn.rests = False
+            return AddReqResult.CONTINUE
         req = turn.req
         req.init_next_round_input(self._cache)
         result = admit(req)
@@ -191,12 +195,13 @@ class Admission:
             return checked
         if not turn.reuses:
             return checked.without_reuse()
+
+        def available(source: SourceTurn) -> int:
+            path = Publication(source.keys(), space=turn.space_of(source))
+            return self._cache.slot_count(path, self._cache.allowed_length(path.keys))
+
         try:
-            return self._reuse.search(
-                checked,
-                prefix,
-                lambda source: len(self._cache.peek(source.keys(), turn.space_of(source))),
-            )
+            return self._reuse.search(checked, prefix, available)
         except Exception:
             log.exception("content could not be looked for; the request runs without reuse")
             return checked.without_reuse()
@@ -236,7 +241,9 @@ class Admission:
         """
         gave = False
         for turn in tuple(self._turns.values()):
-            if turn.staging is None or turn.staging.row is not None:
+            staging = turn.staging
+            # A row that is done holds nothing, but its turn has the gap locked.
+            if staging is None or (staging.row is not None and not staging.row.complete):
                 continue
             release(self._cache, turn)
             gave = True

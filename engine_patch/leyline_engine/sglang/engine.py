@@ -47,7 +47,7 @@ from leyline_engine.sglang.publishing import KeptOut, Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica
 from leyline_engine.sglang.rows.pool import SplicePool
-from leyline_engine.sglang.splicer import Splicer, StageRow, release
+from leyline_engine.sglang.splicer import Splicer, StageRow, planner, release
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sglang.turn_forgets import TurnForgets
 from leyline_engine.sources import SourceRegistry
@@ -63,7 +63,7 @@ class SchedulerEngine:
 
     Args:
         cache: SGLang's tree, which reports to this engine.
-        pool: rows of the KV pool; None if the model or the pool isn't on the allow-list.
+        pool: rows of the KV pool; None if the measured facts don't let them be spliced.
         capability: capability of this engine.
         sender: takes receipts to the HTTP process.
         metrics: this scheduler's counters.
@@ -109,7 +109,8 @@ class SchedulerEngine:
         self.claims = ClaimDesk(
             cache, self.registry, usable=usable, page_size=int(cache.page_size), limits=limits
         )
-        self._reuse = self._open_reuse(usable, salt=salt, matcher=matcher)
+        lay = planner(cache, min_copy=min_copy, stage_cost=stage_cost)
+        self._reuse = self._open_reuse(usable, salt=salt, matcher=matcher, lay=lay)
         self._indexer = TurnIndexer(cache, self._reuse)
         # Its request holds a turn; SGLang may drop a request without notice.
         self.turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
@@ -128,7 +129,7 @@ class SchedulerEngine:
         fallback = Fallback(cache, rules, forgetter, kept_out=self._kept_out)
         self.forgets = self._open_forgets(rules, forgetter, fallback)
         self.chores = Chores((self.ledger.provenance, self._reuse.index, self.forgets))
-        splicer = self._open_splicer(pool, rules, agree, min_copy=min_copy, stage_cost=stage_cost)
+        splicer = self._open_splicer(pool, rules, lay=lay, agree=agree)
         self.admission = self._open_admission(splicer, fallback)
         census = open_census(cache) if metrics.collects else None
         records = (metrics, self.registry, self.ledger, self.claims.keeper)
@@ -160,7 +161,7 @@ class SchedulerEngine:
         )
 
     def _open_splicer(
-        self, pool: SplicePool | None, rules: Rules, agree: Callable[[bool], bool], **worth: int
+        self, pool: SplicePool | None, rules: Rules, **options: Callable[..., Any]
     ) -> Splicer | None:
         if pool is None:
             return None
@@ -169,9 +170,8 @@ class SchedulerEngine:
             pool,
             rules,
             self.publisher,
-            agree=agree,
             copied=self._metrics.copied,
-            **worth,
+            **options,
         )
 
     def _open_forgets(self, rules: Rules, forgetter: Forgetter, fallback: Fallback) -> TurnForgets:
@@ -241,6 +241,7 @@ class SchedulerEngine:
             if refusal is not None:
                 self._metrics.refused()
                 if turn is not None:
+                    self.forgets.catch_up(turn)
                     self._accounts.refused(turn, refusal, began=began)
         return refusal
 
@@ -375,6 +376,7 @@ class SchedulerEngine:
 
     def _admitted(self, turn: Turn) -> None:
         """Report the reuse of a turn whose request runs from now on."""
+        self.forgets.catch_up(turn)
         self._accounts.admitted(turn)
         if turn.gated:
             self.margins.marks.discard(turn.session)

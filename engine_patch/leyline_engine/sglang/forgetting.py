@@ -17,14 +17,13 @@ import msgspec
 
 from leyline_engine.contract import ForgetCounts
 from leyline_engine.ledger import LineageKey, SpanKey, SpanLedger, Struck
-from leyline_engine.lineage import exact_length
+from leyline_engine.lineage import first_spliced
 from leyline_engine.pending import PendingForgets
 from leyline_engine.plan import page_floor
 from leyline_engine.proof.witness import ForgetWitness
 from leyline_engine.sglang.condemned import Condemned, Unpublished
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.matching import reach
-from leyline_engine.sglang.path_tree import PathTree
 from leyline_engine.sglang.publications import Publication, Publications, Space
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.pages import reserved_until
@@ -47,6 +46,8 @@ class Forgotten:
 
     counts: ForgetCounts
     struck: Struck
+    long: bool
+    """True if that took a good part of a scheduler's step."""
 
 
 class Forgetter:
@@ -116,14 +117,17 @@ class Forgetter:
         doomed = self._doomed(session, kept, tainted)
         erased = shared = 0
         soon = _first_keys([path for _, path, _, _ in doomed], _AT_ONCE)
-        late = PathTree[str, Publication]()
+        repeated = self._publications.repeated(
+            [(owner, path) for owner, path, _, _ in doomed[soon:]]
+        )
         for number, (owner, path, start, theirs) in enumerate(doomed):
             if theirs > start:
                 shared += self._cached(path, theirs) - self._cached(path, start)
             if number < soon:
                 erased += self._remove(path, theirs, ticket)
             else:
-                self._condemn_late(path, theirs, ticket, late)
+                # Those of several paths count once.
+                self._condemn_late(path, theirs, ticket, repeated.pop(id(path), len(path.keys)))
             self._publications.cut(owner, path, self._keys(start))
         for _, path, _, theirs in doomed[:soon]:
             self._condemn_rest(path, theirs, ticket)
@@ -134,7 +138,8 @@ class Forgetter:
         self._cache.scrub()
         self._await_reserved(ticket)
         struck = Struck(session, spans, tainted, whole)
-        return Forgotten(self._open(ticket, session, erased, shared), struck)
+        long = sum(len(path.keys) for _, path, _, _ in doomed) > _AT_ONCE // 2
+        return Forgotten(self._open(ticket, session, erased, shared), struck, long)
 
     def _doomed(
         self,
@@ -148,15 +153,11 @@ class Forgetter:
         for owner, path, reader in self._publications.under(self._looking_ahead(tainted)):
             start = self._floor(reader)
             doomed.append((owner, path, start, start))
-        within, shifted = self._cache.tree_keys.slots_within, self._cache.tree_keys.shifted
-        stays: dict[Space, PathTree[str, Publication]] = {}
-        for other in kept:
-            stays.setdefault(other.space, PathTree()).add("kept", shifted(other.keys), other)
-        for path in self._publications.of(session):
-            tree = stays.get(path.space)
-            start = within(tree.reach(shifted(path.keys)) if tree is not None else 0)
+        within = self._cache.tree_keys.slots_within
+        for path, agreed in self._publications.agreed(session, kept):
+            start = within(agreed)
             if self._keys(start) < len(path.keys):
-                exact = exact_length(path.keys)
+                exact = first_spliced(path.runs, len(path.keys))
                 shared_to = within(self._publications.shared(session, path, self._keys(start)))
                 theirs = self._floor(min(max(shared_to, start), max(exact, start)))
                 doomed.append((session, path, start, theirs))
@@ -174,7 +175,7 @@ class Forgetter:
         self._reached.move_to_end(ticket)
         while len(self._reached) > _REMEMBERED:
             self._reached.popitem(last=False)
-        return self._honest(counts)
+        return self.counts(ticket)
 
     def _honest(self, counts: ForgetCounts) -> ForgetCounts:
         """Return the counts to report for slots that were removed from the tree."""
@@ -182,6 +183,10 @@ class Forgetter:
             return counts
         left = counts.pending + counts.overwritten
         return msgspec.structs.replace(counts, overwritten=0, pending=left)
+
+    def counts(self, ticket: str) -> ForgetCounts:
+        """Return the present counts to report of a ticket."""
+        return self._honest(self._reached.get(ticket, ForgetCounts()))
 
     def progress(self) -> dict[str, ForgetCounts]:
         """Return the tickets that progressed since the last call."""
@@ -229,9 +234,8 @@ class Forgetter:
         soon = _first_keys([path for path, _ in paths], _AT_ONCE)
         for path, start in paths[:soon]:
             self.remove(path, start)
-        late = PathTree[str, Publication]()
         for path, start in paths[soon:]:
-            self._condemn_late(path, self._floor(start), "", late)
+            self._condemn_late(path, self._floor(start))
 
     def remove(self, path: Publication, start: int) -> None:
         """Remove the cached part of a path from ``start`` on, and report no counts."""
@@ -263,18 +267,17 @@ class Forgetter:
         return replace(done, erased=done.erased + erased)
 
     def _condemn_late(
-        self, path: Publication, start: int, ticket: str, late: PathTree[str, Publication]
+        self, path: Publication, start: int, ticket: str = "", counted: int = 0
     ) -> None:
         """Make a path unmatchable at once, and remove it in one of the next steps.
 
         Args:
-            late: paths of this forget of which the same is true; keys that several have count once.
+            counted: leading keys whose slots the ticket counts already.
         """
         self._cache.announce(path, start, "forgotten" if ticket else "unpublished")
-        keys = self._cache.tree_keys
-        begin = max(start, keys.slots_within(late.add("late", keys.shifted(path.keys), path)))
+        begin = max(start, self._cache.tree_keys.slots_within(counted))
         # What is condemned counts, too: most paths here share their beginnings.
-        cached = keys.slots_within(self._cache.cached_length(path)) if ticket else begin
+        cached = self._cache.slot_count(path) if ticket else begin
         self._condemn(path, start, ticket, max(0, cached - begin))
         self._due += 1
 

@@ -114,9 +114,12 @@ class HostedRadixCache(LeylineRadixCache):
         if self._host is not None:
             self._host.erased = pool.erased
 
-    def cached_length(self, path: Publication) -> int:
-        held = sum(len(node.key) - over for node, over in self._nodes_along(path))
-        return self.tree_keys.keys_of(held)
+    def slot_count(self, path: Publication, limit: int | None = None) -> int:
+        """Return the number of a path's slots with those that only the host has; within a limit, of
+        those that the device has, from which a splice may copy."""
+        if limit is not None:
+            return super().slot_count(path, limit)
+        return sum(len(node.key) - over for node, over in self._nodes_along(path))
 
     def readable(self, slots: torch.Tensor) -> int:
         controller = self.cache_controller

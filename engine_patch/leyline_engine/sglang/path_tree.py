@@ -8,7 +8,7 @@ are. It compares whole edges at once.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -160,6 +160,48 @@ class PathTree(Generic[Owner, Item]):
                 break
             reach = step.reach
         return reach
+
+    def __contains__(self, item: Item) -> bool:
+        """Return True if a path of this very item was added."""
+        return id(item) in self._ends
+
+    def _up(self, item: Item) -> Iterator[_Node[Owner, Item]]:
+        """Yield the edges of a path that was added, from its end on; the root is left out."""
+        node = self._ends[id(item)]
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def reach_of(self, item: Item, without: Owner | None = None) -> int:
+        """Return the :meth:`reach` of a path that was added; no key is looked at."""
+        edges = list(self._up(item))
+        reach = sum(len(node.keys) for node in edges)
+        for node in edges:
+            if len(node.owners) > (without in node.owners):
+                break
+            reach -= len(node.keys)
+        return reach
+
+    def agreed(self, items: Iterable[Item], sequences: Iterable[array[int]]) -> list[int]:
+        """Return, per path that was added, how many leading keys any of ``sequences`` has, too.
+
+        Each sequence is looked at once, however many paths there are.
+        """
+        reached: dict[_Node[Owner, Item], int] = {}
+        for keys in sequences:
+            for step in self._walk(keys):
+                reached[step.node] = max(step.reach, reached.get(step.node, 0))
+        return [next((reached[n] for n in self._up(item) if n in reached), 0) for item in items]
+
+    def repeated(self, items: Iterable[Item]) -> list[int]:
+        """Return, per path that was added, how many leading keys an earlier one of them has."""
+        passed: set[_Node[Owner, Item]] = set()
+        found = []
+        for item in items:
+            edges = list(self._up(item))
+            found.append(sum(len(node.keys) for node in edges if node in passed))
+            passed.update(edges)
+        return found
 
     def first_end(self, keys: array[int]) -> Item | None:
         """Return the shortest path that ``keys`` begin with; None if there is none."""

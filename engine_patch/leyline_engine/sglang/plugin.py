@@ -77,7 +77,8 @@ def create_cache(context: Any) -> Any:
 
     cache = create_unified_radix_cache(context, cache_class=tree_class(context))
     group = context.params.attn_tp_cache_group or context.params.tp_cache_group
-    facts = _facts(context, cache, group)
+    agree = agreement(group)
+    facts = _facts(context, cache, group).agreed(agree)
     parallel = get_parallel()
     replica = replica_of(parallel)
     metrics = open_metrics(
@@ -101,7 +102,7 @@ def create_cache(context: Any) -> Any:
         stage_cost=stage_cost,
         recompute=recompute_from(facts.capability),
         matcher=read_matcher(os.environ.get(MATCHER_VARIABLE) or MatcherKind.WINNOW),
-        agree=agreement(group),
+        agree=agree,
         limits=limits_from(),
         energy=open_account(
             metrics, lambda: cuda_uuids(_gpus(context, int(parallel.attn_tp_size)))
@@ -122,12 +123,12 @@ def _facts(context: Any, cache: Any, group: Any) -> Any:
     from leyline_engine.sglang.facts.drafts import corpus_emptier
     from leyline_engine.sglang.facts.setup import read_facts
     from leyline_engine.sglang.rows.origins import origin_bytes_from
-    from leyline_engine.sglang.tensor_parallel import agreement, common_rows
+    from leyline_engine.sglang.tensor_parallel import common_rows
 
     facts = read_facts(context, cache, origin_bytes=origin_bytes_from(), common=common_rows(group))
     cache.speculative = str(get_spec().speculative_algorithm or "")
     cache.empty_corpus = corpus_emptier(context.tp_worker)
-    return facts.agreed(agreement(group))
+    return facts
 
 
 def copy_limits(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:

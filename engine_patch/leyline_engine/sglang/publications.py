@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,7 +96,7 @@ class Publications:
         """Return an empty record of what is published in a tree of so many slots."""
         return cls(
             max_tokens=max(MIN_TOKENS, PER_SLOT * usable),
-            cached=tree.cached_length,
+            cached=lambda path: tree.tree_keys.keys_of(tree.slot_count(path)),
             shifted=tree.tree_keys.shifted,
         )
 
@@ -236,7 +236,32 @@ class Publications:
             A length of at least ``start``.
         """
         tree = self._trees.get((True, path.space))
-        return start if tree is None else max(start, tree.reach(self._shifted(path.keys), session))
+        if tree is None:
+            return start
+        if path in tree:
+            return max(start, tree.reach_of(path, session))
+        return max(start, tree.reach(self._shifted(path.keys), session))
+
+    def agreed(
+        self, session: SessionKey, kept: Sequence[Publication]
+    ) -> Iterator[tuple[Publication, int]]:
+        """Yield a session's paths, each with how many leading keys any of ``kept`` has, too."""
+        for place, paths in _by_place((session, path) for path in self.of(session)).items():
+            same = [self._shifted(other.keys) for other in kept if other.space == place[1]]
+            yield from zip(paths, self._trees[place].agreed(paths, same), strict=True)
+
+    def repeated(self, paths: Iterable[tuple[SessionKey, Publication]]) -> dict[int, int]:
+        """Return how many leading keys of each path an earlier one has, by the path's identity.
+
+        Args:
+            paths: sessions and paths of theirs; one that comes twice has new keys the first time.
+        """
+        once = {id(path): (session, path) for session, path in paths}
+        return {
+            id(path): known
+            for place, same in _by_place(once.values()).items()
+            for path, known in zip(same, self._trees[place].repeated(same), strict=True)
+        }
 
     def strangers(
         self, path: Publication, start: int
@@ -277,7 +302,8 @@ class Publications:
     def cut(self, session: SessionKey, path: Publication, length: int) -> None:
         """Note that a session holds only the first ``length`` keys of a path any more."""
         held = self._tenants.get(session[0], OrderedDict()).get(session)
-        found = next((old for old in held or () if old is path or old == path), None)
+        same = next((old for old in held or () if old is path), None)
+        found = same or next((old for old in held or () if old == path), None)
         if held is None or found is None:
             return
         self._discard(session, held, found)
@@ -301,6 +327,16 @@ class Publications:
 def _place(session: SessionKey, path: Publication) -> tuple[bool, Space]:
     """Return the tree that has a session's path."""
     return session[0] != NOBODY, path.space
+
+
+def _by_place(
+    paths: Iterable[tuple[SessionKey, Publication]],
+) -> dict[tuple[bool, Space], list[Publication]]:
+    """Return sessions' paths by their trees."""
+    found: dict[tuple[bool, Space], list[Publication]] = {}
+    for session, path in paths:
+        found.setdefault(_place(session, path), []).append(path)
+    return found
 
 
 def _weight(path: Publication) -> int:

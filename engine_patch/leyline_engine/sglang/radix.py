@@ -262,9 +262,10 @@ class LeylineRadixCache(UnifiedRadixCache):
             key = limited(key, self.allowed_length(keys))
         return super().match_prefix(MatchPrefixParams(key=key))
 
-    def cached_length(self, path: Publication) -> int:
-        """Return the number of a path's keys of which slots are cached; nothing is touched."""
-        return self.tree_keys.keys_of(len(self.slots_of(path)))
+    def slot_count(self, path: Publication, limit: int | None = None) -> int:
+        """Return the number of slots of a path's cached beginning, condemned or not."""
+        key = self.tree_keys.key(path.keys, path.space, limit)
+        return int(self.tree_core.match_full_device_prefix(key)[0])
 
     def readable(self, slots: torch.Tensor) -> int:
         """Return the number of leading slots, of a path, whose rows may be copied by now."""
@@ -286,8 +287,7 @@ class LeylineRadixCache(UnifiedRadixCache):
 
     def in_pages(self, tokens: int) -> int:
         """Return the slots that tokens take."""
-        page = int(self.page_size)
-        return -(-tokens // page) * page
+        return int(-(-tokens // self.page_size) * self.page_size)
 
     def take(self, count: int) -> torch.Tensor | None:
         """Take ``count`` free slots (int64), after evictions if need be; None if too few."""

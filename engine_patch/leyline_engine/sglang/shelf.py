@@ -115,7 +115,8 @@ class RadixShelf:
                 if rank
             }
             result = evict(params)
-            self.gave_way(ranks.get(0, ()))
+            in_reach = list(ranks.get(0, ()))
+            self.gave_way(in_reach)
             for rank, let_go in waiting.items():
                 missing = params.num_tokens - result.num_tokens_evicted
                 if missing <= 0:
@@ -124,7 +125,9 @@ class RadixShelf:
                 for release in let_go:
                     release()
                 result.num_tokens_evicted += evict(EvictParams(missing)).num_tokens_evicted
-                self.gave_way(ranks[rank])
+                # A path of this rank may have kept the beginning that one of a lower rank is.
+                in_reach += ranks[rank]
+                self.gave_way(in_reach)
         return result
 
     def _by_rank(self) -> dict[int, list[ClaimKey]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import Req
@@ -48,6 +49,18 @@ class NoRoomError(Exception):
 
 class OtherRankError(RuntimeError):
     """A splice that succeeded here is given up, because another rank could not do it."""
+
+
+def planner(cache: LeylineRadixCache, *, min_copy: int, stage_cost: int) -> Callable[..., Plan]:
+    """Return :func:`~leyline_engine.plan.plan_turn` for a tree's pages and a server's costs."""
+    return partial(
+        plan_turn,
+        min_copy=min_copy,
+        stage_cost=stage_cost,
+        page=cache.page_size,
+        # The slot before a cut was found by a token that is gone.
+        joins=bool(cache.tree_keys.lookahead),
+    )
 
 
 class StageRow(Req):
@@ -85,8 +98,7 @@ class Splicer:
         pool: copies and rotates rows.
         rules: decisions over the registry and the ledger.
         publisher: notes what copies have read, and what they publish, before they can be matched.
-        min_copy: copies shorter than this, in tokens, are prefilled: a launch costs more.
-        stage_cost: tokens whose prefill takes as long as the forward of one more stage row.
+        lay: lays copies and prefills over a prompt; see :func:`planner`.
         agree: returns True if all tensor-parallel ranks succeeded; takes this rank's success.
         copied: called with the bytes of KV that a splice copied.
     """
@@ -98,16 +110,14 @@ class Splicer:
         rules: Rules,
         publisher: Publisher,
         *,
-        min_copy: int,
-        stage_cost: int = 0,
+        lay: Callable[..., Plan],
         agree: Callable[[bool], bool],
         copied: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._cache = cache
         self._pool = pool
         self._rules = rules
-        self._min_copy = min_copy
-        self._stage_cost = stage_cost
+        self._lay = lay
         self._publisher = publisher
         self._agree = agree
         self._copied = copied
@@ -144,18 +154,13 @@ class Splicer:
             cacheable = self._cacheable(edit, available, len(prompt))
             slots = [source.slots for source in staging.sources]
             copies = turnable_copies(self._pool, cacheable, slots)
-            plan = plan_turn(
+            plan = self._lay(
                 len(prompt),
                 staging.cursor,
                 copies,
                 available,
                 sink=max(edit.payload.sink, ATTENTION_SINK),
-                min_copy=self._min_copy,
-                stage_cost=self._stage_cost,
                 kinds=edit.kinds,
-                page=self._cache.page_size,
-                # The slot before a cut was found by a token that is gone.
-                joins=bool(self._ahead),
             )
             gone = _edited(cacheable, edit) - _edited(copies, edit)
             plan = replace(plan, evicted=plan.evicted + gone)

@@ -114,6 +114,8 @@ class Turn:
     private: bool = False
     """True if a claim keeps KV that it computes out of the tree."""
     forgot: ForgetCounts | None = None
+    rests: bool = False
+    """True if its forget took the scheduler's step: it is admitted in the next one."""
     started_ns: int = 0
     spent_ns: int = 0
     receipt: Receipt | None = None

@@ -98,6 +98,11 @@ class TurnForgets:
             self.withhold_session(turn)
             self._forget(turn, self._fallback.check(turn))
 
+    def catch_up(self, turn: Turn) -> None:
+        """Give a turn the present counts of its forget, which went on while it waited."""
+        if turn.forgot is not None:
+            turn.forgot = self._forgetter.counts(turn.message_id)
+
     def releasing(self, turn: Turn, slots: Slots, keys: array[int], start: int) -> None:
         """Record that a withheld turn's slots are about to be overwritten.
 
@@ -173,7 +178,7 @@ class TurnForgets:
             spared=(Publication(prompt, (), turn.space), found),
             ticket=turn.message_id,
         )
-        turn.forgot = done.counts
+        turn.forgot, turn.rests = done.counts, done.long
         self._withhold_readers(turn, done)
         counts = self._forgetter.pending.counts(turn.message_id) or done.counts
         self._prover.forgot(turn.message_id, counts)

@@ -96,7 +96,7 @@ def floor_json(samples: Sequence[FloorSample]) -> dict[str, Any]:
     """Return the tokens that had to be prefilled, itemised, and the floor's times."""
     items = {
         name: round(sum(asdict(sample.must)[name] for sample in samples) / len(samples), 2)
-        for name in ("replacements", "tail", "sink", "boundary", "staged")
+        for name in ("replacements", "tail", "sink", "boundary", "pages", "staged")
     }
     return {
         "must_prefill_tokens": round(sum(s.must.total for s in samples) / len(samples), 2),

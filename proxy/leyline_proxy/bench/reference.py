@@ -25,7 +25,6 @@ from .workload import (
     Session,
     SessionName,
     edit_turn,
-    lost_to_pages,
     replay_turn,
 )
 
@@ -96,11 +95,10 @@ class Reference:
         last = await self._retain(session.builds[-1], name.registered("build"), BUILD_TOKENS)
         payload = edit_turn(session, name, last, boundary).payload
         edited = await self._retain(session.edited, payload, max_new_tokens)
-        turn = replay_turn(session, name, last, edited, boundary)
+        turn = replay_turn(session, name, last, edited, boundary, page=self._page_tokens)
         steps = await self._complete(session.replayed, max_new_tokens, turn.payload)
         receipt = (await self._record(turn.payload)).receipt
-        beyond = receipt.tokens.prefilled - turn.must.total
-        if not 0 <= beyond <= lost_to_pages(turn.payload, self._page_tokens):
+        if receipt.tokens.prefilled != turn.must.total:
             raise ServerAnswerError(f"the replay engine did not splice: {receipt.detail}")
         return steps
 

@@ -30,7 +30,6 @@ from .workload import (
     WorkloadTurn,
     assemble,
     edit_turn,
-    lost_to_pages,
     replay_turn,
     write_script,
 )
@@ -180,16 +179,20 @@ class ThreeArmBench:
         size = Size.scaled(self._options.scale)
         texts = write_script(seed, size).texts
         session = assemble(size, await self._client.tokenise(texts))
-        boundary, nobody = self._options.boundary, SessionName("", "")
-        last, edited = Retained("build", session.builds[-1]), Retained("edit", session.edited)
+        nobody = SessionName("", "")
+        # As long as they will be with the tokens that are generated.
+        last = Retained("build", session.builds[-1] + (0,) * BUILD_TOKENS)
+        edited = Retained("edit", session.edited + (0,) * _NEW_TOKENS)
+        boundary, page = self._options.boundary, self._options.page_tokens
         must = {
-            Phase.EDIT: edit_turn(session, nobody, last, boundary).must,
-            Phase.REPLAY: replay_turn(session, nobody, last, edited, boundary).must,
+            Phase.EDIT: edit_turn(session, nobody, last, boundary, page=page).must,
+            Phase.REPLAY: replay_turn(session, nobody, last, edited, boundary, page=page).must,
         }
         return Case(seed, session, must)
 
     async def _enveloped(self, group: Group, arm: BenchArm) -> None:
         cases, boundary = group.cases, self._options.boundary
+        page = self._options.page_tokens
         names = [SessionName(arm.value, f"{_PREFIX[arm]}.{case.seed}") for case in cases]
         for turn in range(TURNS):
             built = [
@@ -202,7 +205,7 @@ class ThreeArmBench:
             for case, answer in zip(cases, answers, strict=True)
         ]
         edits = [
-            edit_turn(case.session, name, kept, boundary)
+            edit_turn(case.session, name, kept, boundary, page=page)
             for case, name, kept in zip(cases, names, last, strict=True)
         ]
         answers = await self._measured(group, arm, Phase.EDIT, edits)
@@ -215,7 +218,7 @@ class ThreeArmBench:
             for case, turn, answer in zip(cases, edits, answers, strict=True)
         ]
         replays = [
-            replay_turn(case.session, name, kept, changed, boundary)
+            replay_turn(case.session, name, kept, changed, boundary, page=page)
             for case, name, kept, changed in zip(cases, names, last, edited, strict=True)
         ]
         group.level.answers[arm] += await self._measured(group, arm, Phase.REPLAY, replays)
@@ -230,9 +233,7 @@ class ThreeArmBench:
             )
         )
         for turn, answer in zip(turns, answers, strict=True):
-            lost = lost_to_pages(turn.payload, self._options.page_tokens)
             counts = (await self._client.record(_message_id(turn.payload))).receipt.tokens
-            beyond = counts.prefilled - turn.must.total
             group.level.samples[phase][arm].append(
                 Sample(
                     prompt=counts.prompt,
@@ -240,7 +241,7 @@ class ThreeArmBench:
                     prefilled=counts.prefilled,
                     ttft_ms=answer.ttft_ms,
                     e2e_ms=answer.e2e_ms,
-                    excess=min(beyond, max(0, beyond - lost)),
+                    excess=counts.prefilled - turn.must.total,
                 )
             )
         return answers

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from leyline_engine.contract import (
     ATTENTION_SINK,
@@ -226,11 +226,13 @@ class MustPrefill:
     """Tokens after a seam that the caller chose to compute again."""
     staged: int
     """Gaps between copies; each needs a separate forward."""
+    pages: int = 0
+    """Tokens that could be copied if they filled whole pages."""
 
     @property
     def total(self) -> int:
         """All of these tokens."""
-        return self.replacements + self.tail + self.sink + self.boundary
+        return self.replacements + self.tail + self.sink + self.boundary + self.pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,19 +243,44 @@ class WorkloadTurn:
     must: MustPrefill
 
 
-def lost_to_pages(payload: EditPayload, page: int) -> int:
-    """Return the most tokens that an engine of larger pages prefills for the parts of pages that
-    copies, and the exact prefix, don't fill."""
-    return 2 * (page - 1) * len(payload.segments)
+def _in_pages(
+    must: MustPrefill, payload: EditPayload, sources: Sequence[Retained], page: int
+) -> MustPrefill:
+    """Return what must be prefilled if a cache holds whole pages only, sources' as well.
+
+    Args:
+        must: the same for pages of one token.
+    """
+    length = payload.segments[-1].dest_end
+    runs: list[list[int]] = []
+    for copy in payload.segments:
+        if not isinstance(copy, CopySegment):
+            continue
+        # The last token of a turn was never computed, and a prompt's last one always is.
+        cached = (len(sources[copy.source].tokens) - 1) // page * page
+        end = min(copy.dest_end, length - 1, copy.dest + cached - copy.start)
+        if runs and runs[-1][1] == copy.dest:
+            runs[-1][1] = end
+        else:
+            runs.append([copy.dest, end])
+    kept, staged, cursor = 0, 0, 0
+    for begin, end in ((-(-begin // page) * page, end // page * page) for begin, end in runs):
+        if begin < end:
+            staged += begin > cursor
+            kept, cursor = kept + end - begin, end
+    return replace(must, staged=staged, pages=length - kept - must.total)
 
 
-def edit_turn(session: Session, name: SessionName, last: Retained, boundary: int) -> WorkloadTurn:
+def edit_turn(
+    session: Session, name: SessionName, last: Retained, boundary: int, *, page: int = 1
+) -> WorkloadTurn:
     """Return the edit phase's request: from the last build, with one replacement.
 
     Args:
         name: of the session.
         last: the last build.
         boundary: number of tokens after the replacement to compute again.
+        page: tokens per page of the engine.
     """
     start, end = session.word
     resumed = end + boundary
@@ -271,11 +298,18 @@ def edit_turn(session: Session, name: SessionName, last: Retained, boundary: int
         directives=(Directive(start, end, session.synonym),),
         segments=segments,
     )
-    return WorkloadTurn(payload, MustPrefill(len(session.synonym), 1, _sink(start), boundary, 1))
+    must = MustPrefill(len(session.synonym), 1, _sink(start), boundary, 1)
+    return WorkloadTurn(payload, _in_pages(must, payload, (last,), page))
 
 
 def replay_turn(
-    session: Session, name: SessionName, last: Retained, edited: Retained, boundary: int
+    session: Session,
+    name: SessionName,
+    last: Retained,
+    edited: Retained,
+    boundary: int,
+    *,
+    page: int = 1,
 ) -> WorkloadTurn:
     """Return the replay phase's request: the edit up to the edited turn, then the last build.
 
@@ -297,7 +331,7 @@ def replay_turn(
         lineage=edited.lineage,
     )
     must = MustPrefill(0, 1, _sink(seam), boundary, 1 if boundary else 0)
-    return WorkloadTurn(payload, must)
+    return WorkloadTurn(payload, _in_pages(must, payload, (edited, last), page))
 
 
 def _sink(prefix: int) -> int:

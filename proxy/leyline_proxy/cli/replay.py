@@ -72,6 +72,14 @@ def replay(
     pool_tokens: Annotated[
         int | None, typer.Option(min=1, help="Size of the engine's KV pool in tokens.")
     ] = None,
+    page_size: Annotated[
+        int | None,
+        typer.Option(
+            "--page-size",
+            "--page",
+            help="Tokens per page of the engine that is started: 1, 16, 32, 64 or 128 \\[1].",
+        ),
+    ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
     ] = None,
@@ -105,7 +113,10 @@ def replay(
         trace = read_trace(file).first(limit)
         if url is not None and engine is not ReplayedEngine.SGLANG:
             raise ValueError("--url is the address of an SGLang server: add --engine sglang")
-        options = StackOptions(policy, parse_rules(undeclared or ()), model, pool_tokens)
+        if url is not None and page_size is not None:
+            raise ValueError("the server at --url has its pages already: leave out --page-size")
+        rules = parse_rules(undeclared or ())
+        options = StackOptions(policy, rules, model, pool_tokens, page_size)
         for skipped in trace.skipped:
             console.print(f"note: {skipped}", style="yellow", markup=False, highlight=False)
         with (
@@ -136,7 +147,10 @@ def _placed(
     elif url is not None:
         yield replace(options, engine_url=url.rstrip("/"))
     else:
-        flags = [f"--max-total-tokens={options.pool_tokens or _POOL_TOKENS}"]
+        flags = [
+            f"--max-total-tokens={options.pool_tokens or _POOL_TOKENS}",
+            f"--page-size={options.page_tokens or 1}",
+        ]
         with sglang_server(options.model, Path("out/replay_sglang.log"), flags) as server:
             yield replace(options, engine_url=server.url)
 

@@ -73,6 +73,8 @@ class StackOptions:
     undeclared: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
     pool_tokens: int | None = None
+    page_tokens: int | None = None
+    """Tokens per page of an engine that is embedded; None: 1."""
     fidelity_profile: Path | None = None
     recall: bool = False
     """True to keep evicted texts, and to offer the model their recall."""
@@ -113,6 +115,8 @@ class StackOptions:
         options: dict[str, Any] = {"model": self.model}
         if self.pool_tokens is not None:
             options["pool_tokens"] = self.pool_tokens
+        if self.page_tokens is not None:
+            options["page_tokens"] = self.page_tokens
         return options
 
 

@@ -244,8 +244,19 @@ def source_ref(source: Ran) -> SourceRef:
 
 
 @dataclass(frozen=True, slots=True)
+class TamperedLayers:
+    """A stand-in for the rotations of the engine's layers."""
+
+    tampered: Callable[[int], TamperedRotary]
+
+    def at(self, layer: int) -> TamperedRotary:
+        """Give a layer's rotation, as the engine asks for it."""
+        return self.tampered(layer)
+
+
+@dataclass(frozen=True, slots=True)
 class TamperedRotary:
-    """A stand-in for the engine's rotary that moves keys wrongly."""
+    """A rotation that moves a layer's keys wrongly."""
 
     move: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -258,7 +269,14 @@ class TamperedRotary:
 
 def tamper(engine: ReplayEngine, how: str, subject: OracleModel) -> None:
     """Make an engine's splices wrong in one named way; see ``TAMPERINGS``."""
-    stand_in: Any = TamperedRotary(TAMPERINGS[how](engine.cache.pool.rotary, subject))
+    right = engine.cache.pool.rotary
+
+    def tampered(layer: int) -> TamperedRotary:
+        place = right.index(layer) + (how == "other_layer")
+        rotary = right.distinct[place % len(right.distinct)]
+        return TamperedRotary(TAMPERINGS[how](rotary, subject))
+
+    stand_in: Any = TamperedLayers(tampered)
     engine.cache.pool.rotary = stand_in
 
 
@@ -328,6 +346,7 @@ def _half_band(rotary: Any) -> Callable[[torch.Tensor, torch.Tensor, torch.Tenso
 
 TAMPERINGS: dict[str, Callable[[Any, OracleModel], Callable[..., torch.Tensor]]] = {
     "none": lambda rotary, _: _mover(rotary),
+    "other_layer": lambda rotary, _: _mover(rotary),
     "no_rotation": lambda *_: lambda keys, *_positions: keys,
     "wrong_pairing": lambda rotary, _: _mover(rotary, interleaved=rotary.pairing != "interleaved"),
     "wrong_base": lambda rotary, _: _mover(rotary, inv_freq=_default_base(rotary, 500_000.0)),
@@ -341,6 +360,7 @@ TAMPERINGS: dict[str, Callable[[Any, OracleModel], Callable[..., torch.Tensor]]]
 }
 """Ways to get a splice wrong. ``none`` is right, and shows that tampering as such changes nothing.
 
-``scaling_ignored`` differs from the truth only for models with scaled frequencies, and
+``other_layer`` takes another layer's rotation, and differs from the truth only where layers turn
+differently. ``scaling_ignored`` differs from the truth only for models with scaled frequencies, and
 ``scaled_twice`` only where the attention factor isn't 1.
 """

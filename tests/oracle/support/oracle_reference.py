@@ -171,9 +171,13 @@ def placed(
     """
     model: Any = subject.model
     family = _family(subject)
-    angles = model.model.rotary_emb(turn.keys[0][None], torch.arange(turn.computed)[None])
+    positions = torch.arange(turn.computed)[None]
     keys = (
-        family.rotate(layer.self_attn, key.transpose(0, 1)[None], angles)[0].transpose(0, 1)
+        family.rotate(
+            layer.self_attn,
+            key.transpose(0, 1)[None],
+            _angles(model, layer.self_attn, key[None], positions),
+        )[0].transpose(0, 1)
         for layer, key in zip(model.model.layers, turn.keys, strict=True)
     )
     return tuple(keys), turn.others
@@ -268,7 +272,7 @@ class _Parts:
             places = torch.arange(start, start + len(key))[None]
 
             def turned(key: torch.Tensor, places: torch.Tensor, layer: Any) -> torch.Tensor:
-                angles = rotary(key[None], places)
+                angles = _angles(self._model, layer, key[None], places)
                 swapped = self._family.rotate(layer, key.transpose(0, 1)[None], angles)[0]
                 return swapped.transpose(0, 1)
 
@@ -284,7 +288,7 @@ class _Parts:
             for index, attention in enumerate(self._layers):
                 key = turn.keys[index][start : start + count]
                 other = turn.others[index][start : start + count]
-                angles = self._model.model.rotary_emb(key[None], positions)
+                angles = _angles(self._model, attention, key[None], positions)
                 turned = self._family.rotate(attention, key.transpose(0, 1)[None], angles)
                 pair = self._family.order(turned, other.transpose(0, 1)[None])
                 self._cache.update(*pair, index)
@@ -365,6 +369,15 @@ def _modeling(attention: Any) -> Any:
     return sys.modules[type(attention).__module__]
 
 
+def _angles(model: Any, attention: Any, like: torch.Tensor, positions: torch.Tensor) -> Any:
+    """The rotary module's output for a layer; some modules have one per kind of layer."""
+    rotary = model.model.rotary_emb
+    if hasattr(rotary, "layer_types"):
+        kind = model.config.layer_types[attention.layer_idx]
+        return rotary(like, positions, kind)
+    return rotary(like, positions)
+
+
 def _gqa_taps(attention: Any) -> tuple[Tap, Tap]:
     def heads(output: torch.Tensor) -> torch.Tensor:
         return output[0].reshape(output.shape[1], -1, attention.head_dim)
@@ -409,6 +422,10 @@ def _rotate_first_dims(attention: Any, key: torch.Tensor, angles: Any) -> torch.
     return torch.cat((turned, key[..., width:]), dim=-1)
 
 
+def _rotate_windowed(attention: Any, key: torch.Tensor, angles: Any) -> torch.Tensor:
+    return key if attention.sliding_window is None else _rotate_whole(attention, key, angles)
+
+
 def _rotate_complex(attention: Any, key: torch.Tensor, angles: Any) -> torch.Tensor:
     rotated: torch.Tensor = _modeling(attention).apply_rotary_emb(key, key, angles)[1]
     return rotated
@@ -437,17 +454,21 @@ _WITHOUT_PECULIARITIES = (
     "ernie4_5_moe",
     "glm",
     "glm4_moe",
+    "gpt_oss",
     "granite",
     "llama",
     "minimax_m2",
     "ministral3",
     "mistral",
     "olmo2",
+    "olmo3",
     "qwen2",
     "qwen3",
     "qwen3_moe",
 )
 _FAMILIES = dict.fromkeys(_WITHOUT_PECULIARITIES, _PLAIN) | {
+    "cohere2": _Family(_gqa_taps, _rotate_windowed, _as_is),
+    "gemma3_text": _Family(_late_norm_taps, _rotate_whole, _as_is),
     "phi": _Family(_gqa_taps, _rotate_first_dims, _as_is),
     "hy_v3": _Family(_late_norm_taps, _rotate_whole, _as_is),
     "phi3": _Family(_fused_taps, _rotate_whole, _as_is),

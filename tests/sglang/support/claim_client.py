@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
 import msgspec
 from engine_client import EngineClient, new_message_id, request_body
+from sglang_server import SglangServer
 
 from leyline_engine.contract import (
     CLAIMS_PATH,
@@ -32,6 +36,7 @@ from leyline_engine.contract import (
     sign_envelope,
 )
 
+SECRET = "a secret of the test"
 WAIT_S = 15.0
 _CLAIMS = count(1)
 
@@ -109,3 +114,28 @@ class ClaimClient(EngineClient):
         payload = EditPayload(session=session, scope=tenant, turn=turn)
         self.post(self.body(name, prompt, payload, decode=2))
         return self.record(name)
+
+
+def text(seed: str, length: int) -> list[int]:
+    """Random tokens."""
+    rng = Random(seed)
+    return [rng.randrange(10, 400) for _ in range(length)]
+
+
+@contextmanager
+def claim_server(model: Path, log: Path, flags: tuple[str, ...]) -> Iterator[SglangServer]:
+    """A server that knows :data:`SECRET`, whose log must be clean in the end."""
+    with SglangServer(model, log, flags, {"LEYLINE_HINTS_SECRET": SECRET}) as started:
+        yield started
+        started.check_clean()
+
+
+@contextmanager
+def claims_of(server: SglangServer) -> Iterator[ClaimClient]:
+    """A client of a server without claims, which holds nothing afterwards."""
+    with ClaimClient(server.base_url, SECRET) as opened:
+        opened.http.post("/flush_cache").raise_for_status()
+        yield opened
+        for status in opened.live():
+            opened.release(status.claim.id, status.claim.tenant)
+        opened.wait_idle()

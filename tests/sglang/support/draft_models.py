@@ -59,6 +59,37 @@ def write_draft(target: Path, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def write_eagle3(target: Path, folder: Path) -> None:
+    """Write a draft model of EAGLE3's kind: it reads what goes into both of the target's layers."""
+    folder.mkdir(exist_ok=True)
+    config = json.loads((target / "config.json").read_text())
+    hidden, inner, width = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    # SGLang reads the layer after the named one.
+    read = list(range(-1, config["num_hidden_layers"] - 1))
+    config |= {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+    config |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": read}, "draft_vocab_size": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    layer = "layers.0"
+    norms = ("norm", *(f"{layer}.{name}norm" for name in ("input_layer", "hidden_")))
+    shapes = {
+        "fc.weight": (hidden, len(read) * hidden),
+        f"{layer}.self_attn.q_proj.weight": (config["num_attention_heads"] * width, 2 * hidden),
+        f"{layer}.self_attn.k_proj.weight": (config["num_key_value_heads"] * width, 2 * hidden),
+        f"{layer}.self_attn.v_proj.weight": (config["num_key_value_heads"] * width, 2 * hidden),
+        f"{layer}.self_attn.o_proj.weight": (hidden, config["num_attention_heads"] * width),
+        f"{layer}.mlp.gate_proj.weight": (inner, hidden),
+        f"{layer}.mlp.up_proj.weight": (inner, hidden),
+        f"{layer}.mlp.down_proj.weight": (hidden, inner),
+    }
+    generator = torch.Generator().manual_seed(20254)
+    weights = {
+        name: 0.1 * torch.randn(shape, generator=generator) for name, shape in shapes.items()
+    }
+    weights |= {f"{name}.weight": torch.ones(hidden) for name in norms}
+    weights[f"{layer}.post_attention_layernorm.weight"] = torch.ones(hidden)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def write_mtp(folder: Path) -> Path:
     """Write a DeepSeek-V3 with a layer for multi-token prediction (MTP); gives the folder."""
     config = random_config(RandomKind.MLA_V3, num_hidden_layers=3)

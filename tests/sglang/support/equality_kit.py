@@ -383,7 +383,11 @@ def row_errors(subject: OracleModel, played: Played) -> RowErrors:
     rows = played.rows()
     keys, others = placed(subject, played.truth)
     assert len(rows.slots) == len(played.tokens) - 1 == len(keys[0])
-    return RowErrors(_largest_share(rows.still, others), _largest_share(rows.turning, keys))
+    turning = rows.turning
+    if getattr(subject.config, "rope_interleave", False):
+        # transformers parts the pairs before it turns them, and keeps them like that.
+        turning = tuple(torch.cat((band[..., ::2], band[..., 1::2]), -1) for band in turning)
+    return RowErrors(_largest_share(rows.still, others), _largest_share(turning, keys))
 
 
 def _largest_share(got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:

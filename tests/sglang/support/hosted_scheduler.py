@@ -83,9 +83,9 @@ class HostedScheduler(Scheduler):
         self.held: list[_Copy] = []
         self._delay = delay
         self._checks = 0
-        super().__init__(capacity, core=CORE, **options)
+        super().__init__(capacity, core=CORE, tree=self._made, **options)
 
-    def _tree(self, params: CacheInitParams) -> HostedRadixCache:
+    def _made(self, params: CacheInitParams) -> HostedRadixCache:
         self._parameters = params
         self.tree = HostedRadixCache(params)
         return self.tree

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotation import LayeredRotary, Pairing, Rotary
 from leyline_engine.sglang.rows.layouts import read_pool
 from leyline_engine.sglang.rows.mover import PoolTensors
 
@@ -46,6 +46,12 @@ def rotary_of(shape: Shape, base: float = 10000.0) -> Rotary:
     width = shape.rotary_dim
     inv_freq = 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
     return Rotary(inv_freq, shape.pairing)
+
+
+def layered_of(shape: Shape) -> LayeredRotary:
+    """Rotations of three layers: two with frequencies of their own, and one that doesn't turn."""
+    still = Rotary.still(shape.rotary_dim, shape.pairing)
+    return LayeredRotary((rotary_of(shape), rotary_of(shape, 500_000.0), still), (1, 0, 2))
 
 
 def banded(pool: MLATokenToKVPool | MHATokenToKVPool, shape: Shape) -> PoolTensors:

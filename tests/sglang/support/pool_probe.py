@@ -149,12 +149,20 @@ def _rows_at(cache: Any, slots: torch.Tensor, pool: Any = None) -> dict[str, Any
 
 
 def _turn_wrongly(cache: Any, how: str) -> None:
+    from dataclasses import replace
+
+    from leyline_engine.rotation import LayeredRotary
     from leyline_engine.sglang.rows.mover import TorchMover
 
     pool = cache._pool
     right = getattr(pool, "probe_right", pool.rotary)
     pool.probe_right = right
-    pool.rotary = TURNS[how](right)
+    turn = TURNS[how]
+    pool.rotary = (
+        replace(right, distinct=tuple(turn(each) for each in right.distinct))
+        if isinstance(right, LayeredRotary)
+        else turn(right)
+    )
     pool._mover = TorchMover(pool.tensors, pool.rotary)
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -23,24 +23,16 @@ import torch
 from census_kit import Seen, check_census
 from pool_kit import FP8, roundings, turned
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
-from sglang.srt.mem_cache.allocator import (
-    PagedTokenToKVPoolAllocator,
-    TokenToKVPoolAllocator,
-)
-from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome, EvictParams
-from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
-from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
-from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
+from store_kit import LAYERS, ROTARY, Batch, Receipts, Store, rotary_facts
 
 from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import (
     Capability,
     EditPayload,
-    ForgetCounts,
-    Proof,
     Recompute,
     ReusePayload,
     TurnRecord,
@@ -48,7 +40,6 @@ from leyline_engine.contract import (
     token_array,
     token_digest,
 )
-from leyline_engine.rotation import Pairing, Rotary
 from leyline_engine.sglang import plugin
 from leyline_engine.sglang.adder import LeylinePrefillAdder
 from leyline_engine.sglang.engine import SchedulerEngine
@@ -59,7 +50,6 @@ from leyline_engine.sglang.rows.layouts import read_pool
 from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.splicer import StageRow
 
-LATENT, ROTARY, LAYERS = 4, 8, 2
 SALT = b"salt of the test"
 """Of the names of lineages."""
 VOCABULARY = 500
@@ -80,31 +70,6 @@ CAPABILITY = Capability(
     max_context=4096,
     splices=True,
 )
-_INV_FREQ = 1.0 / 10000.0 ** (torch.arange(0, ROTARY, 2, dtype=torch.float32) / ROTARY)
-
-
-class Ledger:
-    """A sender that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.records: dict[str, TurnRecord] = {}
-        self.forgotten: dict[str, ForgetCounts] = {}
-        self.proofs: dict[str, Proof] = {}
-
-    def announce(self, capability: Capability) -> None:
-        """Nothing to keep."""
-
-    def send(self, record: TurnRecord, scope: str = "") -> None:
-        self.records[record.receipt.message_id] = record
-
-    def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
-        self.forgotten[message_id] = counts
-
-    def update_proof(self, message_id: str, proof: Proof) -> None:
-        self.proofs[message_id] = proof
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def histories(tokens: Sequence[int]) -> list[int]:
@@ -125,20 +90,7 @@ class Running:
     tokens_to_decode: int = 0
 
 
-@dataclass
-class _Batch:
-    """The parts of the running batch that SGLang's admission looks at."""
-
-    reqs: list[Req] = field(default_factory=list)
-
-    def is_empty(self) -> bool:
-        return not self.reqs
-
-    def batch_size(self) -> int:
-        return len(self.reqs)
-
-
-class Scheduler:
+class Scheduler(Store):
     """One pool, one tree, and requests that run on command.
 
     Args:
@@ -155,6 +107,7 @@ class Scheduler:
         dtype: of the pool: fp32, or FP8, where a row's numbers are four bytes each.
         origins: as-computed keys that are kept beside the pool.
         eagle: whether the tree's keys are pairs of tokens.
+        tree: makes the tree.
     """
 
     def __init__(
@@ -175,39 +128,24 @@ class Scheduler:
         dtype: torch.dtype = torch.float32,
         origins: int | None = None,
         eagle: bool = False,
+        tree: Callable[[Any], LeylineRadixCache] = LeylineRadixCache,
     ) -> None:
-        self.page = page
-        self.latent = LATENT * 4 // dtype.itemsize
-        capacity -= capacity % page
-        self.pool = MLATokenToKVPool(
-            capacity, page, dtype, self.latent, ROTARY, LAYERS, "cpu", False
-        )
-        self.allocator = (
-            TokenToKVPoolAllocator(capacity, torch.float32, "cpu", self.pool, False)
-            if page == 1
-            else PagedTokenToKVPoolAllocator(
-                capacity, page, torch.float32, "cpu", self.pool, need_sort=False
-            )
-        )
-        self.rows = ReqToTokenPool(rows, _LONGEST, "cpu", False)
-        self.cache = self._tree(
-            CacheInitParams(
-                disable=False,
-                req_to_token_pool=self.rows,
-                token_to_kv_pool_allocator=self.allocator,
-                page_size=page,
-                tree_components=(ComponentType.FULL,),
-                tree_core_backend=core,
-                enable_kv_cache_events=events,
-                is_eagle=eagle,
-            )
+        super().__init__(
+            tree,
+            capacity,
+            _LONGEST,
+            page=page,
+            dtype=dtype,
+            rows=rows,
+            tree_core_backend=core,
+            enable_kv_cache_events=events,
+            is_eagle=eagle,
         )
         self.tree_cache = self.cache  # as SGLang's own scheduler calls it
-        self.capacity = capacity
         self.chunk = chunk
-        self.sender = Ledger()
+        self.sender = Receipts()
         self.seen = Seen()
-        self.rotary = rotary = Rotary(_INV_FREQ, Pairing.INTERLEAVED)
+        self.rotary = rotary = rotary_facts()
         tensors = read_pool(self.pool).turning(self.latent, ROTARY)
         self.splicing = SplicePool(tensors, rotary, origins=origins) if splices else None
         self._attach_host()
@@ -242,9 +180,6 @@ class Scheduler:
         """The position of each computation, by nonce."""
         self._nonce = itertools.count(1)
         self._names = itertools.count(1)
-
-    def _tree(self, params: CacheInitParams) -> LeylineRadixCache:
-        return LeylineRadixCache(params)
 
     def _attach_host(self) -> None:
         """A pool in the host's memory; see :mod:`hosted_scheduler`."""
@@ -363,7 +298,7 @@ class Scheduler:
             self.page,
             self.cache,
             self.allocator,
-            _Batch([running.req for running in self.running]),
+            Batch([running.req for running in self.running]),
             1.0,
             1 << 20,
             self.chunk,
@@ -384,25 +319,6 @@ class Scheduler:
         if self.chunked is not None:
             self.chunked.inflight_middle_chunks += 1
         return list(adder.can_run_list)
-
-    def _slots(self, req: Req, start: int, end: int) -> torch.Tensor:
-        """Allocate slots for a request's positions, as SGLang does before a forward."""
-        count = (-(-end // self.page) - -(-start // self.page)) * self.page
-        missing = count - self.allocator.available_size()
-        if missing > 0:
-            self.cache.evict(EvictParams(num_tokens=missing))
-        slots = self.allocator.alloc(count) if self.page == 1 else self._page_slots(req, start, end)
-        assert slots is not None, "admission promised more than there is"
-        return slots
-
-    def _page_slots(self, req: Req, start: int, end: int) -> torch.Tensor | None:
-        row = self.rows.req_to_token[req.kv.req_pool_idx]
-        last = row[start - 1 : start].long() if start else torch.tensor([-1])
-        starts, ends = torch.tensor([start]), torch.tensor([end])
-        slots: torch.Tensor | None = self.allocator.alloc_extend(
-            starts, starts, ends, ends, last, end - start
-        )
-        return slots
 
     def _prefill(self, batch: list[Req]) -> None:
         self.forwards += 1
@@ -428,14 +344,9 @@ class Scheduler:
         for req in batch:
             req.is_retracted = False
             if not req.kv.holds_kv:
-                assert self.rows.alloc([req]) is not None
-                prefix = self.cache.prefix_device_indices(req)
-                self.rows.write((req.kv.req_pool_idx, slice(0, req.prefix_len)), prefix)
-                req.kv.cache_protected_len = req.prefix_len
+                self.begin(req)
         for req in batch:
-            slots = self._slots(req, req.prefix_len, req.extend_end)
-            self.rows.write((req.kv.req_pool_idx, slice(req.prefix_len, req.extend_end)), slots)
-            req.kv.kv_allocated_len = req.kv.kv_committed_len = req.extend_end
+            self.take(req, req.prefix_len, req.extend_end)
 
     def _prefilled(self, req: Req) -> None:
         if req.inflight_middle_chunks > 0:
@@ -461,9 +372,7 @@ class Scheduler:
             if room < self.page and position % self.page == 0:
                 self.retract(running)
                 continue
-            slot = self._slots(req, position, position + 1)
-            self.rows.write((req.kv.req_pool_idx, slice(position, position + 1)), slot)
-            req.kv.kv_allocated_len = req.kv.kv_committed_len = position + 1
+            self.take(req, position, position + 1)
             self._compute(req, position, position + 1)
             self._sample(req)
             if req.finished():

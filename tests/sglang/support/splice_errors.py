@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotation import LayeredRotary, ModelRotary, Pairing, Rotary
+from leyline_engine.sglang.facts.frequencies import rotary_modules
 from leyline_engine.sglang.facts.probe import computed
 from leyline_engine.sglang.rows.mover import PoolTensors
 from leyline_engine.sglang.rows.pool import SplicePool
@@ -20,7 +21,9 @@ from leyline_engine.sglang.rows.pool import SplicePool
 MOVES = ((5, 700), (1500, 17), (977, 976))
 """From and to: both directions, far and near."""
 _TOKEN = 7
-Wrong = Callable[[PoolTensors, Rotary], tuple[PoolTensors, Rotary, int]]
+Case = tuple[PoolTensors, ModelRotary, int]
+"""Tensors, their rotations, and an error of the place."""
+Wrong = Callable[[PoolTensors, ModelRotary], Case]
 
 
 def splice_errors(context: Any, tree: Any, facts: Any) -> dict[str, float]:
@@ -32,6 +35,12 @@ def splice_errors(context: Any, tree: Any, facts: Any) -> dict[str, float]:
     errors = {"spliced": max(right)}
     for name, wrong in WRONG.items():
         errors[name] = min(_error(context, tree, facts, move, wrong) for move in MOVES)
+    if isinstance(facts.rotary, LayeredRotary):
+        # YaRN's slow frequencies show at long distances only.
+        modules = rotary_modules(context.tp_worker.model_runner.model)
+        lengths = (int(module.cos_sin_cache.shape[0]) for module in modules)
+        last = min(facts.capability.max_context, *lengths) - 1
+        errors["one for all"] = _error(context, tree, facts, (last, 17), _one_for_all)
     return errors
 
 
@@ -52,27 +61,39 @@ def _apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((off / wanted.float().square().mean()).sqrt())
 
 
-def _right(tensors: PoolTensors, rotary: Rotary) -> tuple[PoolTensors, Rotary, int]:
+def _right(tensors: PoolTensors, rotary: ModelRotary) -> Case:
     return tensors, rotary, 0
 
 
-def _unturned(tensors: PoolTensors, rotary: Rotary) -> tuple[PoolTensors, Rotary, int]:
-    return tensors, replace(rotary, inv_freq=torch.zeros_like(rotary.inv_freq)), 0
+def _each(rotary: ModelRotary, change: Callable[[Rotary], Rotary]) -> ModelRotary:
+    """Change the rotation of every layer."""
+    if isinstance(rotary, LayeredRotary):
+        return replace(rotary, distinct=tuple(change(each) for each in rotary.distinct))
+    return change(rotary)
 
 
-def _other_pairing(tensors: PoolTensors, rotary: Rotary) -> tuple[PoolTensors, Rotary, int]:
+def _unturned(tensors: PoolTensors, rotary: ModelRotary) -> Case:
+    return tensors, Rotary.still(rotary.dim, rotary.pairing), 0
+
+
+def _other_pairing(tensors: PoolTensors, rotary: ModelRotary) -> Case:
     (other,) = set(Pairing) - {rotary.pairing}
-    return tensors, replace(rotary, pairing=other), 0
+    return tensors, _each(rotary, lambda each: replace(each, pairing=other)), 0
 
 
-def _off_by_one(tensors: PoolTensors, rotary: Rotary) -> tuple[PoolTensors, Rotary, int]:
+def _off_by_one(tensors: PoolTensors, rotary: ModelRotary) -> Case:
     return tensors, rotary, 1
 
 
-def _narrower(tensors: PoolTensors, rotary: Rotary) -> tuple[PoolTensors, Rotary, int]:
+def _narrower(tensors: PoolTensors, rotary: ModelRotary) -> Case:
     """A band of half the width, with the frequencies of its own width."""
-    narrow = replace(rotary, inv_freq=rotary.inv_freq[::2].contiguous())
+    narrow = _each(rotary, lambda each: replace(each, inv_freq=each.inv_freq[::2].contiguous()))
     return tensors.turning(tensors.rotary_start, narrow.dim), narrow, 0
+
+
+def _one_for_all(tensors: PoolTensors, rotary: ModelRotary) -> Case:
+    """The first layer's rotation in all layers: wrong where layers differ."""
+    return tensors, rotary.at(0), 0
 
 
 WRONG: dict[str, Wrong] = {

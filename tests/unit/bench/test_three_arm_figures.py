@@ -23,7 +23,7 @@ from leyline_proxy.bench.reference import Steps, logit_delta
 from leyline_proxy.bench.table import print_levels
 from leyline_proxy.bench.workload import MustPrefill
 
-MUST = MustPrefill(replacements=4, tail=1, sink=0, boundary=2, staged=1)
+MUST = MustPrefill(replacements=4, tail=1, sink=0, boundary=1, staged=1, pages=1)
 
 
 def sample(ttft_ms: float, prefilled: int, **other: Any) -> Sample:
@@ -66,7 +66,7 @@ def test_the_document_has_the_members_that_are_promised() -> None:
     assert found["radix"]["ttft_ms"] == {"p50": 400, "p90": 560}
     assert found["radix"]["logit_delta"] is None
     assert found["floor"]["must_prefill_tokens"] == MUST.total == 7
-    items = {"replacements": 4, "tail": 1, "sink": 0, "boundary": 2, "staged": 1}
+    items = {"replacements": 4, "tail": 1, "sink": 0, "boundary": 1, "pages": 1, "staged": 1}
     assert found["floor"]["must_prefill"] == items
     assert json.loads(json.dumps(found)) == found
 

@@ -13,6 +13,7 @@ from leyline_engine.ledger import SpanLedger
 from leyline_engine.plan import plan_turn
 from leyline_engine.sources import SourceRegistry, SourceTurn
 from leyline_proxy.bench.workload import (
+    BUILD_TOKENS,
     TURNS,
     Retained,
     Session,
@@ -88,6 +89,42 @@ def test_a_synonym_of_equal_length_is_refused() -> None:
     pieces[3] = pieces[2]
     with pytest.raises(ValueError, match="nothing would move"):
         assemble(SIZE, pieces)
+
+
+@pytest.mark.parametrize("boundary", [0, 5])
+@pytest.mark.parametrize("page", [16, 32, 64, 128])
+def test_an_engine_of_larger_pages_prefills_what_is_itemised(page: int, boundary: int) -> None:
+    """The same where prefix, copies and sources are whole pages, for sessions of any length."""
+    staged = set()
+    pieces = [tokens_of(text) for text in write_script("1.0.0", Size(300 + 2 * page, 100)).texts]
+    for length in range(300, 300 + 2 * page, 7):
+        session = assemble(Size(length, 100), pieces)
+        last = Retained("build5", (*session.builds[-1], *range(BUILD_TOKENS)))
+        edited = Retained("edit", (*session.edited, *range(8)))
+        cached = [(len(turn.tokens) - 1) // page * page for turn in (edited, last)]
+        turns = [
+            (
+                edit_turn(session, NAME, last, boundary, page=page),
+                session.edited,
+                [last],
+                cached[1:],
+            ),
+            (
+                replay_turn(session, NAME, last, edited, boundary, page=page),
+                session.replayed,
+                [edited, last],
+                cached,
+            ),
+        ]
+        for turn, prompt, sources, available in turns:
+            copies = resolved(turn, prompt, *sources)
+            prefix = min(copies[0].end, available[0]) // page * page
+            plan = plan_turn(len(prompt), prefix, copies, available, sink=32, page=page)
+            assert plan.prefilled == turn.must.total
+            assert len(plan.prefills) - 1 == turn.must.staged
+            staged.add((turn.payload.turn, turn.must.staged))
+    # A page of the edited turn that its answer doesn't fill is computed again, and then waited for.
+    assert ("replay", 1) in staged
 
 
 @pytest.mark.parametrize("boundary", [0, 5])

@@ -27,6 +27,21 @@ def test_an_address_without_its_engine_is_refused(trace: Path) -> None:
     assert "add --engine sglang" in " ".join(done.output.split())
 
 
+def test_pages_of_a_running_server_are_its_own(trace: Path) -> None:
+    """They can't be chosen for it, so the command stops before it flushes anything."""
+    to = ["--engine", "sglang", "--url", "http://127.0.0.1:1/", "--page-size", "16"]
+    done = CliRunner().invoke(build_app(), ["replay", str(trace), *to])
+    assert done.exit_code == 2
+    assert "has its pages already" in " ".join(done.output.split())
+
+
+def test_pages_that_no_engine_has_are_refused(trace: Path) -> None:
+    """The option reaches the engine that is started, which names the sizes that there are."""
+    done = CliRunner().invoke(build_app(), ["replay", str(trace), "--page", "17"])
+    assert done.exit_code == 2
+    assert "page_tokens can't be 17; choose one of 1, 16" in " ".join(done.output.split())
+
+
 def test_a_server_that_is_not_there_is_told(trace: Path) -> None:
     """The cache is flushed before anything is measured, and that fails with the address."""
     to = ["--engine", "sglang", "--url", "http://127.0.0.1:1/"]

@@ -86,3 +86,8 @@ def test_the_environment_does_not_reach_a_measurement(monkeypatch: pytest.Monkey
     assert settings.api_keys == () and settings.upstream is None
     assert settings.engine_options == {"model": None, "pool_tokens": 99}
     assert not settings.splice
+
+
+def test_an_engine_gets_the_pages_of_the_replay() -> None:
+    """The pages that the command was given are those of the embedded engine."""
+    assert StackOptions(page_tokens=64).engine_options()["page_tokens"] == 64

@@ -11,7 +11,7 @@ import torch
 from leyline_engine.packing import pack, unpack
 from leyline_engine.proof.digests import Part
 from leyline_engine.replay.cache.slots import Slots
-from leyline_engine.rotation import Rotary
+from leyline_engine.rotation import ModelRotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class KVPool:
     """
 
     def __init__(
-        self, layout: KVLayout, capacity: int, rotary: Rotary, device: torch.device
+        self, layout: KVLayout, capacity: int, rotary: ModelRotary, device: torch.device
     ) -> None:
         self.layout = layout
-        self.rotary = rotary
+        self.rotary = rotary.to(device)
         self.device = device
         (heads_a, dim_a), (heads_b, dim_b) = layout.shapes
         rotary_heads = layout.shapes[layout.rotary_tensor][0]
@@ -127,17 +127,17 @@ class KVPool:
                 tensor[dst] = tensor[src]
             original = self._as_computed[layer][src]
             self._as_computed[layer][dst] = original
-            rotated = self._rotated(original, computed_at, needed_at)
+            rotated = self._rotated(layer, original, computed_at, needed_at)
             rotary_tensor = pair[self.layout.rotary_tensor]
             self._rotary_view(rotary_tensor)[dst] = torch.where(moved, rotated, original)
         self._computed_at[dst] = computed_at
 
     def _rotated(
-        self, keys: torch.Tensor, computed_at: torch.Tensor, needed_at: torch.Tensor
+        self, layer: int, keys: torch.Tensor, computed_at: torch.Tensor, needed_at: torch.Tensor
     ) -> torch.Tensor:
         packed = self.layout.packed
         numbers = keys if packed is None else unpack(keys, packed)
-        rotated = self.rotary.rotate(numbers, computed_at, needed_at)
+        rotated = self.rotary.at(layer).rotate(numbers, computed_at, needed_at)
         return rotated if packed is None else pack(rotated, packed)
 
     def erase(self, slots: Slots) -> None:

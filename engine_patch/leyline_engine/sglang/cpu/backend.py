@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch import Tensor
@@ -144,14 +145,21 @@ class CpuAttentionBackend(TorchNativeAttnBackend):
 class CpuDraftBackend(CpuAttentionBackend):
     """Attention of one step of a draft: the tokens drafted before it count, too.
 
+    Each branch of a tree (``--speculative-eagle-topk`` above 1) reads its own slots, as with
+    SGLang's own back ends. If it took another branch's candidate, it still reads its own drafts.
+
     Args:
         runner: the draft model's.
-        step: tokens of a chain that were drafted before.
+        step: tokens of a branch that were drafted before.
+        steps: slots of a branch.
+        topk: branches of a request.
     """
 
-    def __init__(self, runner: Any, step: int) -> None:
+    def __init__(self, runner: Any, step: int, steps: int, topk: int) -> None:
         super().__init__(runner)
-        self._ahead = step + 1
+        self._drafted = step + 1
+        self._steps = steps
+        self._topk = topk
 
     def _run_sdpa_forward_decode(  # noqa: PLR0917
         self,
@@ -165,29 +173,70 @@ class CpuDraftBackend(CpuAttentionBackend):
         encoder_lens: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        return super()._run_sdpa_forward_decode(
+        if self._topk == 1:
+            return super()._run_sdpa_forward_decode(
+                query,
+                output,
+                k_cache,
+                v_cache,
+                req_to_token,
+                req_pool_indices,
+                seq_lens + self._drafted,
+                encoder_lens,
+                **options,
+            )
+        slots = branch_slots(
+            _slots(req_to_token, req_pool_indices, seq_lens + self._topk * self._steps),
+            self._topk,
+            self._steps,
+            self._drafted,
+        )
+        attend_batch(
             query,
             output,
             k_cache,
             v_cache,
-            req_to_token,
-            req_pool_indices,
-            seq_lens + self._ahead,
-            encoder_lens,
-            **options,
+            slots=slots,
+            new_tokens=[1] * len(slots),
+            scale=options["scaling"],
         )
+        return output
 
 
 class CpuDraftBackends:
-    """The attention of all steps of a draft; only chains (``--speculative-eagle-topk 1``)."""
+    """The attention of all steps of a draft.
 
-    def __init__(self, runner: Any, steps: int) -> None:
-        self.attn_backends = [CpuDraftBackend(runner, step) for step in range(steps - 1)]
+    Args:
+        runner: the draft model's.
+        steps: tokens that are drafted one after the other.
+        topk: branches of a request; 1 for a chain.
+    """
+
+    def __init__(self, runner: Any, steps: int, topk: int) -> None:
+        self.attn_backends = [
+            CpuDraftBackend(runner, step, steps, topk) for step in range(steps - 1)
+        ]
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Prepare all steps."""
         for backend in self.attn_backends:
             backend.init_forward_metadata(forward_batch)
+
+
+def branch_slots(rows: list[Tensor], topk: int, steps: int, drafted: int) -> list[Tensor]:
+    """Return the slots that each branch of each request attends to, in the order of its query.
+
+    Args:
+        rows: per request, the slots of its tokens, then ``steps`` of each branch.
+        topk: branches of a request.
+        drafted: slots of a branch that are filled.
+    """
+    found = []
+    for row in rows:
+        length = len(row) - topk * steps
+        starts = range(length, len(row), steps)
+        found += [torch.cat([row[:length], row[start : start + drafted]]) for start in starts]
+    return found
 
 
 def _special(options: dict[str, Any]) -> bool:

@@ -72,7 +72,7 @@ def _register_backends() -> None:
 
     def decoding(self: Any) -> CpuDraftBackends | None:
         steps = self.speculative_num_steps
-        return CpuDraftBackends(self.draft_model_runner, steps) if steps > 1 else None
+        return CpuDraftBackends(self.draft_model_runner, steps, self.topk) if steps > 1 else None
 
     DraftBackendFactory.create_decode_backend = decoding
     # None leaves it with the back end that its runner has.

@@ -85,4 +85,7 @@ def _take_cpu_for_a_cpu() -> None:
     from sglang.srt.model_executor import forward_batch_info
 
     forward_batch_info._is_cpu = parallel_state._is_cpu = True
+    # With experts on several ranks as well; otherwise NCCL's. This one sums on all ranks and cuts.
+    group = parallel_state.GroupCoordinator
+    group.reduce_scatterv = group._deterministic_reduce_scatterv
     dp_attention.memcpy_func = dp_attention.memcpy_cpu

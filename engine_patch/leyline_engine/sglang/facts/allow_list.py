@@ -43,6 +43,7 @@ class Setup:
     radix_cache: bool = True
     generates: bool = True
     hybrid_window: bool = False
+    """True if layers with a sliding window keep its rows alone, in a pool of their own."""
     recurrent: bool = False
     sparse_attention: bool = False
     attention_kinds: frozenset[str] = frozenset()
@@ -63,6 +64,8 @@ class Setup:
     """Name of the algorithm; empty for none."""
     draft_layers: bool = False
     """True if each step of a draft has a model of its own (``--enable-multi-layer-eagle``)."""
+    paged_trees: bool = False
+    """True if trees of drafts are kept in pages of several tokens: no SGLang on a CPU does that."""
     relaxed_acceptance: bool = False
     """True if drafts are accepted that the model wouldn't have chosen."""
     disaggregation: str = "null"
@@ -88,7 +91,11 @@ def _rows_of_model(setup: Setup) -> tuple[_Row, ...]:
             "sparse attention with an index key (DSA)",
             "serve a model without DSA, and drop --enable-hisparse",
         ),
-        (setup.hybrid_window, "layers with a sliding window", _OTHER_MODEL),
+        (
+            setup.hybrid_window,
+            "layers that keep a sliding window's rows alone",
+            "start with --disable-hybrid-swa-memory",
+        ),
         (setup.recurrent, "recurrent layers", _OTHER_MODEL),
         (
             setup.attention_kinds,
@@ -191,6 +198,12 @@ def _speculative(setup: Setup) -> tuple[_Row, ...]:
             setup.draft_layers,
             "speculative decoding with a model for each step",
             "drop --enable-multi-layer-eagle",
+        ),
+        (
+            setup.paged_trees,
+            "trees of drafts in pages of several tokens",
+            "start with --page-size 1, --speculative-eagle-topk 1 or, with NGRAM, "
+            "--speculative-ngram-max-bfs-breadth 1",
         ),
         (
             setup.relaxed_acceptance,

@@ -6,10 +6,11 @@ pair, times one factor, or it isn't.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from leyline_engine.explained_keys import Frequencies, UnsupportedRotaryError
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """Tolerance of a cosine, as a share of the factor."""
@@ -18,27 +19,14 @@ _ANGLE_STEP = 2**-22
 _SAMPLED_ROWS = 256
 _NEIGHBOURS = range(-2, 3)
 """Steps of fp32 around an estimate among which the exact frequency is looked for."""
-
-
-class UnsupportedRotaryError(Exception):
-    """Keys can't be moved by the model's form of rotary embedding."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Frequencies:
-    """The frequencies of one table."""
-
-    inv_freq: torch.Tensor
-    """fp32 ``[d/2]`` on the CPU."""
-    scaling: float
-    """Factor on cosines and sines (YaRN's mscale); it is in the keys already."""
-    kind: str
-    """Name of the module's class, for display."""
-
-    @property
-    def key(self) -> tuple[bytes, float]:
-        """The content by which two tables are the same."""
-        return self.inv_freq.numpy().tobytes(), round(self.scaling, 6)
+_ROPE_TYPES = {
+    "RotaryEmbedding": "default",
+    "LinearScalingRotaryEmbedding": "linear",
+    "Llama3RotaryEmbedding": "llama3",
+    "YaRNScalingRotaryEmbedding": "yarn",
+    "DeepseekScalingRotaryEmbedding": "yarn",
+}
+"""Names for display; the class of any other module is its name."""
 
 
 def rotary_modules(model: torch.nn.Module) -> list[Any]:
@@ -70,7 +58,8 @@ def read_frequencies(module: Any, longest: int) -> Frequencies:
         raise UnsupportedRotaryError("a rotary table that begins with no cosine")
     inv_freq = _exact(table, _estimate(table), scaling)
     _check(table, inv_freq, scaling)
-    return Frequencies(inv_freq, scaling, type(module).__qualname__)
+    name = type(module).__qualname__
+    return Frequencies(inv_freq, scaling, _ROPE_TYPES.get(name, name))
 
 
 def _angles(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

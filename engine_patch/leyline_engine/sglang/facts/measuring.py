@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import torch
 
 from leyline_engine.contract import RotaryFacts
-from leyline_engine.rotation import Rotary
-from leyline_engine.sglang.facts.frequencies import (
-    Frequencies,
-    UnsupportedRotaryError,
-    read_frequencies,
-    rotary_modules,
-)
-from leyline_engine.sglang.facts.keys import TOLERANCE, Explained, explain
+from leyline_engine.explained_keys import TOLERANCE, Frequencies, UnsupportedRotaryError, explain
+from leyline_engine.rotation import ModelRotary
+from leyline_engine.sglang.facts.frequencies import read_frequencies, rotary_modules
 from leyline_engine.sglang.facts.probe import probe_layers
 
 _POSITIONS = (0, 1, 17, 977, 4093)
 _LEAST_DISTANCE = 64
 """Smallest distance between the first and the last probe that says anything."""
-_ROPE_TYPES = {
-    "RotaryEmbedding": "default",
-    "LinearScalingRotaryEmbedding": "linear",
-    "Llama3RotaryEmbedding": "llama3",
-    "YaRNScalingRotaryEmbedding": "yarn",
-    "DeepseekScalingRotaryEmbedding": "yarn",
-}
-"""Names for display; the class of any other module is its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The measured rotation of a model's keys."""
+    """The measured rotations of a model's keys."""
 
-    rotary: Rotary
+    rotary: ModelRotary
     """On the CPU."""
     start: int
     """First of the dimensions of a pool's key that turn."""
@@ -70,7 +56,7 @@ def measure_keys(context: Any, tree: Any, dtype: torch.dtype) -> Measured:
         (dtype, context.model_config.dtype), key=lambda each: TOLERANCE.get(each, torch.inf)
     )
     explained = explain(layers, torch.tensor(positions), candidates, coarsest)
-    return Measured(explained.rotary, explained.start, _facts(explained))
+    return Measured(explained.rotary, explained.start, explained.facts)
 
 
 def _candidates(model: torch.nn.Module, longest: int) -> list[Frequencies]:
@@ -93,15 +79,3 @@ def _candidates(model: torch.nn.Module, longest: int) -> list[Frequencies]:
             problems[0] if problems else "layers without a rotary embedding"
         )
     return found
-
-
-def _facts(explained: Explained) -> RotaryFacts:
-    inv_freq = explained.rotary.inv_freq
-    kind = explained.frequencies.kind
-    return RotaryFacts(
-        rope_type=_ROPE_TYPES.get(kind, kind),
-        pairing=str(explained.rotary.pairing),
-        rotary_dim=explained.rotary.dim,
-        inv_freq_digest=blake2b(inv_freq.numpy().tobytes(), digest_size=8).hexdigest(),
-        attention_scaling=explained.frequencies.scaling,
-    )

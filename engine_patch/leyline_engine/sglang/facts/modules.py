@@ -10,19 +10,14 @@ from typing import Any
 
 import torch
 
-from leyline_engine.rotation import Rotary
-from leyline_engine.sglang.facts.frequencies import (
-    Frequencies,
-    UnsupportedRotaryError,
-    read_frequencies,
-    rotary_modules,
-)
-from leyline_engine.sglang.facts.keys import ProbedLayer, explain
+from leyline_engine.explained_keys import Frequencies, ProbedLayer, UnsupportedRotaryError, explain
+from leyline_engine.rotation import ModelRotary
+from leyline_engine.sglang.facts.frequencies import read_frequencies, rotary_modules
 
 _POSITIONS = (0, 1, 17, 977, 4093)
 
 
-def measure_modules(model: torch.nn.Module, longest: int, dtype: torch.dtype) -> Rotary:
+def measure_modules(model: torch.nn.Module, longest: int, dtype: torch.dtype) -> ModelRotary:
     """Return the one rotation that a model's rotary modules apply, on the CPU.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from leyline_engine.sglang.facts.keys import ProbedLayer
+from leyline_engine.explained_keys import ProbedLayer
 
 _AT_ONCE = 4
 """Sequences per forward: a server that runs few requests has few places for them."""

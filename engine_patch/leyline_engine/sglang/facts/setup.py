@@ -21,10 +21,10 @@ from leyline_engine.contract import (
     Refusal,
     engine_actions,
 )
-from leyline_engine.rotation import Rotary
+from leyline_engine.explained_keys import UnsupportedRotaryError
+from leyline_engine.rotation import ModelRotary
 from leyline_engine.sglang.facts.allow_list import KV_DTYPES, Setup, refusals
 from leyline_engine.sglang.facts.drafts import UnsupportedDraftError, read_drafts
-from leyline_engine.sglang.facts.frequencies import UnsupportedRotaryError
 from leyline_engine.sglang.facts.measuring import Measured, measure_keys
 from leyline_engine.sglang.facts.modules import measure_modules
 from leyline_engine.sglang.facts.probe import ProbeError
@@ -59,8 +59,8 @@ class EngineFacts:
 
     capability: Capability
     """Capability for the handshake; ``unsupported_reason`` is why nothing is spliced."""
-    rotary: Rotary | None = None
-    """The model's rotary embedding; None, like ``pool``, if nothing is spliced."""
+    rotary: ModelRotary | None = None
+    """The rotations of the model's keys; None, like ``pool``, if nothing is spliced."""
     pool: SplicePool | None = None
 
     def agreed(self, agree: Callable[[bool], bool]) -> EngineFacts:
@@ -202,7 +202,7 @@ def read_setup(context: Any) -> Setup:
         page_size=int(params.page_size),
         radix_cache=not (context.disable_radix_cache or params.disable),
         generates=bool(context.model_config.is_generation),
-        hybrid_window=bool(context.is_hybrid_swa or params.sliding_window_size),
+        hybrid_window=bool(context.is_hybrid_swa),
         recurrent=bool(context.is_hybrid_ssm),
         sparse_attention=bool(context.is_dsa or memory.enable_hisparse),
         attention_kinds=frozenset(
@@ -221,6 +221,9 @@ def read_setup(context: Any) -> Setup:
         kv_sharding=bool(parallel.enable_kv_cache_sharding),
         speculative=str(spec.speculative_algorithm or ""),
         draft_layers=bool(spec.enable_multi_layer_eagle),
+        paged_trees=bool(spec.speculative_algorithm)
+        and int(spec.speculative_eagle_topk or 1) > 1
+        and int(params.page_size) > 1,
         relaxed_acceptance=bool(spec.speculative_algorithm)
         and min(spec.speculative_accept_threshold_single, spec.speculative_accept_threshold_acc)
         < 1.0,
@@ -245,8 +248,6 @@ def _key_scales(model: torch.nn.Module) -> Iterator[object]:
 
 
 def _special_kinds(attention: Any) -> Iterator[str]:
-    if attention.sliding_window_size > -1:
-        yield "sliding window"
     if attention.is_cross_attention:
         yield "cross attention"
     if attention.use_irope:

@@ -1,7 +1,8 @@
 """The GPU's mover of rows of a KV pool: one launch for all layers.
 
-Angles come from torch, so that both movers turn by the same fp32 cosines and sines. Without fused
-multiply-add the kernel's fp32 arithmetic is torch's as well.
+Angles come from torch, for each distinct rotation of the layers, so that both movers turn by the
+same fp32 cosines and sines. Without fused multiply-add the kernel's fp32 arithmetic is torch's as
+well.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotation import ModelRotary, Pairing
 from leyline_engine.sglang.rows.mover import Move, PoolTensors
 
 _TOKENS = 8
@@ -86,6 +87,7 @@ def _move_rows(  # type: ignore[no-untyped-def]
     target,
     origin,
     claimed,
+    rotations,
     cos,
     sin,
     count,
@@ -138,7 +140,8 @@ def _move_rows(  # type: ignore[no-untyped-def]
     turning = live[:, None] & (pair < HALF)[None, :]
     first = (pair * STEP)[None, :]
     second = first + GAP
-    angle = row[:, None] * HALF + pair[None, :]
+    turn = tl.load(rotations + layer) * count + row
+    angle = turn[:, None] * HALF + pair[None, :]
     c = tl.load(cos + angle, mask=turning, other=0.0)
     s = tl.load(sin + angle, mask=turning, other=0.0)
     back = tl.load(origin + row, mask=live, other=-1)
@@ -167,6 +170,7 @@ def _refute_rows(  # type: ignore[no-untyped-def]
     as_computed,
     slots,
     origin,
+    rotations,
     cos,
     sin,
     certified,
@@ -195,7 +199,8 @@ def _refute_rows(  # type: ignore[no-untyped-def]
     turning = (live & (back >= 0))[:, None] & (pair < HALF)[None, :]
     first = (pair * STEP)[None, :]
     second = first + GAP
-    angle = row[:, None] * HALF + pair[None, :]
+    turn = tl.load(rotations + layer) * count + row
+    angle = turn[:, None] * HALF + pair[None, :]
     c = tl.load(cos + angle, mask=turning, other=0.0)
     s = tl.load(sin + angle, mask=turning, other=0.0)
     ring = as_computed + layer.to(tl.int64) * origins * HEADS * 2 * HALF + head * 2 * HALF
@@ -218,7 +223,7 @@ def _refute_rows(  # type: ignore[no-untyped-def]
 class TritonMover:
     """The mover for GPUs; Triton's interpreter runs it anywhere."""
 
-    def __init__(self, tensors: PoolTensors, rotary: Rotary) -> None:
+    def __init__(self, tensors: PoolTensors, rotary: ModelRotary) -> None:
         self._rotary = rotary
         self._tensors = tensors
         keys = tensors.keys
@@ -234,6 +239,11 @@ class TritonMover:
             raise ValueError("the rotary band lies at neither end of the key")
         self._key_pointers = self._pointers(keys)
         self._value_pointers = self._pointers(values or keys)
+        self._rotations = torch.tensor(
+            [rotary.index(layer) for layer in range(len(keys))],
+            dtype=torch.int32,
+            device=tensors.device,
+        )
         self._value = values[0].shape[-1] if values else 0
         self._value_stride = values[0].stride(0) if values else 0
         self._shape: dict[str, Any] = {
@@ -258,10 +268,18 @@ class TritonMover:
         keys = self._tensors.keys
         return triton.cdiv(count, _TOKENS), len(keys), int(keys[0].shape[1])
 
+    def _turns(
+        self, computed_at: torch.Tensor, needed_at: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines, fp32 ``[distinct rotations, T, d/2]``."""
+        turns = [rotary.turns(computed_at, needed_at) for rotary in self._rotary.distinct]
+        cos, sin = zip(*turns, strict=True)
+        return torch.stack(cos), torch.stack(sin)
+
     def move(self, move: Move, as_computed: torch.Tensor) -> None:
         """Move rows; see :meth:`~leyline_engine.sglang.rows.mover.RowMover.move`."""
         count = len(move.source)
-        cos, sin = self._rotary.turns(move.computed_at, move.needed_at)
+        cos, sin = self._turns(move.computed_at, move.needed_at)
         plain, length = self._plain
         longest = max(length, self._value, 1)
         _move_rows[self._grid(count)](
@@ -272,6 +290,7 @@ class TritonMover:
             move.target,
             move.origin,
             move.claimed,
+            self._rotations,
             cos,
             sin,
             count,
@@ -298,12 +317,13 @@ class TritonMover:
         count = len(slots)
         if count == 0:
             return certified.bool()
-        cos, sin = self._rotary.turns(computed_at, stands_at)
+        cos, sin = self._turns(computed_at, stands_at)
         _refute_rows[self._grid(count)](
             self._key_pointers,
             as_computed,
             slots,
             origin,
+            self._rotations,
             cos,
             sin,
             certified,

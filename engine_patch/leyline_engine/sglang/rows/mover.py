@@ -8,10 +8,13 @@ from typing import Protocol
 import torch
 
 from leyline_engine.packing import pack, unpack
-from leyline_engine.rotation import Rotary
+from leyline_engine.rotation import ModelRotary
 
 _CHUNK = 2048
 """Rows per step in plain torch: bounds the memory beside the pool, and stays in cache."""
+
+_Turns = list[tuple[torch.Tensor, torch.Tensor]]
+"""Cosines and sines of each distinct rotation, spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ class RowMover(Protocol):
 class TorchMover:
     """The mover in plain torch, for every device."""
 
-    def __init__(self, tensors: PoolTensors, rotary: Rotary) -> None:
+    def __init__(self, tensors: PoolTensors, rotary: ModelRotary) -> None:
         self._tensors = tensors
         self._rotary = rotary
 
@@ -153,7 +156,7 @@ class TorchMover:
         origin = move.origin[returning]
         claiming = torch.nonzero(move.claimed >= 0).flatten()
         claimed, every = move.claimed[claiming], len(claiming) == len(move.claimed)
-        cos, sin = self._turns(move.computed_at, move.needed_at)
+        turns = self._turns(move.computed_at, move.needed_at)
         for values in self._tensors.values:
             values.index_copy_(0, move.target, values.index_select(0, move.source))
         for layer, keys in enumerate(self._tensors.keys):
@@ -164,7 +167,7 @@ class TorchMover:
                 as_computed[layer].index_copy_(0, claimed, own)
             if len(returning):
                 band.index_copy_(0, returning, as_computed[layer].index_select(0, origin))
-            band.copy_(self._turned(band, cos, sin))
+            band.copy_(self._turned(layer, band, turns))
             keys.index_copy_(0, move.target, rows)
 
     def certify(
@@ -181,25 +184,26 @@ class TorchMover:
         for start in range(0, len(believed), _CHUNK):
             chosen = believed[start : start + _CHUNK]
             held, rows = slots[chosen], origin[chosen]
-            cos, sin = self._turns(computed_at[chosen], stands_at[chosen])
+            turns = self._turns(computed_at[chosen], stands_at[chosen])
             same = torch.ones(len(chosen), dtype=torch.bool, device=slots.device)
             for layer, keys in enumerate(self._tensors.keys):
-                turned = self._turned(as_computed[layer].index_select(0, rows), cos, sin)
+                turned = self._turned(layer, as_computed[layer].index_select(0, rows), turns)
                 band = self._tensors.band(keys.index_select(0, held))
                 same &= (turned == band).flatten(1).all(dim=1)
             certified[chosen] = same
         return certified
 
-    def _turned(self, band: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def _turned(self, layer: int, band: torch.Tensor, turns: _Turns) -> torch.Tensor:
         """Return stored keys ``[T, heads, d]``, turned; those that stay keep their bits."""
         tensors = self._tensors
-        turned = tensors.encode(self._rotary.apply(tensors.decode(band), cos, sin))
+        cos, sin = turns[self._rotary.index(layer)]
+        turned = tensors.encode(self._rotary.at(layer).apply(tensors.decode(band), cos, sin))
         if tensors.packed is None:
             return turned
         # Zeros are frequent in eight bits, and a turn by nothing may change their sign.
         return torch.where((cos == 1) & (sin == 0), band, turned)
 
-    def _turns(
-        self, computed_at: torch.Tensor, needed_at: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._rotary.spread(*self._rotary.turns(computed_at, needed_at))
+    def _turns(self, computed_at: torch.Tensor, needed_at: torch.Tensor) -> _Turns:
+        return [
+            rotary.spread(*rotary.turns(computed_at, needed_at)) for rotary in self._rotary.distinct
+        ]

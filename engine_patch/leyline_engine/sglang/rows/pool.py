@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from leyline_engine.proof.digests import Part
-from leyline_engine.rotation import Rotary
+from leyline_engine.rotation import ModelRotary
 from leyline_engine.sglang.rows.host import HostRows
 from leyline_engine.sglang.rows.mover import Move, PoolTensors, RowMover, TorchMover
 from leyline_engine.sglang.rows.origins import origin_rows
@@ -30,7 +30,7 @@ class OriginGoneError(Exception):
     """A row can't be turned: its as-computed key gave way, and its tokens must be prefilled."""
 
 
-def choose_mover(tensors: PoolTensors, rotary: Rotary) -> RowMover:
+def choose_mover(tensors: PoolTensors, rotary: ModelRotary) -> RowMover:
     """Return the fused Triton mover on GPUs, and plain torch elsewhere."""
     if tensors.device.type != "cuda":
         return TorchMover(tensors, rotary)
@@ -49,7 +49,7 @@ class SplicePool:
     def __init__(
         self,
         tensors: PoolTensors,
-        rotary: Rotary,
+        rotary: ModelRotary,
         *,
         origins: int | None = None,
         mover: RowMover | None = None,
@@ -60,7 +60,7 @@ class SplicePool:
 
         Args:
             tensors: from :func:`read_pool`.
-            rotary: rotary embedding of the pool's model, on any device.
+            rotary: rotations of the pool's layers, on any device.
             origins: as-computed keys to keep, at least 1; see :func:`.origins.origin_rows`. When
                 more rows than that are spliced, the oldest keys give way. Their rows are turned
                 from what they hold, one more rounding each time, or, if the pool has 8 bits, not
@@ -76,7 +76,7 @@ class SplicePool:
             raise ValueError("a pool keeps at least one as-computed key")
         device = tensors.device
         self.tensors = tensors
-        self.rotary = Rotary(rotary.inv_freq.to(device), rotary.pairing)
+        self.rotary = rotary.to(device)
         self.origins = rows
         self.behind_forwards = behind_forwards
         self.erased: Callable[[torch.Tensor], None] = lambda _: None

@@ -59,9 +59,9 @@ def ask(
     return receipt
 
 
-def prepared(pool: int = 2000) -> ReplayEngine:
+def prepared(pool: int = 2000, **options: Any) -> ReplayEngine:
     """An engine in which session ``a`` has the document."""
-    engine = make_engine(pool=pool)
+    engine = make_engine(pool=pool, **options)
     ask(engine, FIRST, register("t1", session="a"))
     return engine
 
@@ -99,6 +99,23 @@ def test_observing_counts_and_changes_nothing() -> None:
     assert (record.receipt.tokens.reused, record.receipt.lineage) == (0, ())
     assert same_logits(logits, reference(SECOND))
     assert list(contents(engine).values()) == list(contents(plain).values())
+
+
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("boundary", [0, 20, 140])
+def test_observing_foresees_what_live_copies(page: int, boundary: int) -> None:
+    """A hit counts as far as it fills whole pages after its boundary."""
+    counts = {}
+    for mode in (OBSERVE, LIVE):
+        engine = prepared(pool=2048, page=page)
+        asked = msgspec.structs.replace(mode, boundary=boundary)
+        receipt = ask(engine, SECOND, register("t1", session="b"), asked)
+        assert receipt.reuse is not None
+        counts[asked.mode] = receipt.reuse.total
+    # The document is the prompt's tokens 61 to 211. With pages of 64, its end isn't cached.
+    copied = {(1, 0): 150, (16, 0): 144, (64, 0): 64, (1, 20): 130, (16, 20): 112, (64, 20): 0}
+    assert counts[ReuseMode.LIVE] == copied.get((page, boundary), 0)
+    assert counts[ReuseMode.OBSERVE] == counts[ReuseMode.LIVE]
 
 
 def test_other_tenants_see_nothing() -> None:

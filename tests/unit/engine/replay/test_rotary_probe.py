@@ -15,8 +15,6 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
     SmolLM3Config,
 )
 
@@ -99,32 +97,14 @@ def test_rotary_types_that_change_with_length_are_refused(rope: Any, said: str) 
     assert said in read_model_facts(model).unsupported
 
 
-def test_sliding_layers_are_refused() -> None:
-    """Layers declared as sliding aren't spliced."""
-    config = Qwen2Config(
-        **BASE,
-        num_key_value_heads=1,
-        use_sliding_window=True,
-        sliding_window=8,
-        max_window_layers=1,
-    )
-    assert "sliding" in read_model_facts(make_model(config)).unsupported
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        (
-            SmolLM3Config(**BASE, num_key_value_heads=1, no_rope_layer_interval=2),
-            "every layer",
-        ),
-        (MistralConfig(**BASE, num_key_value_heads=1, sliding_window=16), "sliding"),
-    ],
-    ids=["layers-without-rotary", "sliding-window-without-layer-types"],
-)
-def test_models_outside_the_allow_list(config: Any, said: str) -> None:
-    """Layers that don't turn, and windows, switch splicing off."""
-    assert said in read_model_facts(make_model(config)).unsupported
+def test_layers_without_rotation_are_told_from_the_others() -> None:
+    """SmolLM3 turns the keys of every other layer only."""
+    config = SmolLM3Config(**BASE, num_key_value_heads=1, no_rope_layer_interval=2)
+    facts = read_model_facts(make_model(config))
+    assert facts.unsupported == ""
+    assert facts.facts is not None
+    assert facts.facts.rope_type == "default+none"
+    assert [bool(facts.rotary.at(layer).inv_freq.any()) for layer in (0, 1)] == [True, False]
 
 
 def test_dtype_outside_the_list_is_refused() -> None:

@@ -115,6 +115,10 @@ class Turning:
     def __init__(self, rotary: Any) -> None:
         self.rotate = rotary.rotate
 
+    def at(self, layer: int) -> Turning:
+        """The rotation of every layer."""
+        return self
+
 
 def rotary_of(engine: ReplayEngine) -> Any:
     """The pool's rotary wrapped in a stand-in, since the rotary itself is frozen."""

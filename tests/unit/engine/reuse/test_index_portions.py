@@ -72,6 +72,17 @@ def test_portions_lead_to_the_same_index(seed: int) -> None:
     assert len(entries(indexes[0])) > 500
 
 
+def test_every_fingerprint_is_entered() -> None:
+    """A turn's entries are the fingerprints of its tokens, in portions as at once."""
+    new = turn("t", random.Random(2).choices(range(5000), k=30_000))
+    prints = Winnower(3).select(new.tokens)
+    wanted = {(int(at), "t", int(at)) for at in prints.positions}
+    for defers in (False, True):
+        index = ReuseIndex(Winnower(3), CAPACITY, defers=defers)
+        index.add(new, np.arange(30_000))
+        assert entries(index) == wanted
+
+
 def test_a_turn_that_goes_before_it_is_indexed_never_comes() -> None:
     """Nothing that waits of a dropped turn, or tenant, is entered later."""
     index = ReuseIndex(Winnower(3), CAPACITY, defers=True)

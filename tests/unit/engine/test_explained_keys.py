@@ -9,9 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leyline_engine.explained_keys import Frequencies, ProbedLayer, UnsupportedRotaryError, explain
 from leyline_engine.rotation import Pairing, Rotary
-from leyline_engine.sglang.facts.frequencies import Frequencies, UnsupportedRotaryError
-from leyline_engine.sglang.facts.keys import ProbedLayer, explain
 
 POSITIONS = torch.tensor([0, 1, 17, 977, 4093, 65535])
 TOKENS, HEADS, LAYERS = 2, 2, 3
@@ -125,7 +124,6 @@ def _turned_twice(keys: torch.Tensor) -> torch.Tensor:
         (_normed_afterwards, "no one rotation"),
         (_scaled_by_position, "no one rotation"),
         (_turned_twice, "no one rotation"),
-        (lambda keys: keys[:, :1].expand_as(keys), "don't turn with the position"),
         (lambda keys: keys * 0, "zero, or no numbers"),
         (lambda keys: keys * float("nan"), "zero, or no numbers"),
     ],
@@ -140,15 +138,69 @@ def test_one_layer_that_does_otherwise_is_enough_to_refuse(
         explain(layers_of(rotary, 0, 32, spoil=spoil), POSITIONS, [right], torch.float32)
 
 
-def test_layers_that_turn_differently_are_refused() -> None:
-    """Rope parameters per layer: each rotation explains some layers, and none explains all."""
-    first, second = frequencies(32), frequencies(32, 500000.0)
+@given(
+    pairing=st.sampled_from(Pairing),
+    half=st.integers(4, 24),
+    spare=st.integers(0, 40),
+    bases=st.lists(st.sampled_from([0.0, 1e4, 5e5, 1e7]), min_size=2, max_size=6),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 2**31),
+)
+def test_each_layer_gets_its_own_rotation(
+    *, pairing: Pairing, half: int, spare: int, bases: list[float], dtype: torch.dtype, seed: int
+) -> None:
+    """Layers of different frequencies, and of none, are told apart in every dtype."""
+    candidates = {base: frequencies(2 * half, base) for base in (1e4, 5e5, 1e7)}
+    still = Rotary.still(2 * half, pairing)
+    rotaries = [Rotary(candidates[b].inv_freq, pairing) if b else still for b in bases]
     layers = [
-        layers_of(Rotary(first.inv_freq, Pairing.HALF_SPLIT))[0],
-        layers_of(Rotary(second.inv_freq, Pairing.HALF_SPLIT))[1],
+        layers_of(rotary, 0, 2 * half + spare, dtype=dtype, seed=seed + number)[0]
+        for number, rotary in enumerate(rotaries)
     ]
-    with pytest.raises(UnsupportedRotaryError, match="rotary embeddings differ"):
-        explain(layers, POSITIONS, [first, second], torch.float32)
+    if not any(bases):
+        with pytest.raises(UnsupportedRotaryError, match="don't turn with the position"):
+            explain(layers, POSITIONS, candidates.values(), dtype)
+        return
+    found = explain(layers, POSITIONS, candidates.values(), dtype)
+    assert (found.rotary.pairing, found.rotary.dim, found.start) == (pairing, 2 * half, 0)
+    for layer, rotary in enumerate(rotaries):
+        assert torch.equal(found.rotary.at(layer).inv_freq, rotary.inv_freq)
+    assert len(found.rotary.distinct) == len(set(bases))
+    assert ("none" in found.facts.rope_type) == (0.0 in bases)
+
+
+def test_layers_that_turn_different_bands_are_refused() -> None:
+    """Half of the key in one layer, and all of it in another."""
+    wide, narrow = frequencies(32), frequencies(16)
+    layers = [
+        layers_of(Rotary(wide.inv_freq, Pairing.HALF_SPLIT))[0],
+        layers_of(Rotary(narrow.inv_freq, Pairing.HALF_SPLIT), 0, 32)[1],
+    ]
+    with pytest.raises(UnsupportedRotaryError, match="different parts of their keys"):
+        explain(layers, POSITIONS, [wide, narrow], torch.float32)
+
+
+def test_a_narrow_band_is_not_taken_for_none() -> None:
+    """Two of 512 dimensions turn: little in the error of a key in eight bits."""
+    right = frequencies(2)
+    narrow = layers_of(Rotary(right.inv_freq, Pairing.HALF_SPLIT), 0, 512, dtype=DTYPES[-1])
+    wide = layers_of(Rotary(frequencies(32).inv_freq, Pairing.HALF_SPLIT), 0, 512)
+    with pytest.raises(UnsupportedRotaryError):
+        explain([*wide, narrow[0]], POSITIONS, [frequencies(32)], DTYPES[-1])
+
+
+def test_layers_in_another_order_have_another_digest() -> None:
+    """Ranks and replicas that turn other layers don't agree."""
+    one, other = (
+        layers_of(Rotary(frequencies(32, base).inv_freq, Pairing.HALF_SPLIT))[0]
+        for base in (1e4, 5e5)
+    )
+    candidates = [frequencies(32, 1e4), frequencies(32, 5e5)]
+    digests = {
+        explain(layers, POSITIONS, candidates, torch.float32).facts.inv_freq_digest
+        for layers in ([one, one, other], [one, other, other], [one, one, one])
+    }
+    assert len(digests) == 3
 
 
 def test_values_must_not_depend_on_the_position() -> None:
