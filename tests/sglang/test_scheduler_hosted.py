@@ -184,6 +184,23 @@ def test_a_splice_continues_what_the_device_has() -> None:
     count_slots(scheduler)
 
 
+def test_an_edit_of_nothing_continues_what_the_host_has() -> None:
+    """A turn whose only source is its own history, which the device lost, loads that."""
+    scheduler = HostedScheduler(800)
+    prompt, payload = edit(told(scheduler), Directive(70, 80))
+    req, record = scheduler.serve(prompt, payload)
+    assert record is not None
+    scheduler.demote()
+    source = SourceRef("t2", len(source_of(req)), sealed(req))
+    lineage = record.receipt.lineage
+    payload = msgspec.structs.replace(
+        payload, turn="t3", sources=(source,), directives=(), lineage=lineage
+    )
+    receipt = receipt_of(scheduler, [*source_of(req), 5], payload)
+    assert receipt.tokens.prefix == len(prompt) + 1
+    assert receipt.lineage == lineage
+
+
 def test_a_prefix_on_the_host_is_loaded_not_reused() -> None:
     """A prompt's own KV comes back, though the device holds equal text of another session."""
     scheduler = HostedScheduler(800)

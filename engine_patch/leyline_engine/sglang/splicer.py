@@ -141,8 +141,6 @@ class Splicer:
         assert edit is not None  # noqa: S101 - the caller's contract
         prompt = checked.prompt
         staging = Staging([], self._cache.lock(match.last_device_node), match.device_prefix_len)
-        # Copies continue what the device has; the map may be of more, which only the host has.
-        turn.lineage = runs_before(turn.lineage, staging.cursor)
         try:
             available = []
             for source in edit.sources:
@@ -166,6 +164,9 @@ class Splicer:
             plan = replace(plan, evicted=plan.evicted + gone)
             if plan.copies and self._cache.in_pages(plan.copied + plan.prefilled) > room():
                 raise NoRoomError
+            if plan.copies:
+                # The map may be of more than the device has; copies are made in place of that.
+                turn.lineage = runs_before(turn.lineage, plan.copies[0].dest)
             turn.carried = self._carried(turn, checked, plan, staging.cursor)
         except BaseException:
             _let_go(self._cache, staging)
