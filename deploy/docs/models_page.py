@@ -69,7 +69,8 @@ SETTINGS = (
     Setting("data-parallel attention", Setup(), "server", "test_server_data_parallel.py"),
     Setting("expert parallel", Setup(), "server", "test_server_draft_mixes.py"),
     Setting("mixed chunks", Setup(), "server", "test_server_mixed_chunk.py"),
-    Setting("HiCache", Setup(hierarchical_cache=True), "", ""),
+    Setting("HiCache", Setup(host_layout="page_first"), "server", "test_server_hosted.py"),
+    Setting("HiCache with a storage back end", Setup(host_storage=True), "", ""),
     Setting("LoRA", Setup(), "server", "test_server_adapters.py"),
     Setting("pipeline parallel", Setup(pipeline_parallel=2), "", ""),
     Setting("context parallel", Setup(context_parallel=2), "", ""),
@@ -77,6 +78,7 @@ SETTINGS = (
 )
 PAGES, FP8, DRAFTS, NGRAM = "larger pages", "FP8 KV", "draft model", "NGRAM"
 REPLICAS, ATTENTION, EXPERTS = "data parallel", "data-parallel attention", "expert parallel"
+HOSTED = "HiCache"
 TOGETHER: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({PAGES, DRAFTS}), "sglang/test_server_drafts.py"),
     (frozenset({PAGES, NGRAM}), "sglang/test_server_drafts.py"),
@@ -91,9 +93,10 @@ TOGETHER: tuple[tuple[frozenset[str], str], ...] = (
         "sglang/test_server_draft_mixes.py",
     ),
     (frozenset({PAGES, FP8}), "e2e/sglang/test_three_arm_bench.py"),
+    (frozenset({PAGES, HOSTED}), "sglang/test_server_hosted.py"),
 )
 """Settings that one real server on a CPU has in a test, below ``tests``."""
-_ORDER = (PAGES, FP8, DRAFTS, NGRAM, REPLICAS, ATTENTION, EXPERTS)
+_ORDER = (PAGES, FP8, DRAFTS, NGRAM, REPLICAS, ATTENTION, EXPERTS, HOSTED)
 _TESTED = {
     "server": "spliced, tested on a real server on a CPU",
     "parts": "spliced, tested on SGLang's tree, scheduler and pools without a model",
@@ -159,6 +162,7 @@ def recipe_refusal(recipe: Mapping[str, Any]) -> str:
     A recipe that gets other pages on other hardware counts by its largest. NGRAM drafts trees
     unless it is told not to.
     """
+    hosted = bool(recipe.get("hicache"))
     speculative, page = str(recipe.get("speculative", "")), max(recipe.get("pages", [1]))
     return _refused(
         Setup(
@@ -167,7 +171,9 @@ def recipe_refusal(recipe: Mapping[str, Any]) -> str:
             radix_cache=not recipe.get("radix_off", False),
             speculative=speculative,
             paged_trees=speculative == "NGRAM" and page > 1,
-            hierarchical_cache=bool(recipe.get("hicache")),
+            host_layout="page_first" if hosted else "",
+            host_drafts=hosted and bool(speculative),
+            host_attention_dp=hosted and "dp_attention" in recipe,
             disaggregation="prefill" if recipe.get("disaggregation") else "null",
             pipeline_parallel=2 if recipe.get("pp") else 1,
             context_parallel=2 if recipe.get("context_parallel") else 1,
@@ -190,6 +196,7 @@ def untested_together(recipe: Mapping[str, Any]) -> str:
         REPLICAS: bool(recipe.get("dp")) and not attention,
         ATTENTION: attention,
         EXPERTS: bool(recipe.get("ep")),
+        HOSTED: bool(recipe.get("hicache")),
     }
     settings = [name for name, applies in has.items() if applies]
     tested = len(settings) < 2 or any(together.issuperset(settings) for together, _ in TOGETHER)

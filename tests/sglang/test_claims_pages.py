@@ -360,7 +360,7 @@ def test_events_count_pages(page: int) -> None:
 @pytest.mark.parametrize("page", [2, 8, 256])
 def test_pages_of_other_sizes_take_no_claims(page: int) -> None:
     """The refusal names the sizes that do."""
-    tree: Any = SimpleNamespace(token_to_kv_pool_allocator=None, speculative="")
+    tree = tree_of(None)
     desk = ClaimDesk(tree, SourceRegistry(), usable=4096, page_size=page)
     message = refused(desk)
     assert f"pages of {page} tokens" in message
@@ -369,7 +369,7 @@ def test_pages_of_other_sizes_take_no_claims(page: int) -> None:
 
 def test_slots_that_fill_no_page_are_nobodys() -> None:
     """SGLang's allocator has whole pages only."""
-    tree: Any = SimpleNamespace(token_to_kv_pool_allocator=None, speculative="")
+    tree = tree_of(None)
     desk = ClaimDesk(tree, SourceRegistry(), usable=10 * 64 + 5, page_size=64)
     assert desk.keeper.book.crowded(Demand("a", 1, 1)).usable == 10 * 64
 
@@ -378,9 +378,16 @@ def test_a_sharded_pool_takes_no_claims() -> None:
     """SGLang reserves more than a page for each request there."""
     pool: Any = SimpleNamespace()
     allocator = PageInterleavePoolAllocator(1024, 64, 2, torch.float32, "cpu", pool, False)
-    tree: Any = SimpleNamespace(token_to_kv_pool_allocator=allocator, speculative="")
+    tree = tree_of(allocator)
     desk = ClaimDesk(tree, SourceRegistry(), usable=2048, page_size=64)
     assert "drop --enable-kv-cache-sharding" in refused(desk)
+
+
+def tree_of(allocator: Any) -> Any:
+    """The part of a tree on which it depends if claims are taken."""
+    return SimpleNamespace(
+        token_to_kv_pool_allocator=allocator, speculative="", cache_controller=None
+    )
 
 
 def refused(desk: ClaimDesk) -> str:

@@ -54,9 +54,17 @@ def test_defaults_fill_what_is_open(
     """Attention and dtype are set where the user said nothing; the rotary cache is float32."""
     monkeypatch.setenv("SGLANG_ROPE_CACHE_FP32", "unset")
     monkeypatch.delenv("SGLANG_ROPE_CACHE_FP32")
-    arguments = SimpleNamespace(attention_backend=given[0], dtype=given[1])
+    arguments = SimpleNamespace(
+        attention_backend=given[0],
+        dtype=given[1],
+        hicache_io_backend="kernel",
+        hicache_mem_layout="page_first",
+    )
     current_platform.apply_server_args_defaults(arguments)
     assert (arguments.attention_backend, arguments.dtype) == expected
+    # Copies to the host are kernels of a GPU unless they are asked for row by row.
+    assert arguments.hicache_io_backend == "direct"
+    assert arguments.hicache_mem_layout == "layer_first"
     assert os.environ["SGLANG_ROPE_CACHE_FP32"] == "1"
 
 

@@ -65,7 +65,10 @@ REFUSED: dict[str, tuple[object, str]] = {
         frozenset({"encoder_only", "cross attention"}),
         "attention that is not plain and causal: cross attention, encoder_only",
     ),
-    "hierarchical_cache": (True, "hierarchical cache (HiCache)"),
+    "host_layout": ("page_head", "hierarchical cache in the layout page_head"),
+    "host_storage": (True, "hierarchical cache with a storage back end, which no forget reaches"),
+    "host_drafts": (True, "hierarchical cache beside speculative decoding"),
+    "host_attention_dp": (True, "hierarchical cache beside data-parallel attention"),
     "external_cache": (True, "external KV cache"),
     "unified_memory": (True, "unified memory pool"),
     "kv_sharding": (True, "sharded KV cache"),
@@ -281,13 +284,12 @@ def test_a_pool_that_is_not_covered_is_refused_by_name(name: str, tmp_path: Path
 
 @pytest.mark.usefixtures("published")
 def test_what_the_context_says_is_heeded(tmp_path: Path) -> None:
-    """Hybrid models, sparse attention, HiCache, sessions, pages and a disabled cache are read."""
+    """Hybrid models, sparse attention, sessions, pages and a disabled cache are read."""
     model, pool = Layers(), gqa_pool()
     for name, reason in {
         "is_hybrid_swa": "layers that keep a sliding window's rows alone",
         "is_hybrid_ssm": "recurrent layers",
         "is_dsa": "sparse attention with an index key (DSA)",
-        "enable_hierarchical_cache": "hierarchical cache (HiCache)",
         "disable_radix_cache": "the radix cache is disabled",
     }.items():
         facts = facts_of(context_of(model, pool, tmp_path, **{name: True}))
@@ -417,3 +419,30 @@ def test_fingerprints_tell_models_apart_and_ranks_agree(tmp_path: Path) -> None:
     with torch.no_grad():
         model.norm.weight[3] += 1
     assert digest(one) != same
+
+
+HOSTED: dict[str, tuple[object, str]] = {
+    "hicache_mem_layout": (
+        "page_first_direct",
+        "hierarchical cache in the layout page_first_direct",
+    ),
+    "hicache_storage_backend": (
+        "file",
+        "hierarchical cache with a storage back end, which no forget reaches",
+    ),
+    "speculative_algorithm": ("EAGLE", "hierarchical cache beside speculative decoding"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_what_is_refused_beside_a_hierarchical_cache_is_fine_without(
+    name: str, tmp_path: Path
+) -> None:
+    """Flags of HiCache, and beside it, matter where it is on; the remedy names one of them."""
+    value, reason = HOSTED[name]
+    with get_context().override_server_args(served_model_name="tiny", **{name: value}):
+        for hosted in (True, False):
+            context = context_of(Layers(), gqa_pool(), tmp_path, enable_hierarchical_cache=hosted)
+            assert (reason in [each.what for each in refusals(read_setup(context))]) is hosted
+    (fix,) = (each.fix for each in refusals(replace(Setup(), host_storage=True)))
+    assert fix == "drop --hicache-storage-backend"

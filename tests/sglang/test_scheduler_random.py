@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-import torch
 from draft_scheduler import DraftScheduler
+from hosted_scheduler import HostedScheduler
 from scheduler_kit import SALT, SECRETS, VOCABULARY, Scheduler, source_of
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 
@@ -194,9 +194,7 @@ class Driver:
         for message_id in closed:
             self.forgotten |= self.open.pop(message_id)
         self.forgot += len(closed)
-        page = self.scheduler.page  # the first is SGLang's padding
-        every = torch.arange(page, self.scheduler.capacity + page)
-        left = self.forgotten & self.scheduler.remembered(every)
+        left = self.forgotten & self.scheduler.everywhere()
         assert not left, f"{len(left)} forgotten secrets are still held"
 
     def send(self, tokens: array[int], payload: EditPayload, message_id: str) -> Req:
@@ -333,6 +331,7 @@ class Driver:
         return tuple(covered)
 
 
+KINDS = {"drafts": DraftScheduler, "hosted": HostedScheduler}
 VARIANTS = [
     pytest.param({"core": "rust"}, id="rust"),
     pytest.param({"core": "python"}, id="python"),
@@ -366,6 +365,26 @@ VARIANTS = [
     pytest.param(
         {"core": "rust", "drafts": True, "page": 64}, id="drafts-page-64", marks=pytest.mark.nightly
     ),
+    pytest.param({"hosted": True, "capacity": 460, "chunk": 32, "delay": 3}, id="hosted-pressure"),
+    pytest.param(
+        {"hosted": True, "capacity": 520, "policy": "write_back", "ratio": 1.5},
+        id="hosted-write-back",
+    ),
+    pytest.param(
+        {"hosted": True, "capacity": 1280, "page": 16, "reuses": True, "delay": 2, "ratio": 0.5},
+        id="hosted-page-16-reuse",
+        marks=pytest.mark.nightly,
+    ),
+    pytest.param(
+        {"hosted": True, "capacity": 900, "policy": "write_through_selective", "ratio": 0.3},
+        id="hosted-selective",
+        marks=pytest.mark.nightly,
+    ),
+    pytest.param(
+        {"hosted": True, "capacity": 1280, "page": 64, "delay": 5},
+        id="hosted-page-64",
+        marks=pytest.mark.nightly,
+    ),
 ]
 
 
@@ -374,8 +393,8 @@ VARIANTS = [
 def test_random_sessions(variant: dict[str, object], seed: int) -> None:
     """Slots, keys, memories and phases hold over hundreds of random steps."""
     reuses = bool(variant.get("reuses"))
-    kind = DraftScheduler if variant.get("drafts") else Scheduler
-    options = {name: value for name, value in variant.items() if name not in {"reuses", "drafts"}}
+    kind = next((KINDS[name] for name in KINDS if name in variant), Scheduler)
+    options = {name: value for name, value in variant.items() if name not in {"reuses", *KINDS}}
     scheduler = kind(**options)  # type: ignore[arg-type]
     driver = Driver(seed, scheduler, reuses=reuses)
     driver.run(1000)

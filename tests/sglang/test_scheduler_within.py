@@ -170,8 +170,8 @@ def test_receipts_equal_what_the_rows_were_computed_for(seed: int) -> None:
 def test_receipts_name_the_copies_of_the_plan_as_executed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy that was planned, and is gone when the request is admitted, is in no extent."""
 
-    def lost(plan: Plan, reused: int) -> tuple[Plan, TokenCounts]:
-        executed, counts = as_admitted(plan, reused)
+    def lost(plan: Plan, *reused: int) -> tuple[Plan, TokenCounts]:
+        executed, counts = as_admitted(plan, *reused)
         return replace(executed, copies=executed.copies[:1]), counts
 
     monkeypatch.setattr(accounts, "as_admitted", lost)

@@ -34,17 +34,24 @@ class Part:
         place: place of a proof to which its rows belong.
         group: names what its rows are; equal rows of one group are equal KV.
         rows: ``[n, ...]``, one entry per slot, or per entry that :attr:`entry_of` names.
-        entry_of: entry by slot, -1 for none; None if slots are entries.
+        entry_of: entry by slot, -1 for none; None if entries are consecutive slots.
+        first: number of the first of those; others have no entry.
     """
 
     place: str
     group: str
     rows: torch.Tensor
     entry_of: Slots | None = None
+    first: int = 0
 
     def entries(self, slots: Slots) -> Slots:
         """Return the entry of each slot, -1 for none."""
-        return slots if self.entry_of is None else self.entry_of[slots]
+        count = len(self.rows) if self.entry_of is None else len(self.entry_of)
+        entries = slots - self.first
+        entries = np.where((entries >= 0) & (entries < count), entries, -1)
+        if self.entry_of is None:
+            return entries
+        return np.where(entries >= 0, self.entry_of[entries], -1)
 
     def at(self, entries: Slots) -> torch.Tensor:
         """Return the rows of entries."""
@@ -53,7 +60,7 @@ class Part:
     def slots(self, entries: Collection[int]) -> Mapping[int, Sequence[int]]:
         """Return the slots whose content entries are, by entry; one pass over all slots."""
         if self.entry_of is None:
-            return {entry: [entry] for entry in entries}
+            return {entry: [entry + self.first] for entry in entries}
         found: dict[int, list[int]] = {entry: [] for entry in entries}
         wanted = np.fromiter(entries, dtype=np.int64, count=len(entries))
         for slot in np.flatnonzero(np.isin(self.entry_of, wanted)).tolist():

@@ -60,7 +60,7 @@ class Accounts:
         """Report that a turn's request runs: its reuse, and the outcome of its edits."""
         checked, plan = turn.checked, turn.plan
         assert checked is not None and plan is not None  # noqa: S101 - set before READY
-        executed, counts = as_admitted(plan, turn.req.prefix_len)
+        executed, counts = as_admitted(plan, turn.req.prefix_len, turn.loaded)
         turn.receipt = _receipt(turn, checked, executed, counts)
         self._sender.send(TurnRecord(receipt=turn.receipt), turn.scope)
 

@@ -20,7 +20,7 @@ from leyline_engine.plan import plan_turn
 from leyline_engine.rules import CheckedRequest
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.fallback import Fallback
-from leyline_engine.sglang.matching import Matcher
+from leyline_engine.sglang.matching import Matcher, reach
 from leyline_engine.sglang.publications import Publication
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.pool import OriginGoneError
@@ -163,6 +163,7 @@ class Admission:
     def _renew(self, turn: Turn) -> None:
         """Let a turn begin again."""
         turn.restarts, turn.carried, turn.plan = turn.restarts + 1, None, None
+        turn.loaded = 0
         # Its next path may be under another lineage, of which nothing is noted.
         turn.lineage, turn.noted = (), 0
         if turn.phase is not Phase.NEW:
@@ -179,7 +180,7 @@ class Admission:
         limit = len(prompt) - 1
         match = self._matcher.best(turn, checked, prompt, limit)
         turn.plan = plan_turn(len(prompt), match.device_prefix_len, (), (), sink=0)
-        turn.checked = found = self._searched(turn, checked, match.device_prefix_len)
+        turn.checked = found = self._searched(turn, checked, reach(match))
         try:
             self._splice(turn, found, match, room)
         except NoRoomError:

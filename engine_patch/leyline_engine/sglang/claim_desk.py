@@ -59,7 +59,7 @@ class ClaimDesk:
         ledger: EventLedger | None = None,
         watched: bool = False,
     ) -> None:
-        self.obstacle = _obstacle(page_size, tree.token_to_kv_pool_allocator, tree.speculative)
+        self.obstacle = _obstacle(page_size, tree)
         self.shelf = RadixShelf(tree)
         self.keeper = ClaimKeeper(
             registry,
@@ -143,17 +143,19 @@ class ClaimDesk:
             self.keeper.lose(self.shelf.all_slots(keys)[start:], cause)
 
 
-def _obstacle(page_size: int, allocator: Any, speculative: str) -> str:
+def _obstacle(page_size: int, tree: Tree) -> str:
     """Return why a server takes no claims, and the fix; empty if it does."""
     if page_size not in PAGE_SIZES:
         sizes = ", ".join(map(str, sorted(PAGE_SIZES)))
         return (
             f"claims aren't tested with pages of {page_size} tokens: use a --page-size of {sizes}"
         )
-    if page_interleave_shard_size(allocator) > 1:
+    if page_interleave_shard_size(tree.token_to_kv_pool_allocator) > 1:
         return "claims aren't tested with a sharded KV cache: drop --enable-kv-cache-sharding"
-    if speculative:
-        return f"claims need SGLang without --speculative-algorithm {speculative}"
+    if tree.speculative:
+        return f"claims need SGLang without --speculative-algorithm {tree.speculative}"
+    if tree.cache_controller is not None:
+        return "claims need SGLang without --enable-hierarchical-cache"
     return ""
 
 

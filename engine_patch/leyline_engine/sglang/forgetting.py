@@ -23,6 +23,7 @@ from leyline_engine.plan import page_floor
 from leyline_engine.proof.witness import ForgetWitness
 from leyline_engine.sglang.condemned import Condemned, Unpublished
 from leyline_engine.sglang.containment import contained
+from leyline_engine.sglang.matching import reach
 from leyline_engine.sglang.publications import Publication, Publications, Space
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.pages import reserved_until
@@ -206,7 +207,7 @@ class Forgetter:
 
     def _cached(self, path: Publication, slots: int) -> int:
         """Return how many of a path's first ``slots`` slots can be found."""
-        return int(self._cache.find(path.keys, path.space, self._keys(slots)).device_prefix_len)
+        return reach(self._cache.find(path.keys, path.space, self._keys(slots)))
 
     def condemn(self, session: SessionKey, ticket: str) -> ForgetCounts:
         """Make KV that a session published unmatchable, and KV that a splice moved.

@@ -44,9 +44,14 @@ class Matcher:
             keys = turn.keys_under(lineage, tokens)
             clean = min(limit, self._rules.clean_length(checked, lineage))
             found = self._cache.find(keys, turn.space, clean)
-            if found.device_prefix_len > best.device_prefix_len:
-                best, turn.lineage = found, runs_before(lineage, found.device_prefix_len)
+            if reach(found) > reach(best):
+                best, turn.lineage = found, runs_before(lineage, reach(found))
         return best
+
+
+def reach(found: MatchResult) -> int:
+    """Return the number of cached tokens, with those that only the host's memory has."""
+    return int(found.device_prefix_len + found.host_hit_length)
 
 
 def _unchecked(turn: Turn) -> CheckedRequest:

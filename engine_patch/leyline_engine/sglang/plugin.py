@@ -70,12 +70,12 @@ def create_cache(context: Any) -> Any:
     from leyline_engine.sglang.claim_desk import limits_from
     from leyline_engine.sglang.engine import SchedulerEngine
     from leyline_engine.sglang.hints import hints_secret
+    from leyline_engine.sglang.host_tree import tree_class
     from leyline_engine.sglang.metrics import open_metrics
-    from leyline_engine.sglang.radix import LeylineRadixCache
     from leyline_engine.sglang.ranks import replica_of
     from leyline_engine.sglang.tensor_parallel import agreement, common_counts, common_salt
 
-    cache = create_unified_radix_cache(context, cache_class=LeylineRadixCache)
+    cache = create_unified_radix_cache(context, cache_class=tree_class(context))
     group = context.params.attn_tp_cache_group or context.params.tp_cache_group
     agree = agreement(group)
     facts = _facts(context, cache, group).agreed(agree)

@@ -21,8 +21,10 @@ from leyline_engine.proof.session_proof import IndexEntry, SessionProof
 from leyline_engine.proof.witness import Slots
 from leyline_engine.provenance import Provenance
 from leyline_engine.reuse.index import ReuseIndex
+from leyline_engine.sglang.host_copies import HostCopies
 from leyline_engine.sglang.publications import NOBODY, Publication, Publications
 from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.rows.host import HOST
 from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.turn import Turn
 from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
@@ -52,10 +54,11 @@ class SchedulerSite:
         self._registry, self._ledger, self._publications = records
         self._index = index
         self._turns = turns
+        self._copies = HostCopies(cache, pool.host if pool is not None else None)
 
     def parts(self) -> Sequence[Part]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
-        return self._pool.parts() if self._pool is not None else ()
+        return [*self._pool.parts(), *self._copies.parts()] if self._pool is not None else ()
 
     def cached(self, path: Publication) -> Slots:
         """Return the slots of a path's cached beginning, condemned or not; nothing is touched."""
@@ -90,6 +93,8 @@ class SchedulerSite:
         for owner, path in self._publications.all():
             who: Owner = None if owner[0] == NOBODY else owner
             self._note(found, slots, paths, self.cached(path), path.keys, 0, TREE, who)
+            for start, copies in self._copies.runs(path):
+                self._note(found, slots, paths, copies, path.keys, start, HOST, who)
         for turn in self._running():
             own, keys, start = self.own_rows(turn)
             self._note(found, slots, paths, own, keys, start, RUNNING, turn.session)
@@ -122,14 +127,15 @@ class SchedulerSite:
         if self._pool is None:
             return {}
         free = _numbers(self._cache.idle_slots())
-        return {"pool": filled(self._pool.every_tensor, free)}
+        return {"pool": filled(self._pool.every_tensor, free), **self._copies.filled_free()}
 
     def rows_by_place(self) -> Mapping[str, int]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
         allocator = self._cache.token_to_kv_pool_allocator
         free = int(allocator.available_size())
         cached = int(self._cache.evictable_size()) + int(self._cache.protected_size())
-        return {"pool.free": free, TREE: cached, RUNNING: int(allocator.size) - free - cached}
+        rows = {"pool.free": free, TREE: cached, RUNNING: int(allocator.size) - free - cached}
+        return {**rows, **self._copies.rows_by_place()}
 
     def sent(self, owners: Collection[Owner], paths: Paths) -> set[bytes]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
@@ -199,13 +205,15 @@ class SchedulerSite:
             own = owner == proof.session
             if own or path.runs:
                 self._doom(doomed, proof, self.cached(path), path.keys, 0, own=own)
+                for start, copies in self._copies.runs(path, alone=True):
+                    self._doom(doomed, proof, copies, path.keys, start, own=own)
         for each in self._cache.condemned:
             # An earlier forget waits for it, perhaps of this session: nothing tells whose it is.
-            keys, start = each.path.keys, each.start
-            slots = self.cached(each.path)[start:]
-            end = start + len(slots)
-            paths = proof.paths.of(keys)[start:end]
-            doomed.add(slots.tolist(), keys[start:end], paths, start=start, own=True)
+            keys, every = each.path.keys, proof.paths.of(each.path.keys)
+            on_device = (each.start, self.cached(each.path)[each.start :])
+            for start, slots in (on_device, *self._copies.runs(each.path, each.start, alone=True)):
+                end = start + len(slots)
+                doomed.add(slots.tolist(), keys[start:end], every[start:end], start=start, own=True)
         for turn in running:
             # Its own KV is withheld, or its forget is this one's.
             if turn.session == proof.session and turn.withheld:
@@ -259,6 +267,7 @@ class SchedulerSite:
         found: set[int] = set()
         for doomed in self._cache.condemned:
             found.update(self.cached(doomed.path)[doomed.start :].tolist())
+            found.update(self._copies.after(doomed.path, doomed.start))
         for turn in self._running():
             if turn.withheld:
                 found.update(self.own_rows(turn, computed=False)[0].tolist())

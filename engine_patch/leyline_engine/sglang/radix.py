@@ -113,7 +113,8 @@ class LeylineRadixCache(UnifiedRadixCache):
         if turn is not None and self.leyline is not None:
             return self.leyline.match(turn, params)
         if self.condemned:
-            params = replace(params, key=self._allowed(params.key))
+            allowed = self.allowed_length(params.key.raw_token_ids())
+            params = replace(params, key=limited(params.key, allowed))
         return super().match_prefix(params)
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
@@ -135,7 +136,7 @@ class LeylineRadixCache(UnifiedRadixCache):
             params = replace(params, key=self._folded(params.key, turn))
         result = super().insert(params)
         if turn is not None and turn.lineage:
-            self._published(params.value, turn, result.prefix_len)
+            self._published(params.value, turn, result)
         return result
 
     def evict(self, params: EvictParams) -> EvictResult:
@@ -227,15 +228,11 @@ class LeylineRadixCache(UnifiedRadixCache):
             census: counts the slots that the tree has after a splice.
             index: learns which slots the tree frees.
         """
-        self.leyline, self._pool, self.shelf, self._census = listener, pool, shelf, census
-        self._index = index
+        self.leyline, self._pool, self.shelf = listener, pool, shelf
+        self._census, self._index = census, index
 
     def _turn(self, req: Any) -> Turn | None:
         return None if self.leyline is None or req is None else self.leyline.turn_of(req)
-
-    def _allowed(self, key: RadixKey) -> RadixKey:
-        """Return a key without lineages up to the first condemned part."""
-        return limited(key, self.allowed_length(key.raw_token_ids()))
 
     def allowed_length(self, keys: array[int]) -> int:
         """Return the number of leading keys that may be matched: nothing condemned."""
@@ -269,6 +266,10 @@ class LeylineRadixCache(UnifiedRadixCache):
         """Return the number of slots of a path's cached beginning, condemned or not."""
         key = self.tree_keys.key(path.keys, path.space, limit)
         return int(self.tree_core.match_full_device_prefix(key)[0])
+
+    def readable(self, slots: torch.Tensor) -> int:
+        """Return the number of leading slots, of a path, whose rows may be copied by now."""
+        return len(slots)
 
     def peek(self, keys: array[int], space: Space) -> Any:
         """Return the slots, int64 ``[n]``, that a request could match; nothing is touched."""
@@ -323,21 +324,19 @@ class LeylineRadixCache(UnifiedRadixCache):
             priority=turn.req.priority or 0,
         )
         result = super().insert(params)
-        self._published(params.value, turn, result.prefix_len)
+        self._published(params.value, turn, result)
         return result.last_device_node
 
-    def _published(self, slots: torch.Tensor, turn: Turn, known: int) -> None:
-        """Record that the tree took a path's slots, but for the first ``known``, which it had."""
+    def _published(self, slots: torch.Tensor, turn: Turn, result: Any) -> None:
+        """Record that the tree took a path's slots, but for the first, which it had."""
         if self._census is not None:
             with contained("counting what was published"):
+                known = result.prefix_len
                 exact = first_spliced(turn.lineage, len(slots))
                 self._census.published(slots[known:], exact - known)
 
     def unpublish(self, path: Publication, start: int, cause: str = "unpublished") -> Unpublished:
-        """Remove the cached part of a path from ``start`` on, leaf by leaf, and overwrite it.
-
-        With larger pages, that begins with the page of ``start``.
-        """
+        """Remove the cached part of a path from ``start``'s page on, and overwrite it."""
         start = page_floor(start, self.page_size)
         key = self.tree_keys.key(path.keys, path.space)
         self.announce(path, start, cause)
@@ -350,7 +349,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         finally:
             if removed:
                 self.overwrite(torch.cat(removed))
-        return replace(left, erased=sum(int(slots.numel()) for slots in removed))
+        return replace(left, erased=left.erased + sum(int(slots.numel()) for slots in removed))
 
     def announce(self, path: Publication, start: int, cause: str) -> None:
         """Announce that the cached part of a path is about to go, or to become unmatchable."""

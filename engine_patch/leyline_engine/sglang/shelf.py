@@ -28,6 +28,7 @@ class Tree(Protocol):
     token_to_kv_pool_allocator: Any
     tree_core: Any
     speculative: str
+    cache_controller: Any
 
     def find(self, keys: array[int], space: Space, limit: int | None = None) -> Any: ...
     def allowed_length(self, keys: array[int]) -> int: ...

@@ -27,6 +27,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from leyline_engine.contract import ATTENTION_SINK, CopySegment, TokenCounts
 from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import Carried
+from leyline_engine.lineage import runs_before
 from leyline_engine.plan import Plan, clip_copies, copy_runs, plan_turn
 from leyline_engine.rules import CheckedRequest, Rules, extend_lineage
 from leyline_engine.sglang.publishing import Publisher
@@ -147,7 +148,7 @@ class Splicer:
                 slots = self._cache.path_device_indices(found.last_device_node)
                 lock = self._cache.lock(found.last_device_node)
                 staging.sources.append(Source(slots, lock))
-                available.append(found.device_prefix_len)
+                available.append(self._cache.readable(slots))
             cacheable = self._cacheable(edit, available, len(prompt))
             slots = [source.slots for source in staging.sources]
             copies = turnable_copies(self._pool, cacheable, slots)
@@ -163,6 +164,9 @@ class Splicer:
             plan = replace(plan, evicted=plan.evicted + gone)
             if plan.copies and self._cache.in_pages(plan.copied + plan.prefilled) > room():
                 raise NoRoomError
+            if plan.copies:
+                # The map may be of more than the device has; copies are made in place of that.
+                turn.lineage = runs_before(turn.lineage, plan.copies[0].dest)
             turn.carried = self._carried(turn, checked, plan, staging.cursor)
         except BaseException:
             _let_go(self._cache, staging)
@@ -286,6 +290,7 @@ class Splicer:
         verdict = admit(row)
         if row.lock is not None and turn.staging is not None:
             turn.staging.row = row
+            turn.loaded += max(0, row.prefix_len - turn.staging.cursor)
         return verdict
 
     def row_computed(self, row: StageRow) -> None:
@@ -343,13 +348,14 @@ def _let_go(cache: LeylineRadixCache, staging: Staging) -> None:
     cache.unlock(staging.lock)
 
 
-def as_admitted(plan: Plan, reused: int) -> tuple[Plan, TokenCounts]:
+def as_admitted(plan: Plan, reused: int, loaded: int = 0) -> tuple[Plan, TokenCounts]:
     """Return a plan as executed, now that its request is admitted.
 
     Args:
         plan: the turn's plan.
         reused: tokens that the request itself doesn't compute. They are fewer than planned if
             copies were evicted before it was admitted; the rest of those is prefilled.
+        loaded: tokens of its gaps that were cached by the time they were to be computed.
     """
     kept = tuple(copy for copy in plan.copies if copy.dest < reused)
     kept = tuple(
@@ -359,7 +365,7 @@ def as_admitted(plan: Plan, reused: int) -> tuple[Plan, TokenCounts]:
     executed = replace(plan, copies=kept)
     copied = executed.copied
     staged = sum(step.end - step.start for step in plan.prefills[:-1])
-    prefilled = min(plan.length - reused + staged, plan.length - copied)
+    prefilled = min(plan.length - reused + staged - loaded, plan.length - copied)
     counts = TokenCounts(
         prompt=plan.length,
         prefix=plan.length - copied - prefilled,

@@ -107,6 +107,8 @@ class Turn:
     """Spans that its splice hides."""
     staging: Staging | None = None
     restarts: int = 0
+    loaded: int = 0
+    """Tokens of its gaps that were loaded from the host's memory, not computed."""
     withheld: bool = False
     """True if a forget made KV that it computes unfit to keep."""
     private: bool = False

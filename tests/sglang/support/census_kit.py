@@ -75,10 +75,12 @@ def _spliced_slots(scheduler: Any) -> Iterator[int]:
         stack = list(core.root_node.children.values())
         while stack:
             node = stack.pop()
+            stack.extend(node.children.values())
+            if node.evicted:
+                continue
             keys = node.key.raw_token_ids()[scheduler.cache.tree_keys.lookahead :]
             slots = core.collect_full_device_indices(node.id, node.parent.id).tolist()
             yield from (slot for slot, key in zip(slots, keys, strict=True) if key > MAX_TOKEN)
-            stack.extend(node.children.values())
         return
     # The Rust core shows no keys: what lies on the paths that sessions are known to have published,
     # and on those that only wait to be removed.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from types import SimpleNamespace
@@ -107,6 +107,7 @@ class Scheduler(Store):
         dtype: of the pool: fp32, or FP8, where a row's numbers are four bytes each.
         origins: as-computed keys that are kept beside the pool.
         eagle: whether the tree's keys are pairs of tokens.
+        tree: makes the tree.
     """
 
     def __init__(
@@ -127,9 +128,10 @@ class Scheduler(Store):
         dtype: torch.dtype = torch.float32,
         origins: int | None = None,
         eagle: bool = False,
+        tree: Callable[[Any], LeylineRadixCache] = LeylineRadixCache,
     ) -> None:
         super().__init__(
-            LeylineRadixCache,
+            tree,
             capacity,
             _LONGEST,
             page=page,
@@ -146,6 +148,7 @@ class Scheduler(Store):
         self.rotary = rotary = rotary_facts()
         tensors = read_pool(self.pool).turning(self.latent, ROTARY)
         self.splicing = SplicePool(tensors, rotary, origins=origins) if splices else None
+        self._attach_host()
         self.engine = SchedulerEngine(
             self.cache,
             self.splicing,
@@ -177,6 +180,9 @@ class Scheduler(Store):
         """The position of each computation, by nonce."""
         self._nonce = itertools.count(1)
         self._names = itertools.count(1)
+
+    def _attach_host(self) -> None:
+        """A pool in the host's memory; see :mod:`hosted_scheduler`."""
 
     # The interface of a client.
 
@@ -430,6 +436,11 @@ class Scheduler(Store):
         for _, _, nonce in self.read(where):
             found |= self.has_read[nonce]
         return frozenset(found)
+
+    def everywhere(self) -> frozenset[int]:
+        """Every secret that any slot has read, free ones included."""
+        # The first page is SGLang's padding.
+        return self.remembered(torch.arange(self.page, self.capacity + self.page))
 
     # What must always hold.
 

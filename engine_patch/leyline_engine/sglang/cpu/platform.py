@@ -51,6 +51,10 @@ class LeylineCpuPlatform(CpuSRTPlatform):
         # "auto" would halve a float32 checkpoint; 16-bit arithmetic is slower here.
         if server_args.dtype == "auto":
             server_args.dtype = "float32"
+        # Kernels and their layout are for accelerators.
+        server_args.hicache_io_backend = "direct"
+        if server_args.hicache_mem_layout == "page_first":
+            server_args.hicache_mem_layout = "layer_first"
 
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
         """Return True for the algorithms that run in plain PyTorch."""

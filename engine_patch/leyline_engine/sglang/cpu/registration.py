@@ -9,6 +9,7 @@ from typing import Any
 
 from leyline_engine.sglang.cpu.adapters import register_adapters
 from leyline_engine.sglang.cpu.experts import register_experts
+from leyline_engine.sglang.cpu.host_tier import register_host_tier
 from leyline_engine.sglang.cpu.operations import register_operations
 
 ATTENTION_BACKEND = "torch_native"
@@ -23,6 +24,7 @@ def register_in_worker() -> None:
     register_experts()
     register_adapters()
     register_operations()
+    register_host_tier()
 
 
 def _register_attention() -> None:

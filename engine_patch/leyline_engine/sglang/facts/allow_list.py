@@ -12,6 +12,8 @@ from leyline_engine.contract import Refusal
 from leyline_engine.plan import PAGE_SIZES
 
 KV_DTYPES = frozenset({"float32", "bfloat16", "float16", "float8_e4m3fn"})
+HOST_LAYOUTS = frozenset({"layer_first", "page_first"})
+"""Values of ``--hicache-mem-layout`` in which every token has a row per layer."""
 _Row = tuple[object, str, str]
 """A condition, its name and its remedy."""
 _OTHER_MODEL = "serve a model whose layers all have plain causal attention"
@@ -46,7 +48,14 @@ class Setup:
     sparse_attention: bool = False
     attention_kinds: frozenset[str] = frozenset()
     """Features of single attention layers that plain causal attention doesn't have."""
-    hierarchical_cache: bool = False
+    host_layout: str = ""
+    """``--hicache-mem-layout`` of a hierarchical cache (HiCache); empty without one."""
+    host_storage: bool = False
+    """True if a hierarchical cache has a third tier: a storage back end."""
+    host_drafts: bool = False
+    """True for a hierarchical cache beside speculative decoding."""
+    host_attention_dp: bool = False
+    """True for a hierarchical cache beside data-parallel attention."""
     external_cache: bool = False
     """True with an external linker, LMCache or FlexKV: KV may come from and go to another store."""
     unified_memory: bool = False
@@ -115,11 +124,7 @@ def _rows_of_server(setup: Setup) -> tuple[_Row, ...]:
             f"pages of {setup.page_size} tokens",
             f"start with --page-size {_nearest_page(setup.page_size)}",
         ),
-        (
-            setup.hierarchical_cache,
-            "hierarchical cache (HiCache)",
-            "drop --enable-hierarchical-cache",
-        ),
+        *_hierarchical(setup),
         (
             setup.external_cache,
             "external KV cache",
@@ -143,6 +148,34 @@ def _rows_of_server(setup: Setup) -> tuple[_Row, ...]:
             setup.context_parallel != 1,
             "context parallelism",
             "start with --attn-cp-size 1 and --dcp-size 1",
+        ),
+    )
+
+
+def _hierarchical(setup: Setup) -> tuple[_Row, ...]:
+    """Return refusals because of a hierarchical cache (HiCache), with what lifts them."""
+    without = "drop --enable-hierarchical-cache"
+    return (
+        (
+            setup.host_layout and setup.host_layout not in HOST_LAYOUTS,
+            f"hierarchical cache in the layout {setup.host_layout}",
+            "start with --hicache-mem-layout layer_first, or with page_first and "
+            "--hicache-io-backend kernel",
+        ),
+        (
+            setup.host_storage,
+            "hierarchical cache with a storage back end, which no forget reaches",
+            "drop --hicache-storage-backend",
+        ),
+        (
+            setup.host_drafts,
+            "hierarchical cache beside speculative decoding",
+            f"{without} or --speculative-algorithm",
+        ),
+        (
+            setup.host_attention_dp,
+            "hierarchical cache beside data-parallel attention",
+            f"{without} or --enable-dp-attention",
         ),
     )
 

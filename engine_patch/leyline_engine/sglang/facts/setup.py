@@ -28,6 +28,7 @@ from leyline_engine.sglang.facts.drafts import UnsupportedDraftError, read_draft
 from leyline_engine.sglang.facts.measuring import Measured, measure_keys
 from leyline_engine.sglang.facts.modules import measure_modules
 from leyline_engine.sglang.facts.probe import ProbeError
+from leyline_engine.sglang.rows.host import open_host_rows
 from leyline_engine.sglang.rows.layouts import UnsupportedPoolError, read_pool
 from leyline_engine.sglang.rows.origins import OriginsError, origin_rows
 from leyline_engine.sglang.rows.pool import SplicePool
@@ -153,6 +154,8 @@ def _open_pool(
         behind_forwards=_behind_forwards(runner),
         common=common,
     )
+    if context.enable_hierarchical_cache:
+        pool.host = open_host_rows(tree, tensors)
     return measured, pool
 
 
@@ -193,6 +196,7 @@ def read_setup(context: Any) -> Setup:
     params = context.params
     model = context.tp_worker.model_runner.model
     kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
+    hosted = bool(context.enable_hierarchical_cache)
     return Setup(
         kv_dtype=str(getattr(kv_pool, "dtype", "unknown")).removeprefix("torch."),
         page_size=int(params.page_size),
@@ -204,7 +208,10 @@ def read_setup(context: Any) -> Setup:
         attention_kinds=frozenset(
             kind for attention in _attentions(model) for kind in _special_kinds(attention)
         ),
-        hierarchical_cache=bool(context.enable_hierarchical_cache),
+        host_layout=str(memory.hicache_mem_layout) if hosted else "",
+        host_storage=hosted and memory.hicache_storage_backend is not None,
+        host_drafts=hosted and bool(spec.speculative_algorithm),
+        host_attention_dp=hosted and int(parallel.attn_dp_size) > 1,
         external_cache=bool(
             memory.enable_unified_cache_external_linker
             or memory.enable_lmcache

@@ -18,6 +18,7 @@ import torch
 
 from leyline_engine.proof.digests import Part
 from leyline_engine.rotation import ModelRotary
+from leyline_engine.sglang.rows.host import HostRows
 from leyline_engine.sglang.rows.mover import Move, PoolTensors, RowMover, TorchMover
 from leyline_engine.sglang.rows.origins import origin_rows
 
@@ -82,6 +83,8 @@ class SplicePool:
         """Called with slots that have been overwritten."""
         self.drafts: tuple[SplicePool, ...] = ()
         """Pools of draft models, which have rows of their own in the same slots."""
+        self.host: HostRows | None = None
+        """Copies of the rows in the host's memory."""
         self._mover = choose_mover(tensors, self.rotary) if mover is None else mover
         heads = tensors.keys[0].shape[1]
         self._as_computed = torch.zeros(
@@ -232,6 +235,15 @@ class SplicePool:
         for pool in (self, *self.drafts):
             if pool._any_turned and slots:
                 pool._turned[torch.cat(tuple(slots))] = False
+
+    def loaded(self, slots: torch.Tensor) -> None:
+        """Record that slots, int64 ``[n]``, hold copies of rows that stood elsewhere.
+
+        A splice may have turned those, and how is forgotten: with 8 bits, they count as turned.
+        """
+        if self.tensors.packed is not None:
+            self._row_of[slots], self._stands_at[slots] = -1, 0
+            self._turned[slots] = self._any_turned = True
 
     def emptied(self) -> None:
         """Record that no slot holds a splice's row any more."""
