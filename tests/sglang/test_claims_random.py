@@ -301,7 +301,8 @@ class Claims(RuleBasedStateMachine):
             logging.getLogger("leyline_engine").removeHandler(self.failures)
 
     def end(self) -> None:
-        self.scheduler.drain()
+        # 80 prompts of up to 255 tokens in chunks of 24 take 880 rounds.
+        self.scheduler.drain(rounds=2000)
         self.collect()
         for req in self.requests:
             assert req.finished() or req.rid in self.scheduler.aborted
