@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from leyline_engine.contract import CopySegment, TokenCounts, token_digest
+from leyline_engine.contract import CopySegment, Reason, TokenCounts, token_digest
 from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.messages import Message
 from leyline_proxy.model.rendered import Rendered
@@ -166,3 +166,25 @@ def test_all_but_the_thinking_is_kept_when_the_user_speaks(name: str, templates_
         assert (account.thinking == 0) == (rules is DEFAULT)
     assert prefilled["amortize"] <= 0.01 * len(prompt.tokens) + 64
     assert prefilled["exact"] >= 0.8 * len(prompt.tokens)
+
+
+def test_a_session_without_a_certain_name_is_exact(templates_dir: Path) -> None:
+    """Who sends the same messages must not find KV that remembers thinking they don't show."""
+    rules = replace(DEFAULT, trust="messages")
+    loop = played(templates_dir / "Qwen-Qwen3-0.6B.jinja", {}, rules, 3)
+    loop.say("Now repair it.")
+    plan, prompt = loop.ask(None)
+    assert plan.reason is Reason.UNNAMED_SESSION
+    assert {(edit.cause, edit.mode) for edit in plan.edits} == {("template", "exact")}
+    assert settled(plan, prompt).thinking > 0
+
+
+@pytest.mark.parametrize("said", ["exact", "amortize"])
+def test_what_is_said_of_the_template_decides(said: str, templates_dir: Path) -> None:
+    """An explicit mode of the template's edits is that of stripped thinking, too."""
+    reasoning = {"exact": "amortize", "amortize": "exact"}[said]
+    rules = replace(UndeclaredRules.parse({"template": said}), reasoning=reasoning)
+    loop = played(templates_dir / "Qwen-Qwen3-0.6B.jinja", {}, rules, 3)
+    loop.say("Now repair it.")
+    plan, _ = loop.ask(None)
+    assert {(edit.cause, edit.mode) for edit in plan.edits} == {("template", said)}
