@@ -34,6 +34,7 @@ BUSTS = "leyline_cache_busts_total"
 BUST_TOKENS = "leyline_cache_bust_tokens_total"
 AVOIDED = "leyline_prefill_avoided_tokens_total"
 AVOIDED_SECONDS = "leyline_prefill_avoided_seconds_total"
+STRIPPED = "leyline_reasoning_edit_tokens_total"
 DISCREPANCY = "leyline_cache_discrepancy_tokens_total"
 
 
@@ -253,6 +254,16 @@ def _add_busts(board: dashboard.Dashboard) -> None:
             "nearly every turn.",
             [Query(per_minute(BUSTS, BY_BOTH, "tenant, cause"), "{{tenant}}: {{cause}}")],
             unit="cpm",
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Thinking that templates strip",
+            "Tokens per second after thinking that the chat template stripped: kept (copied, "
+            "by `reasoning_edits: amortize`) or lost (prefilled, as it is exact or the session has "
+            "no certain name). Bad: lost, unless answers must be those of a new prefill.",
+            [Query(per_second(STRIPPED, BY_BOTH, "effect"), "{{effect}}")],
+            unit="short",
         )
     )
     bust_share = (

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import Req
@@ -53,14 +52,19 @@ class OtherRankError(RuntimeError):
 
 def planner(cache: LeylineRadixCache, *, min_copy: int, stage_cost: int) -> Callable[..., Plan]:
     """Return :func:`~leyline_engine.plan.plan_turn` for a tree's pages and a server's costs."""
-    return partial(
-        plan_turn,
-        min_copy=min_copy,
-        stage_cost=stage_cost,
-        page=cache.page_size,
-        # The slot before a cut was found by a token that is gone.
-        joins=bool(cache.tree_keys.lookahead),
-    )
+
+    def lay(*args: Any, **options: Any) -> Plan:
+        return plan_turn(
+            *args,
+            min_copy=min_copy,
+            stage_cost=stage_cost,
+            page=cache.page_size,
+            # The slot before a cut was found by a token that is gone.
+            joins=bool(cache.tree_keys.lookahead),
+            **options,
+        )
+
+    return lay
 
 
 class StageRow(Req):

@@ -268,13 +268,17 @@ class TamperedRotary:
 
 
 def tamper(engine: ReplayEngine, how: str, subject: OracleModel) -> None:
-    """Make an engine's splices wrong in one named way; see ``TAMPERINGS``."""
+    """Make an engine's splices wrong in one named way; see ``TAMPERINGS``.
+
+    ``other_layer`` takes the rotation of a layer that turns differently.
+    """
     right = engine.cache.pool.rotary
 
     def tampered(layer: int) -> TamperedRotary:
-        place = right.index(layer) + (how == "other_layer")
-        rotary = right.distinct[place % len(right.distinct)]
-        return TamperedRotary(TAMPERINGS[how](rotary, subject))
+        if how == "other_layer":
+            other = right.distinct[(right.index(layer) + 1) % len(right.distinct)]
+            return TamperedRotary(_mover(other))
+        return TamperedRotary(TAMPERINGS[how](right.at(layer), subject))
 
     stand_in: Any = TamperedLayers(tampered)
     engine.cache.pool.rotary = stand_in
@@ -346,7 +350,6 @@ def _half_band(rotary: Any) -> Callable[[torch.Tensor, torch.Tensor, torch.Tenso
 
 TAMPERINGS: dict[str, Callable[[Any, OracleModel], Callable[..., torch.Tensor]]] = {
     "none": lambda rotary, _: _mover(rotary),
-    "other_layer": lambda rotary, _: _mover(rotary),
     "no_rotation": lambda *_: lambda keys, *_positions: keys,
     "wrong_pairing": lambda rotary, _: _mover(rotary, interleaved=rotary.pairing != "interleaved"),
     "wrong_base": lambda rotary, _: _mover(rotary, inv_freq=_default_base(rotary, 500_000.0)),
@@ -360,7 +363,6 @@ TAMPERINGS: dict[str, Callable[[Any, OracleModel], Callable[..., torch.Tensor]]]
 }
 """Ways to get a splice wrong. ``none`` is right, and shows that tampering as such changes nothing.
 
-``other_layer`` takes another layer's rotation, and differs from the truth only where layers turn
-differently. ``scaling_ignored`` differs from the truth only for models with scaled frequencies, and
+``scaling_ignored`` differs from the truth only for models with scaled frequencies, and
 ``scaled_twice`` only where the attention factor isn't 1.
 """

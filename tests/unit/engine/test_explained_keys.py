@@ -189,6 +189,15 @@ def test_a_narrow_band_is_not_taken_for_none() -> None:
         explain([*wide, narrow[0]], POSITIONS, [frequencies(32)], DTYPES[-1])
 
 
+def test_a_layer_that_turns_slowly_is_not_taken_for_one_that_stands_still() -> None:
+    """A twelve-hundredth of a turn over the whole context is a rotation, too."""
+    slow = Frequencies(torch.full((16,), 8e-8), 1.0, "default")
+    usual = frequencies(32)
+    layers = [layers_of(Rotary(each.inv_freq, Pairing.HALF_SPLIT))[0] for each in (slow, usual)]
+    found = explain(layers, POSITIONS, [slow, usual], torch.float16)
+    assert torch.equal(found.rotary.at(0).inv_freq, slow.inv_freq)
+
+
 def test_layers_in_another_order_have_another_digest() -> None:
     """Ranks and replicas that turn other layers don't agree."""
     one, other = (

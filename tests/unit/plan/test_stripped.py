@@ -93,7 +93,7 @@ def test_a_stripped_block_is_found(before: str, removed: str, after: str, added:
     ],
 )
 def test_anything_else_is_not(before: str, removed: str, after: str, added: str) -> None:
-    """What is said, parts of a block, two blocks, a block that doesn't end, and other text."""
+    """Spoken text, parts of a block, two blocks, a block that doesn't end, and other text."""
     assert not stripped(before, removed, after, added)
 
 

@@ -169,7 +169,7 @@ def test_all_but_the_thinking_is_kept_when_the_user_speaks(name: str, templates_
 
 
 def test_a_session_without_a_certain_name_is_exact(templates_dir: Path) -> None:
-    """Who sends the same messages must not find KV that remembers thinking they don't show."""
+    """KV that remembers thinking isn't found by anybody who sends the same messages."""
     rules = replace(DEFAULT, trust="messages")
     loop = played(templates_dir / "Qwen-Qwen3-0.6B.jinja", {}, rules, 3)
     loop.say("Now repair it.")
