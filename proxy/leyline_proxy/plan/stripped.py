@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .token_diff import MAX_ANSWER_GLUE, Hunk
+from .token_diff import Hunk
 
 Decode = Callable[[Sequence[int]], str]
 """Returns the text of tokens, special ones included."""
@@ -46,7 +46,7 @@ def strips_thinking(hunk: Hunk, source: array[int], prompt: array[int], decode: 
         source: tokens of the retained turn.
         prompt: tokens of this turn's prompt.
     """
-    if hunk.new_end - hunk.new_start > MAX_ANSWER_GLUE or hunk.end == hunk.start:
+    if hunk.end == hunk.start:
         return False
     added = decode(prompt[hunk.new_start : hunk.new_end])
     for marks in _MARKS:

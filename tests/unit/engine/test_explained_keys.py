@@ -169,6 +169,19 @@ def test_each_layer_gets_its_own_rotation(
     assert ("none" in found.facts.rope_type) == (0.0 in bases)
 
 
+def test_a_second_rotation_that_explains_some_layers_is_chance() -> None:
+    """The first layer's last pair is zero, so that any frequency explains it; the others' isn't."""
+    right = frequencies(32)
+    other = Frequencies(right.inv_freq.clone(), 1.0, "default")
+    other.inv_freq[-1] *= 3
+    layers = layers_of(Rotary(right.inv_freq, Pairing.HALF_SPLIT))
+    layers[0].keys[..., [15, 31]] = 0
+    found = explain(layers, POSITIONS, [right, other], torch.float32)
+    assert torch.equal(found.rotary.at(0).inv_freq, right.inv_freq)
+    with pytest.raises(UnsupportedRotaryError, match="more than one rotation"):
+        explain(layers[:1], POSITIONS, [right, other], torch.float32)
+
+
 def test_layers_that_turn_different_bands_are_refused() -> None:
     """Half of the key in one layer, and all of it in another."""
     wide, narrow = frequencies(32), frequencies(16)

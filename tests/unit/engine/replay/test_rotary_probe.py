@@ -14,6 +14,7 @@ from transformers import (
     GlmConfig,
     GPT2Config,
     GPTNeoXConfig,
+    Llama4TextConfig,
     LlamaConfig,
     SmolLM3Config,
 )
@@ -105,6 +106,21 @@ def test_layers_without_rotation_are_told_from_the_others() -> None:
     assert facts.facts is not None
     assert facts.facts.rope_type == "default+none"
     assert [bool(facts.rotary.at(layer).inv_freq.any()) for layer in (0, 1)] == [True, False]
+
+
+def test_chunked_attention_is_refused() -> None:
+    """Rows of Llama 4 see their own chunk alone, which moves with a splice."""
+    config = Llama4TextConfig(
+        **BASE,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_local_experts=2,
+        intermediate_size_mlp=32,
+        attention_chunk_size=16,
+        no_rope_layers=[1, 1],
+        attn_temperature_tuning=False,
+    )
+    assert "chunked_attention" in read_model_facts(make_model(config)).unsupported
 
 
 def test_dtype_outside_the_list_is_refused() -> None:
