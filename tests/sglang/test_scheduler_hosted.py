@@ -19,6 +19,7 @@ from scheduler_kit import Scheduler, sealed, source_of, text
 from secret_kit import HEAD, REDACTED, SECRET, TOLD, forgetting, telling
 from sglang.srt.managers.schedule_batch import Req
 from test_scheduler_fp8 import Session
+from test_scheduler_pages import editing
 from test_scheduler_reuse import FIRST, LIVE, SECOND
 from test_scheduler_reuse import turn as reuse_turn
 
@@ -30,7 +31,6 @@ from leyline_engine.contract import (
     Reason,
     Receipt,
     SourceRef,
-    apply_directives,
     token_array,
 )
 from leyline_engine.lineage import fold_keys
@@ -49,18 +49,6 @@ def told(scheduler: Scheduler, length: int = 200) -> Req:
     """A turn that has run."""
     req, _ = scheduler.serve(text(length, 1), EditPayload(session="s", scope="t", turn="t1"))
     return req
-
-
-def edit(req: Req, *cuts: Directive) -> tuple[list[int], EditPayload]:
-    """The prompt and payload of an edit of that turn."""
-    payload = EditPayload(
-        session="s",
-        scope="t",
-        turn="t2",
-        sources=(SourceRef("t1", len(source_of(req)), sealed(req)),),
-        directives=cuts,
-    )
-    return [*apply_directives(source_of(req), cuts), 9, 8], payload
 
 
 def receipt_of(scheduler: Scheduler, prompt: list[int], payload: EditPayload) -> Receipt:
@@ -111,7 +99,7 @@ def test_a_splice_is_that_of_a_server_without_a_host_pool(page: int) -> None:
     receipts = []
     for scheduler in (Scheduler(800, page=page), HostedScheduler(800, page=page, delay=3)):
         first = told(scheduler)
-        prompt, payload = edit(first, Directive(70, 80))
+        prompt, payload = editing(first, Directive(70, 80))
         second = receipt_of(scheduler, prompt, payload)
         assert second.outcome is Outcome.SPLICED
         again = EditPayload(session="s", scope="t", turn="t3", lineage=second.lineage)
@@ -123,7 +111,7 @@ def test_a_splice_is_that_of_a_server_without_a_host_pool(page: int) -> None:
 def test_a_spliced_path_is_loaded_back_under_its_lineage() -> None:
     """Spliced KV comes back for its own conversation, and for nobody else; the census sees it."""
     scheduler = HostedScheduler(800)
-    prompt, payload = edit(told(scheduler), Directive(70, 80))
+    prompt, payload = editing(told(scheduler), Directive(70, 80))
     spliced = receipt_of(scheduler, prompt, payload)
     scheduler.demote()
     mine = EditPayload(session="s", scope="t", turn="t3", lineage=spliced.lineage)
@@ -145,7 +133,7 @@ def test_a_spliced_path_is_loaded_back_under_its_lineage() -> None:
 def test_a_source_on_the_host_alone_is_no_source() -> None:
     """Tokens that the device lost are prefilled, and the receipt says so; the prefix is loaded."""
     scheduler = HostedScheduler(800)
-    prompt, payload = edit(told(scheduler), Directive(70, 80))
+    prompt, payload = editing(told(scheduler), Directive(70, 80))
     scheduler.demote()
     receipt = receipt_of(scheduler, prompt, payload)
     assert (receipt.outcome, receipt.reason) == (Outcome.REPREFILLED, Reason.SOURCE_EVICTED)
@@ -158,7 +146,7 @@ def test_a_gap_on_the_host_is_loaded_not_computed() -> None:
     """Tokens in front of a copy that the host has are loaded, and count as prefix."""
     scheduler = HostedScheduler(800)
     put = Directive(40, 40, tuple(text(80, 9)))
-    prompt, payload = edit(first := told(scheduler), put)
+    prompt, payload = editing(first := told(scheduler), put)
     scheduler.serve([*prompt[:120], 7])
     scheduler.tree.find(source_of(first), Space())  # the source was used last
     scheduler.demote(80)
@@ -172,7 +160,7 @@ def test_a_gap_on_the_host_is_loaded_not_computed() -> None:
 def test_a_splice_continues_what_the_device_has() -> None:
     """A path that only the host has doesn't name the lineage of copies that are made instead."""
     scheduler = HostedScheduler(800)
-    prompt, payload = edit(first := told(scheduler), Directive(70, 80))
+    prompt, payload = editing(first := told(scheduler), Directive(70, 80))
     spliced = receipt_of(scheduler, prompt, payload)
     scheduler.tree.find(source_of(first), Space())  # the source was used last
     scheduler.demote(100)
@@ -187,7 +175,7 @@ def test_a_splice_continues_what_the_device_has() -> None:
 def test_an_edit_of_nothing_continues_what_the_host_has() -> None:
     """A turn whose only source is its own history, which the device lost, loads that."""
     scheduler = HostedScheduler(800)
-    prompt, payload = edit(told(scheduler), Directive(70, 80))
+    prompt, payload = editing(told(scheduler), Directive(70, 80))
     req, record = scheduler.serve(prompt, payload)
     assert record is not None
     scheduler.demote()
@@ -220,14 +208,14 @@ def test_a_source_that_is_being_loaded_is_not_read() -> None:
     """Rows that a request loads in the same step have not arrived: nothing is copied from them."""
     scheduler = HostedScheduler(800)
     first = told(scheduler)
-    prompt, payload = edit(first, Directive(70, 80))
+    prompt, payload = editing(first, Directive(70, 80))
     scheduler.demote()
     scheduler.submit([*source_of(first), 5])
     scheduler.submit(prompt, payload, message_id="e")
     scheduler.drain()
     receipt = scheduler.sender.records["e"].receipt
     assert receipt.tokens.spliced == 0
-    prompt, payload = edit(first, Directive(60, 80))
+    prompt, payload = editing(first, Directive(60, 80))
     assert receipt_of(scheduler, prompt, payload).tokens.spliced > 0
 
 

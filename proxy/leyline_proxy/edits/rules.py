@@ -158,6 +158,8 @@ def effective_share(request: ChatRequest, scope: str | None) -> str:
 
 def _undeclared(request: ChatRequest) -> UndeclaredRules:
     rules, wanted = request.tenant.undeclared, request.options.undeclared
+    if not wanted:
+        return rules
     try:
         own = UndeclaredRules.parse(wanted)
     except OptionError as error:

@@ -10,6 +10,7 @@ from .fields import OPTIONS_FIELD, OptionError
 
 UNDECLARED_KEYS = ("tool", "user", "assistant", "system", "template")
 UNDECLARED_MODES = ("exact", "amortize")
+THINKING = "thinking"
 ReasoningEdits = Literal["amortize", "exact"]
 """The mode of edits by which a chat template only strips the model's own thinking."""
 
@@ -61,21 +62,19 @@ class UndeclaredRules:
         return cls(said["amortize"], said["exact"])
 
     def amortizes(self, role: str) -> bool:
-        """Return True if an undeclared edit of a ``role`` (or ``template``) is amortised."""
+        """Return True if an undeclared edit of a ``role`` is amortised; ``template`` stands for the
+        template's own edits, and :data:`THINKING` for those that only strip thinking."""
         return self.trust == "name" and self._has(role)
-
-    @property
-    def strips(self) -> bool:
-        """True if thinking that the template strips would be spliced out, but for ``trust``."""
-        return self._has("template") or (
-            self.reasoning == "amortize" and "template" not in self.exact
-        )
 
     def withholds(self, role: str) -> bool:
         """Return True if such an edit would be amortised, but for the session's uncertain name."""
         return self.trust != "name" and self._has(role)
 
     def _has(self, role: str) -> bool:
+        if role == THINKING:
+            # Who says nothing of the template's edits leaves it to ``reasoning``.
+            said = "template" in self.exact
+            return "template" in self.roles or (self.reasoning == "amortize" and not said)
         return {"developer": "system", "function": "tool"}.get(role, role) in self.roles
 
 

@@ -10,7 +10,7 @@ from leyline_engine.contract import Mode
 from ..model.diff import MessageDiff
 from ..model.prepared import Change, Prepared, SentMessage
 from ..model.session import EditMode
-from ..model.undeclared import UndeclaredRules
+from ..model.undeclared import THINKING, UndeclaredRules
 from .token_diff import Hunk
 
 STRICTNESS: dict[EditMode, int] = {"amortize": 0, "exact": 1, "forget": 2}
@@ -154,11 +154,10 @@ class CauseFinder:
         """Return the cause if no message differs: the template, or other tools or options."""
         if not self._same_context:
             return Cause("tools", "exact", "tools", None)
-        if not self._strips_thinking(hunk):
-            return self._undeclared("template", "template", None)
-        named, strips = self._rules.trust == "name", self._rules.strips
-        mode: EditMode = "amortize" if named and strips else "exact"
-        return Cause("template", mode, "template", None, strips and not named, thinking=True)
+        thinking = self._strips_thinking(hunk)
+        rule = THINKING if thinking else "template"
+        mode: EditMode = "amortize" if self._rules.amortizes(rule) else "exact"
+        return Cause("template", mode, "template", None, self._rules.withholds(rule), thinking)
 
 
 def _last_changes(prepared: Prepared) -> dict[int, Change]:
