@@ -39,9 +39,9 @@ def texts(piece: ContextPiece) -> set[str]:
 
 
 def matched(selectors: tuple[str, ...], session: PieceCatalogue) -> set[str]:
-    """Known addresses that a list's selectors name uniquely."""
+    """Known addresses that a list's selectors name uniquely; a store that is down adds none."""
     known = {text for each in session.messages for text in texts(each)} | session.forgotten
-    known |= {each.address for each in session.parts}
+    known |= {each.address for each in session.parts if session.problem is None}
     found = [{each for each in known if each.startswith(name[:39])} for name in selectors]
     return {each for names in found if len(names) == 1 for each in names}
 
