@@ -12,6 +12,7 @@ import sys
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -150,7 +151,7 @@ SPLICE = {
     "take slots": Stage("take", _cache, 2),
     "copy": Stage("splice", _pool, 4),
     "graft": Stage("graft", _cache, 2),
-    "make a row": Stage("StageRow", lambda _: splicer_module, 2),
+    "make a row": Stage("__init__", lambda _: splicer_module.StageRow, 2),
     "match a row": Stage("init_next_round_input", lambda _: splicer_module.StageRow, 2),
     "finish a row": Stage("row_computed", _splicer, 2),
     "let a row go": Stage("row_released", _splicer, 2),
@@ -202,9 +203,9 @@ class Scene:
         return self.scheduler.serve(self.prompt, self.payload)
 
 
-def splice_scene() -> Scene:
+def splice_scene(*, overlap: bool = False) -> Scene:
     """Four copies from two sources, two gaps between them that are staged."""
-    scheduler = Scheduler(CAPACITY)
+    scheduler = Scheduler(CAPACITY, overlap=overlap)
     first, _ = scheduler.serve(text(120, 1), EditPayload(session="s", scope="t", turn="t1"))
     second, _ = scheduler.serve(text(100, 2), EditPayload(session="s", scope="t", turn="t2"))
     a, b = source_of(first), source_of(second)
@@ -273,7 +274,19 @@ def forget_scene() -> Scene:
     return Scene(scheduler, token_array(hidden), forget)
 
 
-SCENES = {"splice": (splice_scene, SPLICE), "forget": (forget_scene, FORGET)}
+OVERLAP = {
+    "take over a gap": Stage("checkpoint_kv_cache", lambda _: splicer_module, 2),
+    "copy": SPLICE["copy"],
+    "graft": SPLICE["graft"],
+    "make a row": SPLICE["make a row"],
+    "finish a row": SPLICE["finish a row"],
+    "let a row go": SPLICE["let a row go"],
+}
+SCENES: dict[str, tuple[Callable[[], Scene], dict[str, Stage]]] = {
+    "splice": (splice_scene, SPLICE),
+    "overlap": (partial(splice_scene, overlap=True), OVERLAP),
+    "forget": (forget_scene, FORGET),
+}
 CASES = [(scene, name) for scene, (_, stages) in SCENES.items() for name in stages]
 
 

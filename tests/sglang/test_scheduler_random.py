@@ -336,6 +336,17 @@ VARIANTS = [
     pytest.param({"core": "rust"}, id="rust"),
     pytest.param({"core": "python"}, id="python"),
     pytest.param({"core": "rust", "events": True}, id="events"),
+    pytest.param({"core": "rust", "overlap": True, "capacity": 460, "chunk": 32}, id="overlap"),
+    pytest.param(
+        {"core": "python", "overlap": True, "drafts": True, "page": 16},
+        id="overlap-drafts-page-16",
+        marks=pytest.mark.nightly,
+    ),
+    pytest.param(
+        {"overlap": True, "hosted": True, "capacity": 520, "delay": 3},
+        id="overlap-hosted",
+        marks=pytest.mark.nightly,
+    ),
     pytest.param({"core": "rust", "capacity": 420}, id="pressure", marks=pytest.mark.nightly),
     pytest.param({"core": "rust", "chunk": 24}, id="chunked", marks=pytest.mark.nightly),
     pytest.param({"core": "rust", "capacity": 460, "chunk": 32}, id="chunked-pressure"),

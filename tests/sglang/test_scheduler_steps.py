@@ -196,6 +196,35 @@ def test_short_runs_between_gaps_save_a_forward() -> None:
     assert stages == {0: (3, 15 + 35 + 46), 20: (2, 35 + 46), 40: (1, 46)}
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_turn_waits_for_no_result_of_its_gap(overlap: bool) -> None:
+    """The next step of a turn shares the forward after its gap's, with the gap of a turn that came
+    later; also with overlap, where a forward's result comes a forward late."""
+    scheduler = Scheduler(overlap=overlap)
+    cut = Directive(50, 55, (3, 4))
+    edited = []
+    for seed, name in enumerate(("a", "b")):
+        told, _ = scheduler.serve(text(160, seed), EditPayload(session=name, scope="t", turn="t1"))
+        source = SourceRef("t1", len(source_of(told)), sealed(told))
+        payload = EditPayload(
+            session=name, scope="t", turn="t2", sources=(source,), directives=(cut,)
+        )
+        edited.append(([*apply_directives(source_of(told), (cut,)), 9, 8], payload))
+    before = scheduler.forwards
+    scheduler.submit(*edited[0], message_id="first")
+    scheduler.step()  # the first one's gap
+    scheduler.submit(*edited[1], message_id="second")
+    while not {"first", "second"} <= scheduler.sender.records.keys():
+        scheduler.step()
+    spent = scheduler.forwards - before
+    scheduler.drain()
+    for name in ("first", "second"):
+        receipt = scheduler.sender.records[name].receipt
+        assert (receipt.outcome, receipt.stages) == (Outcome.SPLICED, 1)
+    assert spent == 3
+    scheduler.check_idle()
+
+
 def test_limits_of_copies_are_read_from_the_environment() -> None:
     """A value that is no number of tokens stops the engine instead of being guessed."""
     assert copy_limits({}) == (32, 64)

@@ -232,7 +232,11 @@ class Admission:
         try:
             self._splicer.row_released(row)
         except Exception:
-            self.fail(row.leyline)
+            staging = row.leyline.staging
+            if staging is not None and staging.row is row:
+                self.fail(row.leyline)
+            else:
+                log.exception("a gap's row could not be let go; its turn doesn't wait for it")
 
     def give_way(self) -> bool:
         """Free the memory that waiting turns hold; returns False if they held nothing.

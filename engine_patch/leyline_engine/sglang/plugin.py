@@ -221,6 +221,8 @@ def _queue(original: Callable[..., Any], self: Any, req: Any, *args: Any, **kwar
 
 def _next_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse requests that can't run, or continue, since claims came."""
+    from leyline_engine.sglang.splicer import note_launched
+
     engine = _engine(self)
     if engine is not None:
         engine.chores.step()
@@ -232,6 +234,8 @@ def _next_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: A
             refuse_waiting(self, engine)
     plan = original(self, *args, **kwargs)
     if engine is not None:
+        if plan.batch_to_run is not None:
+            note_launched(plan.batch_to_run)
         engine.forgets.stepped()
         engine.readings.stepped(plan.batch_to_run)
     return plan

@@ -8,8 +8,9 @@
 A copy needs nothing computed before it but its place in the tree, and the tree holds whole prefixes
 only; so each gap is computed first, by a row of its own that is prefilled and nothing else. With
 larger pages, the tree holds whole pages only: rows and copies end at their edges. Rows of several
-requests share a forward. All of it is under the turn's lineage: until the request itself
-runs, no other request can match the copies.
+requests share a forward. A gap is in the tree once its forward is launched, as SGLang's chunks are:
+whatever reads its rows is queued after it. So the next step shares the next forward. All of it is
+under the turn's lineage: until the request itself runs, no other request can match the copies.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import MatchResult
+from sglang.srt.mem_cache.common import checkpoint_kv_cache
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from leyline_engine.contract import ATTENTION_SINK, CopySegment, TokenCounts
@@ -91,7 +93,10 @@ class StageRow(Req):
         self.logprob_start_len = -1
         self.leyline = turn
         self.end = end
+        self.launched = False
+        """True once a forward is launched that computes the last of it."""
         self.complete = False
+        """True once its gap is in the tree."""
 
 
 class Splicer:
@@ -225,6 +230,7 @@ class Splicer:
         staging, plan = turn.staging, turn.plan
         assert staging is not None and plan is not None  # noqa: S101 - phase STAGING
         if staging.row is not None:
+            self._take_over(staging.row)
             if not staging.row.complete:
                 return AddReqResult.CONTINUE
             staging.row = None
@@ -297,10 +303,19 @@ class Splicer:
             turn.loaded += max(0, row.prefix_len - turn.staging.cursor)
         return verdict
 
+    def _take_over(self, row: StageRow) -> None:
+        """Put the gap of a launched row into the tree, without waiting for the forward's result."""
+        if row.launched and not row.skip_radix_cache_insert and not row.finished():
+            try:
+                checkpoint_kv_cache(row, self._cache)
+            finally:
+                # Its turn may be under another lineage by the time the row ends.
+                row.skip_radix_cache_insert = True
+
     def row_computed(self, row: StageRow) -> None:
-        """Record that a row's gap is in the tree; the row holds it locked until it is released."""
+        """Record that a row's KV is in the tree; the row holds it locked until it is released."""
         staging = row.leyline.staging
-        if staging is not None and staging.row is row and row.finished():
+        if staging is not None and staging.row is row and row.extend_end == row.end:
             self._hold(staging, row.last_node, row.end - self._ahead)
             row.complete = True
 
@@ -310,6 +325,13 @@ class Splicer:
         if turn.staging is not None and turn.staging.row is row and not row.complete:
             turn.staging.row = None
             turn.restarts += 1
+
+
+def note_launched(batch: Any) -> None:
+    """Note the rows whose last tokens a batch computes that SGLang is about to launch."""
+    for req in batch.reqs:
+        if isinstance(req, StageRow):
+            req.launched = req.extend_end == req.end
 
 
 def _edited(copies: Sequence[CopySegment], edit: ResolvedEdit) -> int:

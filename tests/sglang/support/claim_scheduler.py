@@ -123,13 +123,9 @@ class ClaimScheduler(Scheduler):
 
         plugin._queue(append, self, req)
 
-    def step(self) -> None:
-        def next_batch(_: object) -> NextBatchPlan:
-            self._end_chunked()
-            super(ClaimScheduler, self).step()
-            return NextBatchPlan(batch_to_run=None, running_batch=None)
-
-        plugin._next_batch(next_batch, self)
+    def _choose(self) -> NextBatchPlan:
+        self._end_chunked()
+        return super()._choose()
 
     def _end_chunked(self) -> None:
         """End a prompt between two chunks as SGLang does."""

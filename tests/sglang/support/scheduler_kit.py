@@ -22,7 +22,7 @@ import msgspec
 import torch
 from census_kit import Seen, check_census
 from pool_kit import FP8, roundings, turned
-from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, NextBatchPlan, Req
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -108,6 +108,7 @@ class Scheduler(Store):
         origins: as-computed keys that are kept beside the pool.
         eagle: whether the tree's keys are pairs of tokens.
         tree: makes the tree.
+        overlap: whether a forward's result is processed after the next one is launched.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Scheduler(Store):
         origins: int | None = None,
         eagle: bool = False,
         tree: Callable[[Any], LeylineRadixCache] = LeylineRadixCache,
+        overlap: bool = False,
     ) -> None:
         super().__init__(
             tree,
@@ -170,6 +172,9 @@ class Scheduler(Store):
         self.waiting: list[Req] = []
         self.running: list[Running] = []
         self.chunked: Req | None = None
+        self.overlap = overlap
+        self.launched: list[Req] = []
+        """Requests of a prefill whose result wasn't processed."""
         self.forwards = 0
         self.margin = 5.0
         """The margin of each prompt's first token."""
@@ -245,7 +250,7 @@ class Scheduler(Store):
     def drain(self, rounds: int = 400) -> None:
         """Run until nothing is left to do."""
         for _ in range(rounds):
-            if self.waiting or self.running or self.chunked:
+            if self.waiting or self.running or self.chunked or self.launched:
                 self.step()
             elif not self.engine.chores.step():
                 return
@@ -263,9 +268,8 @@ class Scheduler(Store):
             self.cache.finish(req.cache_request_handle, CacheRequestOutcome.ABORT)
             release_kv_cache(req, self.cache, checkpoint=False)
             return
-        for running in self.running:
-            if running.req is req:
-                req.to_finish = FINISH_ABORT("gone")
+        if req in self.launched or any(running.req is req for running in self.running):
+            req.to_finish = FINISH_ABORT("gone")
 
     def retract(self, running: Running) -> None:
         """Memory ran out in decoding: a request goes back to the queue."""
@@ -276,7 +280,7 @@ class Scheduler(Store):
 
     def flush(self) -> None:
         """Flush as ``/flush_cache`` does, when nothing runs."""
-        assert not (self.waiting or self.running or self.chunked)
+        assert not (self.waiting or self.running or self.chunked or self.launched)
         self.cache.reset()
         self.rows.clear()
         self.allocator.clear()
@@ -285,15 +289,26 @@ class Scheduler(Store):
 
     def step(self) -> None:
         """Admit and prefill what can be; else decode."""
-        batch = self._admit()
-        if batch:
+        batch = plugin._next_batch(type(self)._choose, self).batch_to_run
+        before, self.launched = self.launched, []
+        if batch is not None:
             self._prefill(batch)
-        else:
+            if self.overlap:
+                self.launched = batch.reqs
+            else:
+                self._process(batch.reqs)
+        if before:
+            self._process(before)
+        elif batch is None:
             self._decode()
         self.check()
 
+    def _choose(self) -> NextBatchPlan:
+        reqs = self._admit()
+        batch = SimpleNamespace(reqs=reqs, forward_mode=ForwardMode.EXTEND) if reqs else None
+        return NextBatchPlan(batch_to_run=batch, running_batch=None)
+
     def _admit(self) -> list[Req]:
-        self.engine.chores.step()
         adder = LeylinePrefillAdder(
             self.page,
             self.cache,
@@ -304,6 +319,8 @@ class Scheduler(Store):
             self.chunk,
         )
         if self.chunked is not None:
+            if self.overlap:
+                checkpoint_kv_cache(self.chunked, self.cache)
             self.chunked.init_next_round_input()
             self.chunked = adder.add_chunked_req(self.chunked)
         for req in self.waiting:
@@ -320,16 +337,18 @@ class Scheduler(Store):
             self.chunked.inflight_middle_chunks += 1
         return list(adder.can_run_list)
 
-    def _prefill(self, batch: list[Req]) -> None:
+    def _prefill(self, batch: SimpleNamespace) -> None:
         self.forwards += 1
-        self._prefill_slots(batch)
-        for req in batch:
+        self._prefill_slots(batch.reqs)
+        for req in batch.reqs:
             self._compute(req, req.prefix_len, req.extend_end)
-        extend = SimpleNamespace(reqs=batch, forward_mode=ForwardMode.EXTEND)
-        output = SimpleNamespace(next_token_logits=self._logits(batch))
-        plugin._capture_logits(lambda *_: None, extend, None, output)
+        output = SimpleNamespace(next_token_logits=self._logits(batch.reqs))
+        plugin._capture_logits(lambda *_: None, batch, None, output)
         output.next_token_logits.zero_()  # as sampling overwrites them
-        plugin._process_result(lambda *_: self._processed(batch), self, extend, None)
+
+    def _process(self, reqs: list[Req]) -> None:
+        batch = SimpleNamespace(reqs=reqs, forward_mode=ForwardMode.EXTEND)
+        plugin._process_result(lambda *_: self._processed(reqs), self, batch, None)
 
     def _logits(self, batch: list[Req]) -> torch.Tensor:
         """Logits of two tokens; those of a chunk that isn't the last have no margin."""
@@ -349,9 +368,12 @@ class Scheduler(Store):
             self.take(req, req.prefix_len, req.extend_end)
 
     def _prefilled(self, req: Req) -> None:
+        if req.finished():  # between two chunks, after the next one was launched
+            return
         if req.inflight_middle_chunks > 0:
             req.inflight_middle_chunks -= 1
-            checkpoint_kv_cache(req, self.cache)
+            if not self.overlap:
+                checkpoint_kv_cache(req, self.cache)
             return
         if req is self.chunked:
             self.chunked = None
@@ -462,6 +484,7 @@ class Scheduler(Store):
     def holders(self) -> list[Req]:
         """Requests that hold KV."""
         own = [running.req for running in self.running]
+        own += [req for req in self.launched if req is not self.chunked and req.kv.holds_kv]
         if self.chunked is not None and self.chunked.kv.holds_kv:
             own.append(self.chunked)
         return own
