@@ -108,6 +108,10 @@ def serve(
             help="Thinking that the chat template strips: amortize or exact \\[amortize]."
         ),
     ] = None,
+    compaction_edits: Annotated[
+        str | None,
+        typer.Option(help="A history that gives way to a summary: amortize or exact \\[amortize]."),
+    ] = None,
     request_policy: Annotated[
         bool | None,
         typer.Option(

@@ -11,7 +11,7 @@ from leyline_policies import Policy, PolicyError, Registry, load_pipeline
 
 from ..errors import BadRequestError, ForbiddenError
 from ..model.fields import OPTIONS_FIELD, OptionError
-from ..model.undeclared import ReasoningEdits, UndeclaredRules
+from ..model.undeclared import OwnMode, UndeclaredRules
 from ..request.parse import ChatRequest
 
 LONGEST_SPEC = 4096
@@ -109,6 +109,7 @@ def effective_rules(
         (f"{OPTIONS_FIELD}.policy", options.policy is not None),
         (f"{OPTIONS_FIELD}.undeclared", options.undeclared),
         (f"{OPTIONS_FIELD}.reasoning_edits", options.reasoning_edits is not None),
+        (f"{OPTIONS_FIELD}.compaction_edits", options.compaction_edits is not None),
         (f"{OPTIONS_FIELD}.context", options.context is not None),
         (f"{OPTIONS_FIELD}.share", options.share is not None),
         (f"{OPTIONS_FIELD}.reuse", options.reuse is not None),
@@ -137,7 +138,7 @@ def effective_rules(
 
 def reasoning_edits(
     request: ChatRequest, rules: UndeclaredRules, profile: FidelityProfile | None
-) -> ReasoningEdits:
+) -> OwnMode:
     """Return the mode of thinking that the template strips: as the request says, or else exact if
     the model's profile says so, or as the tenant has it."""
     asked = request.options.reasoning_edits
@@ -158,6 +159,7 @@ def effective_share(request: ChatRequest, scope: str | None) -> str:
 
 def _undeclared(request: ChatRequest) -> UndeclaredRules:
     rules, wanted = request.tenant.undeclared, request.options.undeclared
+    rules = replace(rules, compaction=request.options.compaction_edits or rules.compaction)
     if not wanted:
         return rules
     try:

@@ -146,6 +146,8 @@ class TurnRelay(Relay):
         self._usage: Mapping[str, Any] | None = None
         self._marked = False
         """True once the account has been appended."""
+        self._is_text = False
+        """True if the answer ended, as a text without calls."""
         self._record: TurnRecord | None = None
         """The record that came with the answer."""
         self.settled = False
@@ -179,7 +181,7 @@ class TurnRelay(Relay):
         if self._recalls is not None:
             event = await self._recalls.passed(event, facts)
         if facts.finishes and not self._marked:
-            self._marked = True
+            self._marked, self._is_text = True, facts.is_text
             event = append_to_event(event, await self._account())
         elif event_data(event) == DONE:
             await self._ended()
@@ -273,6 +275,8 @@ class TurnRelay(Relay):
 
     async def _settle(self) -> Account:
         aside = self._recalls.aside if self._recalls is not None else None
-        account = await self._ends.settle(self._turn, self._usage, came=self._record, aside=aside)
+        account = await self._ends.settle(
+            self._turn, self._usage, came=self._record, aside=aside, quotable=self._is_text
+        )
         self.settled = True
         return account

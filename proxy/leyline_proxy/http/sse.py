@@ -107,8 +107,14 @@ class ChunkFacts:
     """True if a choice has more than the opening role."""
     finishes: bool = False
     """True if one of its choices has a ``finish_reason``."""
+    is_text: bool = False
+    """True if no choice ends for calls."""
     usage: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
+
+
+TEXT_ENDS = (None, "stop", "length")
+"""Finish reasons of answers without calls; None before the end."""
 
 
 class _Choice(msgspec.Struct):
@@ -120,6 +126,14 @@ class _Choice(msgspec.Struct):
         delta = self.delta or {}
         said = self.text or any(value for name, value in delta.items() if name != "role")
         return bool(said) or self.finish_reason is not None
+
+
+def is_text(answer: Mapping[str, Any]) -> bool:
+    """Return True if a whole answer has no calls."""
+    choices = answer.get("choices")
+    return isinstance(choices, list) and all(
+        isinstance(choice, dict) and choice.get("finish_reason") in TEXT_ENDS for choice in choices
+    )
 
 
 class _Chunk(msgspec.Struct):
@@ -145,6 +159,7 @@ def chunk_facts(event: bytes) -> ChunkFacts:
     return ChunkFacts(
         bears_token=any(choice.bears_token() for choice in choices),
         finishes=any(choice.finish_reason is not None for choice in choices),
+        is_text=all(choice.finish_reason in TEXT_ENDS for choice in choices),
         usage=chunk.usage,
         error=error,
     )

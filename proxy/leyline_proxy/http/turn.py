@@ -38,6 +38,7 @@ from .limits import until_disconnect
 from .recalling import RecallLoop
 from .refusal import answer_of, refusal_of_answer
 from .relay import TurnRelay
+from .sse import is_text
 from .time_limit import within
 
 log = structlog.get_logger("leyline.http")
@@ -202,6 +203,7 @@ class TurnExchange(Exchange):
             usage,
             came=record_in(turn, member) if member is not None else None,
             aside=aside,
+            quotable=api is None and is_text(answer),
         )
         self._pending = False
         self._loop.account(turn, account)

@@ -21,6 +21,7 @@ from .asides import Aside
 from .prepared import Prepared
 from .readings import Readings
 from .rendered import Rendered
+from .sentences import Sentence
 from .spans import SpanName, SpanNames
 from .verdicts import Verdict
 
@@ -72,6 +73,8 @@ class RetainedTurn:
     """Name of the upstream that served it."""
     model: str = field(default="", kw_only=True)
     """The model's name as the caller gave it, with that of its adapter."""
+    sentences: tuple[Sentence, ...] = field(default=(), kw_only=True)
+    """Those of its answer, if that is a text without calls: a later list may quote it."""
 
     @cached_property
     def tokens(self) -> array[int]:
@@ -85,6 +88,7 @@ class RetainedTurn:
             self,
             rendered=rendered,
             output_ids=(),
+            sentences=(),
             lineage=(),
             digest=token_digest(rendered.tokens),
             model_fingerprint="",
@@ -145,7 +149,7 @@ class EditRecord:
     """Index in the client's messages; None if the message is gone or the edit concerns none."""
     role: str
     cause: str
-    """``policy:NAME``, ``declared``, ``undeclared``, ``template`` or ``tools``."""
+    """``policy:NAME``, ``declared``, ``undeclared``, ``compaction``, ``template`` or ``tools``."""
     mode: EditMode
     span: tuple[int, int] | None
     """Tokens of the source, half open; None if unknown."""

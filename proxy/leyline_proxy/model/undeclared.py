@@ -11,8 +11,10 @@ from .fields import OPTIONS_FIELD, OptionError
 UNDECLARED_KEYS = ("tool", "user", "assistant", "system", "template")
 UNDECLARED_MODES = ("exact", "amortize")
 THINKING = "thinking"
-ReasoningEdits = Literal["amortize", "exact"]
-"""The mode of edits by which a chat template only strips the model's own thinking."""
+COMPACTION = "compaction"
+OwnMode = Literal["amortize", "exact"]
+"""The mode of edits that nobody declares, but that are known: a chat template that only strips the
+model's own thinking, and a caller that puts a summary by the model in place of its history."""
 
 Trust = Literal["name", "opening", "messages"]
 """The reason to count a turn of a session as part of the conversation that continues it.
@@ -36,7 +38,10 @@ class UndeclaredRules:
     """Subset of ``UNDECLARED_KEYS``."""
     exact: frozenset[str] = frozenset()
     """Subset that is exact because somebody said so."""
-    reasoning: ReasoningEdits = "exact"
+    reasoning: OwnMode = "exact"
+    """The mode of thinking that the template strips."""
+    compaction: OwnMode = "exact"
+    """The mode of a history that gives way to a summary which the model wrote in this session."""
     trust: Trust = "name"
     """The evidence that an earlier turn is part of this conversation."""
 
@@ -63,7 +68,8 @@ class UndeclaredRules:
 
     def amortizes(self, role: str) -> bool:
         """Return True if an undeclared edit of a ``role`` is amortised; ``template`` stands for the
-        template's own edits, and :data:`THINKING` for those that only strip thinking."""
+        template's own edits, :data:`THINKING` for those that only strip thinking, and
+        :data:`COMPACTION` for compactions."""
         return self.trust == "name" and self._has(role)
 
     def withholds(self, role: str) -> bool:
@@ -71,6 +77,8 @@ class UndeclaredRules:
         return self.trust != "name" and self._has(role)
 
     def _has(self, role: str) -> bool:
+        if role == COMPACTION:
+            return self.compaction == "amortize"
         if role == THINKING:
             # Who says nothing of the template's edits leaves it to ``reasoning``.
             said = "template" in self.exact

@@ -5,7 +5,17 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-CAUSES = ("policy", "declared", "undeclared", "template", "tools", "recall", "failover", "engine")
+CAUSES = (
+    "policy",
+    "declared",
+    "undeclared",
+    "compaction",
+    "template",
+    "tools",
+    "recall",
+    "failover",
+    "engine",
+)
 """Reasons for lost tokens; ``engine``: nothing was edited, but the engine no longer had them."""
 
 RECALL = "recall"

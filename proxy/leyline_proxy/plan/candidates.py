@@ -16,6 +16,7 @@ from ..model.spans import SpanNames
 from ..model.undeclared import UndeclaredRules
 from .causes import Cause, CauseFinder, strictest
 from .forgetting import Demand, new_demands
+from .quotes import Quotes, compacted_messages
 from .stripped import Decode, strips_thinking
 from .token_diff import Hunk, Kept, SourceView, TokenDiff, continued, diff_tokens
 
@@ -58,6 +59,7 @@ def consider(
     *,
     recompute: Recompute,
     decode: Decode | None = None,
+    quotes: Quotes = Quotes(),  # noqa: B008 - immutable
 ) -> Candidate:
     """Compare one retained turn with this one.
 
@@ -65,12 +67,14 @@ def consider(
         names: of this turn's messages.
         decode: for finding thinking that the template strips; None finds none.
         recompute: tokens after each edit to compute again.
+        quotes: answers that the prompt quotes.
     """
     before = turn.prepared
     view = SourceView(turn.tokens, turn.rendered.spans, len(turn.rendered.tokens))
     demands = new_demands(turn, prepared, names)
     if rules.trust == "opening":
-        alike = _opens_alike(before, prepared)
+        # Only who got the summary can quote it.
+        alike = bool(quotes) or _opens_alike(before, prepared)
         rules = replace(rules, trust="name" if alike else "messages")
     shown = rules.trust == "name" or not turn.lineage or _is_shown(before, prepared)
     same = continued(view, rendered) if shown and not demands else None
@@ -102,11 +106,21 @@ def consider(
         strips_thinking=lambda hunk: (
             decode is not None and strips_thinking(hunk, turn.tokens, rendered.tokens, decode)
         ),
+        compacted=compacted_messages(turn, sent, client, quotes),
     )
-    edits = _with_demands(_edits(diff, finder), demands, diff, prepared)
+    edits = _with_demands(_edits(diff, finder, quotes.end), demands, diff, prepared)
     if not shown:
         edits = _with_hidden(edits, turn, diff, client, prepared)
     return Candidate(turn, diff, tuple(edits), _usable(diff, edits, demands, turn, recompute))
+
+
+def quoting(turns: Sequence[RetainedTurn], quotes: Quotes) -> tuple[Candidate, ...]:
+    """Return the turns whose answers a prompt quotes, as sources of those alone."""
+    return tuple(
+        Candidate(turn, TokenDiff(runs, (), runs[-1].dest_end), (), runs)
+        for turn, runs in zip(turns, quotes.of_turn, strict=False)
+        if runs
+    )
 
 
 def _opens_alike(before: Prepared, prepared: Prepared) -> bool:
@@ -168,11 +182,18 @@ def _states_its_own(prepared: Prepared, client_index: int) -> bool:
     )
 
 
-def _edits(diff: TokenDiff, finder: CauseFinder) -> list[Edit]:
-    """Return explained hunks in order; those in the tail only if they demand forgetting."""
+def _edits(diff: TokenDiff, finder: CauseFinder, quoted: int) -> list[Edit]:
+    """Return explained hunks in order; those in the tail only if they demand forgetting.
+
+    Args:
+        quoted: end of the last quote in the prompt, which comes from elsewhere. It ends a tail.
+    """
     edits: list[Edit] = []
-    for hunk in diff.hunks:
-        behind = hunk.new_start < diff.tail
+    for each in diff.hunks:
+        hunk = each
+        if diff.tail <= hunk.new_start < quoted:
+            hunk = replace(hunk, new_end=min(hunk.new_end, quoted))
+        behind = hunk.new_start < max(diff.tail, quoted)
         causes = finder.explain(hunk) if behind or hunk.old_messages else ()
         mode = strictest(causes)
         if behind or mode == "forget":

@@ -10,7 +10,7 @@ from leyline_engine.contract import Mode
 from ..model.diff import MessageDiff
 from ..model.prepared import Change, Prepared, SentMessage
 from ..model.session import EditMode
-from ..model.undeclared import THINKING, UndeclaredRules
+from ..model.undeclared import COMPACTION, THINKING, UndeclaredRules
 from .token_diff import Hunk
 
 STRICTNESS: dict[EditMode, int] = {"amortize": 0, "exact": 1, "forget": 2}
@@ -50,6 +50,7 @@ class CauseFinder:
             demand, met long ago, makes no later edit of the message a forget.
         same_context: True if tool definitions and template options are the source's.
         strips_thinking: returns True if a hunk only removes the model's own thinking.
+        compacted: sent messages that the caller's compaction removed, and those that came for them.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class CauseFinder:
         demanded: Collection[int] = (),
         same_context: bool = True,
         strips_thinking: Callable[[Hunk], bool] = lambda _: False,
+        compacted: tuple[Collection[int], Collection[int]] = ((), ()),
     ) -> None:
         self._source = source
         self._turn = turn
@@ -70,6 +72,7 @@ class CauseFinder:
         self._demanded = demanded
         self._same_context = same_context
         self._strips_thinking = strips_thinking
+        self._gone, self._came = compacted
         self._new_of = {s.old: s.new for s in sent.steps if s.kind == "replaced"}
         self._old_of = {new: old for old, new in self._new_of.items()}
         self._client_kept = {
@@ -91,22 +94,24 @@ class CauseFinder:
     def _causes(self, hunk: Hunk) -> Iterator[Cause]:
         for old in hunk.old_messages:
             new = self._new_of.get(old)
+            is_compacted = old in self._gone
             if new is not None:
-                yield from self._replaced(self._source.sent[old], self._turn.sent[new])
+                before, after = self._source.sent[old], self._turn.sent[new]
+                yield from self._replaced(before, after, is_compacted)
             else:
-                yield self._removed(self._source.sent[old])
+                yield self._removed(self._source.sent[old], is_compacted)
         for new in hunk.new_messages:
             if self._old_of.get(new) is None:
-                yield self._inserted(self._turn.sent[new])
+                yield self._inserted(self._turn.sent[new], new in self._came)
         if not self._same_context:
             yield self._template(hunk)
 
-    def _replaced(self, old: SentMessage, new: SentMessage) -> Iterator[Cause]:
+    def _replaced(self, old: SentMessage, new: SentMessage, is_compacted: bool) -> Iterator[Cause]:
         role = str(new.message.get("role"))
         before = -1 if old.client_index is None else old.client_index
         callers_own = self._client_kept.get(before) != new.client_index
         if callers_own and not any(change.callers_own for change in new.changes):
-            yield self._undeclared("undeclared", role, new.client_index)
+            yield self._callers(role, new.client_index, is_compacted)
         # A revoked change (a policy switched off) is as much its edit as a new one.
         changes = new.changes or (() if callers_own else old.changes)
         for change in changes:
@@ -116,7 +121,7 @@ class CauseFinder:
     def _is_demanded(self, new: SentMessage) -> bool:
         return new.client_index is None or new.client_index in self._demanded
 
-    def _removed(self, old: SentMessage) -> Cause:
+    def _removed(self, old: SentMessage, is_compacted: bool) -> Cause:
         role = str(old.message.get("role"))
         if old.client_index is None:
             return self._caused(old.changes[-1], role, None)
@@ -124,9 +129,9 @@ class CauseFinder:
         change = self._dropped.get(place) or self._edited.get(place)
         if change is not None:
             return self._caused(change, role, place)
-        return self._undeclared("undeclared", role, None)
+        return self._callers(role, None, is_compacted)
 
-    def _inserted(self, new: SentMessage) -> Cause:
+    def _inserted(self, new: SentMessage, is_compacted: bool) -> Cause:
         role = str(new.message.get("role"))
         if new.client_index is None:
             return self._caused(new.changes[-1], role, None)
@@ -137,7 +142,7 @@ class CauseFinder:
             change = self._edited.get(new.client_index) or self._edited_before.get(before)
         if change is not None:
             return self._caused(change, role, new.client_index)
-        return self._undeclared("undeclared", role, new.client_index)
+        return self._callers(role, new.client_index, is_compacted)
 
     def _caused(self, change: Change, role: str, message: int | None) -> Cause:
         if change.mode is Mode.FORGET:
@@ -146,9 +151,12 @@ class CauseFinder:
             return Cause(change.cause, "exact", role, message, withheld=True)
         return Cause(change.cause, "amortize", role, message)
 
-    def _undeclared(self, cause: str, role: str, message: int | None) -> Cause:
-        mode: EditMode = "amortize" if self._rules.amortizes(role) else "exact"
-        return Cause(cause, mode, role, message, self._rules.withholds(role))
+    def _callers(self, role: str, message: int | None, is_compacted: bool) -> Cause:
+        """Return the cause of a change that the caller made and didn't declare."""
+        rule = COMPACTION if is_compacted else role
+        mode: EditMode = "amortize" if self._rules.amortizes(rule) else "exact"
+        cause = COMPACTION if is_compacted else "undeclared"
+        return Cause(cause, mode, role, message, self._rules.withholds(rule))
 
     def _template(self, hunk: Hunk) -> Cause:
         """Return the cause if no message differs: the template, or other tools or options."""

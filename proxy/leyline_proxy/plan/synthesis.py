@@ -30,10 +30,11 @@ from ..model.prepared import Prepared
 from ..model.rendered import Rendered
 from ..model.session import EditRecord, RetainedTurn
 from ..model.spans import ANYTHING, SpanNames, span_labels
-from ..model.undeclared import UndeclaredRules
+from ..model.undeclared import COMPACTION, UndeclaredRules
 from .busts import Reach, reach_of
-from .candidates import Candidate, Edit, consider, demand_cause, record_of, records_of
+from .candidates import Candidate, Edit, consider, demand_cause, quoting, record_of, records_of
 from .cover import MIN_SWITCH, Piece, cover
+from .quotes import find_quotes
 from .stripped import Decode
 from .uncached import StandingEdits
 
@@ -110,10 +111,18 @@ def synthesize(
     ]
     # A forget binds wherever the span may be held, not only in the turn that serves as source.
     thorough = bool(prepared.forget_marks)
+    quotes = find_quotes(usable, rendered, prepared.sent_fingerprints)
     candidates: list[Candidate] = []
     for index in range(len(usable) - 1, -1, -1):
         candidate = consider(
-            usable[index], prepared, rendered, rules, names, recompute=recompute, decode=decode
+            usable[index],
+            prepared,
+            rendered,
+            rules,
+            names,
+            recompute=recompute,
+            decode=decode,
+            quotes=quotes,
         )
         candidates.append(candidate)
         longest_left = max((len(turn.tokens) for turn in usable[:index]), default=0)
@@ -124,7 +133,7 @@ def synthesize(
     elif forget:
         plan = _unheld_plan(candidates, prepared)
     elif candidates:
-        plan = _splicing_plan(candidates, rendered.tokens, sink)
+        plan = _splicing_plan(candidates, rendered.tokens, sink, quoting(usable, quotes))
     else:
         plan = TurnPlan()
     reach = reach_of(candidates[_most_reusable(candidates)]) if candidates else Reach()
@@ -151,11 +160,19 @@ def _most_reusable(candidates: Sequence[Candidate]) -> int:
     return max(range(len(candidates)), key=lambda index: (candidates[index].reusable, -index))
 
 
-def _splicing_plan(candidates: Sequence[Candidate], prompt: array[int], sink: int) -> TurnPlan:
-    """Return the plan of a turn that forgets nothing."""
+def _splicing_plan(
+    candidates: Sequence[Candidate], prompt: array[int], sink: int, quotes: Sequence[Candidate]
+) -> TurnPlan:
+    """Return the plan of a turn that forgets nothing.
+
+    Args:
+        quotes: answers that the prompt quotes, as sources of their own.
+    """
     best = _most_reusable(candidates)
-    pieces = cover([candidate.copies for candidate in candidates], best)
     chosen = candidates[best]
+    if any(_compacts(candidate) for candidate in candidates):
+        candidates = (*candidates, *(quote for quote in quotes if _may_quote(chosen, quote)))
+    pieces = cover([candidate.copies for candidate in candidates], best)
     order = [best, *sorted({piece.source for piece in pieces} - {best})]
     used = [candidates[index] for index in order]
     reach = [max((p.run.dest_end for p in pieces if p.source == at), default=0) for at in order]
@@ -192,6 +209,19 @@ def _splicing_plan(candidates: Sequence[Candidate], prompt: array[int], sink: in
         segments=_segments(places, len(prompt)),
         planned=Outcome.SPLICED,
         reason=Reason.SPLICED,
+    )
+
+
+def _compacts(candidate: Candidate) -> bool:
+    """Return True if a compaction that may be spliced is among the changes since a turn."""
+    causes = [cause for edit in candidate.edits for cause in edit.causes]
+    return any(cause.cause == COMPACTION and cause.mode == "amortize" for cause in causes)
+
+
+def _may_quote(chosen: Candidate, quote: Candidate) -> bool:
+    """Return True if no exact edit comes before the end of a quote."""
+    return all(
+        edit.mode == "amortize" for edit in chosen.edits if edit.hunk.new_start < quote.diff.tail
     )
 
 

@@ -6,11 +6,13 @@ import hmac
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 from uuid import uuid4
 
 from ..model.history import (
     CONTINUES,
+    FRAME,
     OWN_HEADER,
     HistoryMatch,
     choose_sessions,
@@ -20,7 +22,9 @@ from ..model.history import (
     session_key,
     shortest_partial,
 )
-from ..model.session import Session
+from ..model.messages import text_of
+from ..model.sentences import Sentence, quotes_answer, sentences_of
+from ..model.session import RetainedTurn, Session
 from ..model.undeclared import Trust
 from ..sessions import SessionStore
 from .parse import ChatRequest
@@ -153,11 +157,51 @@ async def identify(
     new = Identity("", shared, chain, None)
     found = await _by_history(store, request, new, openings)
     if found is None and name is not None and where not in SHARED_KEYS:
-        found = await _by_name(store, request, public_id(name, secret), chain, openings)
+        quotes = _QuotesIn(request, key)
+        found = await _by_name(
+            store, request, public_id(name, secret), chain, openings, quotes=quotes
+        )
         if found is None:
             beside = [public_id(f"{name} beside {number}", secret) for number in range(_BESIDE)]
-            found = await _beside(store, request, beside, new, openings)
+            found = await _beside(store, request, beside, new, openings, quotes=quotes)
     return found or replace(new, session_id=f"s-{uuid4().hex[:20]}")
+
+
+class _QuotesIn:
+    """Answers that a request's messages quote: a compaction goes on with a summary, which the model
+    wrote in the session that is compacted.
+
+    Args:
+        key: see :func:`~leyline_proxy.model.sentences.sentences_of`.
+    """
+
+    def __init__(self, request: ChatRequest, key: bytes) -> None:
+        self._request = request
+        self._key = key
+
+    @cached_property
+    def _sentences(self) -> frozenset[Sentence]:
+        texts = map(text_of, self._request.messages)
+        return frozenset(found for text in texts for found in sentences_of(text, self._key))
+
+    def any_of(self, session: Session) -> bool:
+        """Return True if the request quotes an answer of a session, and has its instructions.
+
+        A request for a title quotes as well, but is another conversation.
+        """
+        alike = (_same_frame(turn, self._request) for turn in session.turns)
+        said = [turn.sentences for turn in session.turns if turn.sentences]
+        return bool(said) and any(alike) and any(quotes_answer(a, self._sentences) for a in said)
+
+
+def _same_frame(turn: RetainedTurn, request: ChatRequest) -> bool:
+    """Return True if a list begins with the instructions of a turn, or with most of them."""
+    before, now = (
+        "\n".join(text_of(each) for each in messages if each.get("role") in FRAME)
+        for messages in (turn.prepared.client, request.messages)
+    )
+    least = (len(before) + 1) // 2
+    return before[:least] == now[:least] and bool(before) == bool(now)
 
 
 async def _by_name(
@@ -166,6 +210,8 @@ async def _by_name(
     session_id: str,
     chain: tuple[int, ...],
     openings: Openings | None,
+    *,
+    quotes: _QuotesIn,
 ) -> Identity | None:
     """Return the conversation of a harness's name, if it is this request's: the first one under the
     name, not another that the harness runs alongside."""
@@ -177,7 +223,8 @@ async def _by_name(
             return named
         hold = openings.take(Hold(tenant, session_id, chain, opens=True))
         return replace(named, hold=hold) if hold is not None else None
-    return None if session.turns and not _likeness(session, request) else named
+    belongs = not session.turns or _likeness(session, request) or quotes.any_of(session)
+    return named if belongs else None
 
 
 async def _beside(
@@ -186,6 +233,8 @@ async def _beside(
     ids: Sequence[str],
     new: Identity,
     openings: Openings | None,
+    *,
+    quotes: _QuotesIn,
 ) -> Identity | None:
     """Return one of the further conversations under the name; if none is alike, the first free id.
 
@@ -201,7 +250,9 @@ async def _beside(
     # A session with a certain name by now may remember more than its messages show.
     known = [each for each in sessions if each is not None and each.key == new.key]
     best = max(known, key=lambda session: _likeness(session, request), default=None)
-    if best is not None and _likeness(best, request):
+    if best is None or not _likeness(best, request):
+        best = next((session for session in known if quotes.any_of(session)), None)
+    if best is not None:
         return replace(new, session_id=best.id, session=best)
     if openings is None:
         return None

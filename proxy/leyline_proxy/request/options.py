@@ -9,7 +9,7 @@ import msgspec
 from leyline_engine.contract import MAX_BOUNDARY, MAX_GROUPS
 
 from ..model.fields import OPTIONS_FIELD, GroupName, OptionError, ShareName, field_error
-from ..model.undeclared import ReasoningEdits, UndeclaredRules
+from ..model.undeclared import OwnMode, UndeclaredRules
 from .declared import DeclaredEdit
 from .working_set import ContextOption, check_context
 
@@ -19,8 +19,10 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     policy: str | None = None
     undeclared: dict[str, str] = {}
-    reasoning_edits: ReasoningEdits | None = None
+    reasoning_edits: OwnMode | None = None
     """The mode of thinking that the template strips; None for the tenant's setting."""
+    compaction_edits: OwnMode | None = None
+    """The mode of a history that gives way to a summary; None for the tenant's setting."""
     edits: list[DeclaredEdit] = []
     boundary: Annotated[int, msgspec.Meta(ge=0, le=MAX_BOUNDARY)] | None = None
     """Number of tokens after each edit to compute again; None for the model's fidelity profile."""

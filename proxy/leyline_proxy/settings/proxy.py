@@ -18,7 +18,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ..model.undeclared import ReasoningEdits
+from ..model.undeclared import OwnMode
 from .api_keys import check_tenant, parse_key
 from .audit import AuditSettings
 from .authorities import parse_authority
@@ -132,9 +132,12 @@ class Settings(
     """Share of the model's window above which no edit waits."""
     undeclared: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Maps roles to modes for undeclared edits: ``tool=amortize``."""
-    reasoning_edits: ReasoningEdits = "amortize"
+    reasoning_edits: OwnMode = "amortize"
     """Edits by which a chat template only strips the model's own thinking: ``amortize`` splices
     what comes after it, ``exact`` prefills it. A fidelity profile may make a model ``exact``."""
+    compaction_edits: OwnMode = "amortize"
+    """A history that gives way to a summary which the model wrote in the same session:
+    ``amortize`` splices the summary where it is quoted, and what is left, ``exact`` prefills."""
     allow_request_policy: bool = True
     """Whether a request may choose its policy (``leyline.policy``)."""
     cache_scope: CacheScope = "shared"

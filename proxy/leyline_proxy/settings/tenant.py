@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, SecretStr
 from leyline_engine.contract import MAX_GROUPS
 
 from ..model.fields import GROUP_PATTERN, SHARE_PATTERN
-from ..model.undeclared import ReasoningEdits
+from ..model.undeclared import OwnMode
 from .cache_scope import CacheScope
 from .limits import TenantLimitSettings
 from .off import Reuse
@@ -25,7 +25,8 @@ class TenantSettings(TenantLimitSettings):
     """Written as in the key file, without the tenant."""
     policy: str | None = None
     undeclared: dict[str, str] | None = None
-    reasoning_edits: ReasoningEdits | None = None
+    reasoning_edits: OwnMode | None = None
+    compaction_edits: OwnMode | None = None
     allow_request_policy: bool | None = None
     share: Annotated[str, Field(pattern=SHARE_PATTERN)] = ""
     """Lets each of the tenant's sessions use KV that another one spliced. By default, none does."""

@@ -81,6 +81,7 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
         undeclared=replace(
             UndeclaredRules.parse(undeclared),
             reasoning=own.reasoning_edits or settings.reasoning_edits,
+            compaction=own.compaction_edits or settings.compaction_edits,
         ),
         allow_request_policy=settings.allow_request_policy if allow is None else allow,
         share=own.share,

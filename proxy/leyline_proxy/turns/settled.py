@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from leyline_engine.contract import CopySegment, Receipt, TurnRecord
 
 from ..model.asides import Aside
+from ..model.sentences import sentences_of
 from ..model.session import RetainedTurn
 from ..plan.busts import CacheAccount, settle
 from .accounting import cached_of_usage, retained_turn
@@ -59,14 +60,29 @@ def is_obeyed(record: TurnRecord | None) -> bool:
 
 
 def source_of(
-    turn: Turn, record: TurnRecord | None, receipt: Receipt, run: str
+    turn: Turn,
+    record: TurnRecord | None,
+    receipt: Receipt,
+    run: str,
+    *,
+    quotable: bool = False,
+    key: bytes = b"",
 ) -> RetainedTurn | None:
     """Return the turn as a source of later ones; None if the engine doesn't hold it.
 
     Retaining a turn records that its demands to forget were met.
+
+    Args:
+        quotable: True if its answer is a text without calls.
+        key: see :func:`~leyline_proxy.model.sentences.sentences_of`.
     """
-    met = is_obeyed(record) or not turn.planned.plan.forgets
-    return retained_turn(turn, record, receipt, run) if met else None
+    if turn.planned.plan.forgets and not is_obeyed(record):
+        return None
+    source = retained_turn(turn, record, receipt, run)
+    renderer = turn.status.rendering.renderer
+    if source is None or not quotable or renderer is None:
+        return source
+    return replace(source, sentences=sentences_of(renderer.decode(source.output_ids), key))
 
 
 def cache_account(turn: Turn, receipt: Receipt, usage: Mapping[str, Any] | None) -> CacheAccount:

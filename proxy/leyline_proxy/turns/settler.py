@@ -50,6 +50,7 @@ class TurnSettler:
         observers: called in this order.
         pinning: reports refused pins.
         retained_turns: number of a session's turns that stay as sources.
+        history_key: keys what is remembered of answers.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class TurnSettler:
         metrics: Metrics,
         observers: Sequence[TurnObserver],
         retained_turns: int,
+        history_key: bytes = b"",
     ) -> None:
         self._under_way = under_way
         self._pool = pool
@@ -75,6 +77,7 @@ class TurnSettler:
         self._metrics = metrics
         self._observers = observers
         self._retained_turns = retained_turns
+        self._history_key = history_key
 
     async def aclose(self) -> None:
         """Cancel the work that runs alongside the requests."""
@@ -94,12 +97,14 @@ class TurnSettler:
         *,
         came: TurnRecord | None = None,
         aside: Aside | None = None,
+        quotable: bool = False,
     ) -> Account:
         """Add a turn that the engine has answered in full to its session, and account for it.
 
         Args:
             came: the record that came with the answer.
             aside: the proxy's own answer to calls in it.
+            quotable: True if it is a text without calls, which a later list may quote.
         """
         deadline = turn.replica.records.deadline()
         with receipt_span(usage):
@@ -115,7 +120,9 @@ class TurnSettler:
                     record=record,
                     usage=usage,
                     run=run,
-                    source=source_of(turn, record, receipt, run),
+                    source=source_of(
+                        turn, record, receipt, run, quotable=quotable, key=self._history_key
+                    ),
                     cache=cache_account(turn, receipt, usage),
                     model=model,
                     avoided_s=self._costs.avoided_s(model, receipt),

@@ -213,6 +213,7 @@ def build_services(
         metrics=metrics,
         observers=(named, *shows, *keeping),
         retained_turns=settings.retained_turns,
+        history_key=history,
     )
     return Services(
         settings,
