@@ -43,6 +43,9 @@ class EngineMetrics(Protocol):
     def evicted(self, tokens: int) -> None:
         """Count the tokens of cached KV that were evicted to make room."""
 
+    def retired(self, tokens: int) -> None:
+        """Count the tokens of KV that was freed because no turn will continue it."""
+
     def receipt_dropped(self) -> None:
         """Count a dropped message to the HTTP process."""
 
@@ -80,6 +83,9 @@ class NoMetrics:
         """Do nothing."""
 
     def evicted(self, tokens: int) -> None:
+        """Do nothing."""
+
+    def retired(self, tokens: int) -> None:
         """Do nothing."""
 
     def receipt_dropped(self) -> None:
@@ -158,6 +164,11 @@ class PrometheusMetrics:
     def evicted(self, tokens: int) -> None:
         """See :class:`EngineMetrics`."""
         self._of("evicted_tokens").inc(tokens)
+
+    @_harmless
+    def retired(self, tokens: int) -> None:
+        """See :class:`EngineMetrics`."""
+        self._of("retired_tokens").inc(tokens)
 
     @_harmless
     def receipt_dropped(self) -> None:

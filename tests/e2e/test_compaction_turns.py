@@ -10,7 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-from support.scripted_model import SCRIPTED, Prompt, Reply, build_scripted, scripted_model
+from support.scripted_model import (
+    SCRIPTED,
+    Prompt,
+    Reply,
+    ScriptedModel,
+    build_scripted,
+    scripted_model,
+)
 from support.stack import serving
 
 from leyline_proxy.http.app import create_app
@@ -62,12 +69,19 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def client_of(files: Path, **settings: Any) -> Iterator[httpx.Client]:
+def stack_of(files: Path, **settings: Any) -> Iterator[tuple[httpx.Client, ScriptedModel]]:
     """A client of a proxy in front of an engine that follows the script."""
     with scripted_model(files, script) as model, serving(model.app) as upstream:
         app = create_app(Settings(upstream=upstream, log_level="error", **settings))
         with serving(app) as origin, httpx.Client(base_url=origin, timeout=60) as http:
-            yield http
+            yield http, model
+
+
+@contextmanager
+def client_of(files: Path, **settings: Any) -> Iterator[httpx.Client]:
+    """The client alone."""
+    with stack_of(files, **settings) as (http, _):
+        yield http
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +153,35 @@ def test_a_compacted_session_goes_on(client: httpx.Client, harness: str) -> None
     )
     assert after["session"] == session
     assert after["tokens"]["prefilled"] < 64, after["tokens"]
+
+
+def test_a_compacted_history_gives_its_slots_back(files: Path) -> None:
+    """What only the old turns had leaves the engine's cache at once; other sessions keep theirs."""
+    with stack_of(files) as (client, model):
+
+        def cached() -> int:
+            return int(model.app.state.service._engine.stats().cached)
+
+        headers = {CLAUDE_CODE: "shrinks"}
+        chat, session = worked(client, headers, 6)
+        other, account = ask(client, chat[:4], {CLAUDE_CODE: "another"}, tools=TOOLS)
+        summary, _ = ask(client, [*chat, {"role": "user", "content": ASK}], headers, tools=TOOLS)
+        before = cached()
+        messages = compacted(CLAUDE_CODE, chat, summary)
+        said, account = ask(client, messages, headers, tools=TOOLS)
+        assert (account["outcome"], account["session"]) == ("spliced", session)
+        after, (theirs, _, mine) = cached(), model.turns()[-3:]
+        lengths = [len(turn.prompt) + len(turn.kept) for turn in (mine, theirs)]
+        assert after < before
+        assert after <= sum(lengths) - account["tokens"]["prefix"], "old turns are still cached"
+        # The other session continues from its cache, and so does this one.
+        chat_of_other = [*chat[:4], {"role": "assistant", "content": other}]
+        chat_of_other.append({"role": "user", "content": "And now?"})
+        _, account = ask(client, chat_of_other, {CLAUDE_CODE: "another"}, tools=TOOLS)
+        assert account["tokens"]["prefilled"] < 40, account["tokens"]
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "More."}]
+        _, account = ask(client, messages, headers, tools=TOOLS)
+        assert account["tokens"]["prefilled"] < 40, account["tokens"]
 
 
 def test_a_title_is_another_conversation(client: httpx.Client) -> None:

@@ -64,6 +64,8 @@ class Session:
     forgetting: tuple[str, ...] = ()
     sent: tuple[SpanLabel, ...] = ()
     """Labels of the turn under way."""
+    past: list[str] = field(default_factory=list)
+    """Turns before the last one."""
     joined: bool = False
     """True if the turn under way draws on KV that another session shared."""
     resent: set[int] = field(default_factory=set)
@@ -273,6 +275,9 @@ class Driver:
         labels = (*labels, new)
         session.turns += 1
         turn = f"t{session.turns}"
+        session.past.append(turn)
+        # Later turns draw on the last one alone, which this one may retire, too.
+        retire = tuple(session.past[:-1]) if self.rng.random() < 0.15 else ()
         sources = ()
         if directives:
             source = SourceRef(session.turn, len(session.tokens), token_digest(session.tokens))
@@ -287,6 +292,7 @@ class Driver:
             lineage=session.lineage,
             spans=labels,
             forget=forget,
+            retire=retire,
             share=share,
         )
         session.message_id = f"{session.name}.{turn}"
@@ -414,5 +420,6 @@ def test_random_sessions(variant: dict[str, object], seed: int) -> None:
     assert driver.spliced > (5 if scheduler.page == 1 else 1)
     assert driver.reused > 500
     assert driver.forgot > (5 if scheduler.page == 1 else 1)
+    assert scheduler.seen.retired_tokens > 0
     scheduler.flush()
     assert scheduler.allocator.available_size() == scheduler.capacity

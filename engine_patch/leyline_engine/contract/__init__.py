@@ -58,6 +58,7 @@ from .directive import (
 )
 from .envelope import (
     MAX_FORGOTTEN,
+    MAX_RETIRED,
     MAX_SPANS,
     Action,
     Actions,
@@ -141,6 +142,7 @@ __all__ = [
     "MAX_NAMED_COPIES",
     "MAX_NAMED_SOURCES",
     "MAX_QUESTION_BYTES",
+    "MAX_RETIRED",
     "MAX_SPANS",
     "MAX_TTL_S",
     "MAX_WITHIN",

@@ -24,6 +24,7 @@ from .vocabulary import (
 MAX_ACTIONS = 64
 MAX_SPANS = 16_384
 MAX_FORGOTTEN = 4_096
+MAX_RETIRED = 64
 
 
 class EnvelopeError(ValueError):
@@ -80,6 +81,9 @@ class EditPayload(msgspec.Struct, frozen=True, kw_only=True):
     forget: Annotated[tuple[Identifier, ...], msgspec.Meta(max_length=MAX_FORGOTTEN)] = ()
     """Spans of which no reader may survive, in any place or version in which the session held them.
     A name that the engine's ledger lacks means all that the session published."""
+    retire: Annotated[tuple[Identifier, ...], msgspec.Meta(max_length=MAX_RETIRED)] = ()
+    """Turns of the session that none will continue, as after a compaction. Once this turn is
+    retained, they are sources no more, and KV that only they have is freed."""
     share: Annotated[str, msgspec.Meta(max_length=256)] = ""
     """Scope within the tenant that may see what this turn splices; by default nobody else may."""
     sink: Annotated[int, msgspec.Meta(ge=0)] = ATTENTION_SINK

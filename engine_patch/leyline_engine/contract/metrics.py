@@ -88,6 +88,13 @@ ENGINE_METRICS: tuple[MetricSpec, ...] = (
         bad="A rate near that of prefilled tokens: cached KV is evicted before it is used again.",
     ),
     MetricSpec(
+        "leyline_engine_retired_tokens",
+        "counter",
+        "Slots of cached KV that were freed at once, as their session was compacted: no turn would "
+        "have continued it.",
+        bad="Nothing while agents compact their sessions: the slots wait for their eviction.",
+    ),
+    MetricSpec(
         "leyline_engine_forgotten_slots",
         "counter",
         "Slots that forgets reached. pending: still held by a running request when the forget "

@@ -47,6 +47,7 @@ from leyline_engine.replay.models.rotary_probe import read_model_facts
 from leyline_engine.replay.proving import ReplaySite
 from leyline_engine.replay.receipts import receipt_of
 from leyline_engine.replay.requests import GenerationRequest
+from leyline_engine.replay.retiring import retire
 from leyline_engine.replay.sequence import Forward, Sequence
 from leyline_engine.reuse.fingerprints import MatcherKind
 from leyline_engine.sources import SourceRegistry, SourceTurn
@@ -223,10 +224,14 @@ class ReplayEngine:
                 session, lambda: fold_keys(prefix, sequence.lineage, session[0]), length
             )
 
-    def _retained(self, admission: Admission, turn: SourceTurn) -> None:
+    def _retained(
+        self, admission: Admission, turn: SourceTurn, retires: tuple[str, ...] = ()
+    ) -> None:
         self._admitter.retained(turn)
         if admission.edited:
             self.claims.follow(turn, admission.sources, admission.edited)
+        if retires and not self.claims.keeper:  # claims may be on what would go
+            self.metrics.retired(retire(self.cache, turn, retires, self._running))
 
     def _forgets_for(self, request: GenerationRequest, payload: EditPayload) -> None:
         """Withhold KV of the session's running requests, which may have read forgotten spans."""
@@ -264,6 +269,7 @@ class ReplayEngine:
         self, request: GenerationRequest, admission: Admission, started: int, *, admits: bool
     ) -> Sequence:
         plan, payload = admission.plan, request.payload
+        retires = payload.retire if payload is not None else ()
         working = WorkingCache(self._layout, plan.length + request.max_new_tokens, self._device)
         load(working, self.cache.pool, admission)
         return Sequence(
@@ -285,7 +291,7 @@ class ReplayEngine:
             carried=admission.carried,
             admits=admits,
             index=self._admitter,
-            on_retained=partial(self._retained, admission),
+            on_retained=partial(self._retained, admission, retires=retires),
             gate=self._gate(request, admission),
         )
 

@@ -126,6 +126,10 @@ class Accounts:
             extra_key=turn.space.extra_key,
         )
 
+    def retired(self, slots: int) -> None:
+        """Count slots that were freed because no turn continues their KV."""
+        self._metrics.retired(slots)
+
     def progressed(self, ticket: str, counts: ForgetCounts) -> None:
         """Report the progress of a forget whose receipt has been sent."""
         self._sender.update_forgot(ticket, counts)

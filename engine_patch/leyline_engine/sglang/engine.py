@@ -396,3 +396,5 @@ class SchedulerEngine:
             with contained("moving claims"):
                 self.claims.retained(turn, source)
             self._indexer.ended(turn, source)
+            if source is not None and not self.claims.keeper:  # they may be on what would go
+                self.forgets.retire(turn)

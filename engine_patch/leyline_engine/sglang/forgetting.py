@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,10 +24,10 @@ from leyline_engine.proof.witness import ForgetWitness
 from leyline_engine.sglang.condemned import Condemned, Unpublished
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.matching import reach
-from leyline_engine.sglang.publications import Publication, Publications, Space
+from leyline_engine.sglang.publications import Publication, Publications
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.pages import reserved_until
-from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
+from leyline_engine.sources import SessionKey, SourceRegistry
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Forgetter:
             clean = [t for t in turns if self._ledger.first_reader(t, spans) == len(t.tokens)]
         else:
             spans, clean = self._ledger.hidden_spans(session), []
-        kept = [*spared, *(_path_of(turn) for turn in clean)]
+        kept = [*spared, *map(Publication.of_turn, clean)]
         tainted = self._ledger.lineages_reading(scope, spans)
         doomed = self._doomed(session, kept, tainted)
         erased = shared = 0
@@ -227,6 +227,27 @@ class Forgetter:
             with contained("ending claims"):
                 self._cache.announce(each.path, each.start, "forgotten")
         return self._open(ticket, session, 0, 0)
+
+    def retire(
+        self, session: SessionKey, turns: Collection[str], spared: Sequence[Publication]
+    ) -> int:
+        """Drop turns that none continues, free KV that only they have, and return its slots.
+
+        Args:
+            spared: paths of the session's running requests.
+        """
+        for name in turns:
+            self._registry.drop(session, name)
+        kept = [*spared, *map(Publication.of_turn, self._registry.turns(session))]
+        doomed = self._doomed(session, kept, {})
+        repeated = self._publications.repeated([(owner, path) for owner, path, _, _ in doomed])
+        freed = 0
+        for owner, path, start, theirs in doomed:
+            known = self._cache.tree_keys.slots_within(repeated.pop(id(path), 0))
+            freed += max(0, self._cache.slot_count(path) - max(theirs, known))
+            self._publications.cut(owner, path, self._keys(start))
+        self.remove_all([(path, theirs) for _, path, _, theirs in doomed])
+        return freed
 
     def remove_all(self, paths: Sequence[tuple[Publication, int]]) -> None:
         """Remove the cached part of each path from a position on; if they are many, one by one in
@@ -367,10 +388,6 @@ class Forgetter:
         self.pending.let_go((*self._cache.condemned, *self._reserved))
         self._reserved.clear()
         self.pending.settle()
-
-
-def _path_of(turn: SourceTurn) -> Publication:
-    return Publication(turn.keys(), turn.lineage, Space(turn.extra_key, turn.cache_salt))
 
 
 def _first_keys(paths: Sequence[Publication], keys: int) -> int:

@@ -17,7 +17,7 @@ from leyline_engine.keys import shared_length
 from leyline_engine.ledger import LineageKey
 from leyline_engine.lineage import runs_before
 from leyline_engine.sglang.path_tree import PathTree
-from leyline_engine.sources import SessionKey
+from leyline_engine.sources import SessionKey, SourceTurn
 
 MAX_PATHS = 32
 """Maximum number of branches noted per session."""
@@ -51,6 +51,11 @@ class Publication:
     keys: array[int]
     runs: tuple[LineageRun, ...] = ()
     space: Space = Space()  # noqa: RUF009 - immutable
+
+    @classmethod
+    def of_turn(cls, turn: SourceTurn) -> Publication:
+        """Return the path of a retained turn."""
+        return cls(turn.keys(), turn.lineage, Space(turn.extra_key, turn.cache_salt))
 
     def cut(self, length: int) -> Publication:
         """Return the first ``length`` keys."""

@@ -119,6 +119,20 @@ class TurnForgets:
                 self._cache.empty_corpus()  # it added to it while it ran
             self._forgetter.pending.let_go([turn])
 
+    def retire(self, turn: Turn) -> None:
+        """Drop the turns that one retires which was just retained."""
+        payload, session = turn.payload, turn.session
+        if payload is None or session is None or not payload.retire:
+            return
+        others = [each for each in self._turns.values() if each.session == session]
+        spared = [
+            Publication(each.keys(each.req.origin_input_ids), each.lineage, each.space)
+            for each in others
+        ]
+        with contained("freeing what no turn continues"):
+            gone = [name for name in payload.retire if name != payload.turn]
+            self._accounts.retired(self._forgetter.retire(session, gone, spared))
+
     def stepped(self) -> None:
         """Close forgets whose last slots requests have written to, in the last step."""
         with contained("closing forgets"):

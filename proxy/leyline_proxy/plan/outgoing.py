@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from leyline_engine.contract import (
+    MAX_RETIRED,
     EditPayload,
     Envelope,
     Extent,
@@ -66,6 +67,7 @@ def edit_payload(
         lineage=plan.lineage,
         spans=plan.spans,
         forget=plan.forget,
+        retire=plan.retire[-MAX_RETIRED:],
         share=effective_share(request, scope),
         sink=sink,
     )

@@ -53,6 +53,8 @@ class TurnPlan:
     spans: tuple[SpanLabel, ...] = ()
     forget: tuple[str, ...] = ()
     """Names in the engine's ledger."""
+    retire: tuple[str, ...] = ()
+    """Retained turns that none will continue any more."""
     unreachable: bool = False
     """True if text to forget may be in a place that no forget finds."""
     edits: tuple[EditRecord, ...] = ()
@@ -136,6 +138,8 @@ def synthesize(
         plan = _splicing_plan(candidates, rendered.tokens, sink, quoting(usable, quotes))
     else:
         plan = TurnPlan()
+    if any(map(_is_compacted, candidates)):
+        plan = replace(plan, retire=tuple(turn.turn for turn in usable))
     reach = reach_of(candidates[_most_reusable(candidates)]) if candidates else Reach()
     return replace(plan, spans=span_labels(rendered, names.sent), forget=forget, reach=reach)
 
@@ -210,6 +214,12 @@ def _splicing_plan(
         planned=Outcome.SPLICED,
         reason=Reason.SPLICED,
     )
+
+
+def _is_compacted(candidate: Candidate) -> bool:
+    """Return True if the caller's list has a summary where it had what a turn had."""
+    causes = [cause for edit in candidate.edits for cause in edit.causes]
+    return any(cause.cause == COMPACTION and not cause.withheld for cause in causes)
 
 
 def _compacts(candidate: Candidate) -> bool:

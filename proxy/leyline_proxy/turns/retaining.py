@@ -45,6 +45,8 @@ def session_after(
         current = current.forget_sources()
         if ANYTHING in plan.forget and settled.obeyed:
             current = current.account_for(turn.unnamed)
+    if source is not None and plan.retire:
+        current = current.without(plan.retire)  # so does the engine
     if receipt.reason is Reason.MISSING_SOURCE:
         current = current.without({ref.turn for ref in plan.sources})
     if turn.enveloped and source is None:

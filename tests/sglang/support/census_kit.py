@@ -19,6 +19,7 @@ class Seen(NoMetrics):
         self.levels: PoolLevels | None = None
         self.remembered = RegistryLevels()
         self.copied_bytes = self.evicted_tokens = self.refusals = self.overwritten = 0
+        self.retired_tokens = 0
 
     @property
     def collects(self) -> bool:
@@ -39,6 +40,9 @@ class Seen(NoMetrics):
 
     def evicted(self, tokens: int) -> None:
         self.evicted_tokens += tokens
+
+    def retired(self, tokens: int) -> None:
+        self.retired_tokens += tokens
 
     def refused(self) -> None:
         self.refusals += 1
