@@ -189,11 +189,16 @@ def _add_pool(board: dashboard.Dashboard) -> None:
         )
     )
     evicted = "leyline_engine_evicted_tokens_total"
+    retired = "leyline_engine_retired_tokens_total"
     board.with_panel(
         time_series(
             "Evicted",
-            "Tokens per second that were evicted to make room. Bad: as many as are prefilled.",
-            [Query(per_second(evicted, BY_INSTANCE, "instance"), "{{instance}}")],
+            "Tokens per second that were evicted to make room, or freed at once because their "
+            "session was compacted. Bad: as many are evicted as are prefilled.",
+            [
+                Query(per_second(evicted, BY_INSTANCE, "instance"), "{{instance}}"),
+                Query(per_second(retired, BY_INSTANCE, "instance"), "{{instance}}, compacted"),
+            ],
             unit="short",
             width=6,
         )
