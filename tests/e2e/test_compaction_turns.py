@@ -156,7 +156,7 @@ def test_a_compacted_session_goes_on(client: httpx.Client, harness: str) -> None
 
 
 def test_a_compacted_history_gives_its_slots_back(files: Path) -> None:
-    """What only the old turns had leaves the engine's cache at once; other sessions keep theirs."""
+    """KV of old turns alone leaves the engine's cache at once; other sessions keep theirs."""
     with stack_of(files) as (client, model):
 
         def cached() -> int:

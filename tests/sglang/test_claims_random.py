@@ -38,7 +38,7 @@ from leyline_engine.contract import (
     token_array,
     token_digest,
 )
-from leyline_engine.sglang.splicer import StageRow
+from leyline_engine.sglang.stage_row import StageRow
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

@@ -34,7 +34,7 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.lineage import share_lineage
-from leyline_engine.sglang.splicer import StageRow
+from leyline_engine.sglang.stage_row import StageRow
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

@@ -24,7 +24,7 @@ from leyline_engine.claims.protection import ClaimKey
 from leyline_engine.claims.runs import count, joined, without
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.shelf import RadixShelf
-from leyline_engine.sglang.splicer import StageRow
+from leyline_engine.sglang.stage_row import StageRow
 from leyline_engine.sglang.turn import Turn
 
 

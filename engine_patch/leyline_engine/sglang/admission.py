@@ -29,9 +29,9 @@ from leyline_engine.sglang.splicer import (
     Admit,
     NoRoomError,
     Splicer,
-    StageRow,
     release,
 )
+from leyline_engine.sglang.stage_row import StageRow
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sglang.turn_forgets import TurnForgets
 from leyline_engine.sources import SessionKey, SourceTurn

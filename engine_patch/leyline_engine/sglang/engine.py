@@ -47,7 +47,8 @@ from leyline_engine.sglang.publishing import KeptOut, Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica
 from leyline_engine.sglang.rows.pool import SplicePool
-from leyline_engine.sglang.splicer import Splicer, StageRow, planner, release
+from leyline_engine.sglang.splicer import Splicer, planner, release
+from leyline_engine.sglang.stage_row import StageRow
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sglang.turn_forgets import TurnForgets
 from leyline_engine.sources import SourceRegistry
@@ -385,8 +386,7 @@ class SchedulerEngine:
     def _finish(self, turn: Turn) -> None:
         """Retain an ended request as a source, and close its receipt."""
         req = turn.req
-        self.turns.pop(req.rid, None)
-        release(self.cache, turn)
+        release(self.cache, self.turns.pop(req.rid, turn))
         ran = turn.phase is Phase.RUNNING
         turn.move(Phase.ENDED)
         if ran:

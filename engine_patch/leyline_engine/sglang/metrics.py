@@ -18,7 +18,7 @@ from leyline_engine.metrics import EngineMetrics, NoMetrics, PrometheusMetrics
 from leyline_engine.occupancy import RegistryLevels, held_by_claims
 from leyline_engine.sglang.census import Census
 from leyline_engine.sglang.containment import contained
-from leyline_engine.sglang.splicer import StageRow
+from leyline_engine.sglang.stage_row import StageRow
 from leyline_engine.sources import SourceRegistry
 
 EVERY_S = 1.0

@@ -209,7 +209,7 @@ def _queue(original: Callable[..., Any], self: Any, req: Any, *args: Any, **kwar
     An engine's own row that was retracted is dropped: its turn sends another.
     """
     from leyline_engine.sglang.refusing import refuse_request
-    from leyline_engine.sglang.splicer import StageRow
+    from leyline_engine.sglang.stage_row import StageRow
 
     if isinstance(req, StageRow):
         return None
@@ -221,7 +221,7 @@ def _queue(original: Callable[..., Any], self: Any, req: Any, *args: Any, **kwar
 
 def _next_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse requests that can't run, or continue, since claims came."""
-    from leyline_engine.sglang.splicer import note_launched
+    from leyline_engine.sglang.stage_row import note_launched
 
     engine = _engine(self)
     if engine is not None:
@@ -294,7 +294,7 @@ def _stream_output(
     original: Callable[..., Any], self: Any, reqs: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Keep the engine's own prefill rows from the detokeniser: no client asked for them."""
-    from leyline_engine.sglang.splicer import StageRow
+    from leyline_engine.sglang.stage_row import StageRow
 
     return original(self, [r for r in reqs if not isinstance(r, StageRow)], *args, **kwargs)
 

@@ -19,11 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import MatchResult
 from sglang.srt.mem_cache.common import checkpoint_kv_cache
-from sglang.srt.sampling.sampling_params import SamplingParams
 
 from leyline_engine.contract import ATTENTION_SINK, CopySegment, TokenCounts
 from leyline_engine.edits import ResolvedEdit
@@ -35,6 +33,7 @@ from leyline_engine.sglang.publishing import Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.copies import turnable_copies
 from leyline_engine.sglang.rows.pool import SplicePool
+from leyline_engine.sglang.stage_row import StageRow
 from leyline_engine.sglang.turn import Phase, Source, Staging, Turn
 
 MAX_RESTARTS = 3
@@ -67,36 +66,6 @@ def planner(cache: LeylineRadixCache, *, min_copy: int, stage_cost: int) -> Call
         )
 
     return lay
-
-
-class StageRow(Req):
-    """A prefill-only request of the engine's own that computes one gap of a turn."""
-
-    def __init__(self, turn: Turn, end: int) -> None:
-        parent = turn.req
-        parameters = SamplingParams(max_new_tokens=0)
-        parameters.normalize(None)
-        super().__init__(
-            f"{parent.rid}.gap{end}",
-            "",
-            parent.origin_input_ids[:end],
-            parameters,
-            eos_token_ids=parent.eos_token_ids,
-            vocab_size=parent.vocab_size,
-            cache_salt=parent.cache_salt,
-            priority=parent.priority,
-            http_worker_ipc=parent.http_worker_ipc,
-        )
-        # The row computes what its turn would; SGLang would append the adapter to the key again.
-        self.lora_id, self.extra_key = parent.lora_id, parent.extra_key
-        # None are wanted. With data-parallel attention, other ranks must know how many there are.
-        self.logprob_start_len = -1
-        self.leyline = turn
-        self.end = end
-        self.launched = False
-        """True once a forward is launched that computes the last of it."""
-        self.complete = False
-        """True once its gap is in the tree."""
 
 
 class Splicer:
@@ -325,13 +294,6 @@ class Splicer:
         if turn.staging is not None and turn.staging.row is row and not row.complete:
             turn.staging.row = None
             turn.restarts += 1
-
-
-def note_launched(batch: Any) -> None:
-    """Note the rows whose last tokens a batch computes that SGLang is about to launch."""
-    for req in batch.reqs:
-        if isinstance(req, StageRow):
-            req.launched = req.extend_end == req.end
 
 
 def _edited(copies: Sequence[CopySegment], edit: ResolvedEdit) -> int:

@@ -80,20 +80,7 @@ def consider(
     same = continued(view, rendered) if shown and not demands else None
     if same is not None:  # nothing changed, so there is nothing to explain
         return Candidate(turn, same, (), _usable(same, (), (), turn, recompute))
-    sent = diff_messages(
-        before.messages,
-        prepared.messages,
-        old_fingerprints=before.sent_fingerprints,
-        new_fingerprints=prepared.sent_fingerprints,
-    )
-    client = sent
-    if not (before.sent_as_given and prepared.sent_as_given):
-        client = diff_messages(
-            before.client,
-            prepared.client,
-            old_fingerprints=before.client_fingerprints,
-            new_fingerprints=prepared.client_fingerprints,
-        )
+    sent, client = _alignments(before, prepared)
     diff = diff_tokens(view, rendered, sent)
     finder = CauseFinder(
         before,
@@ -112,6 +99,25 @@ def consider(
     if not shown:
         edits = _with_hidden(edits, turn, diff, client, prepared)
     return Candidate(turn, diff, tuple(edits), _usable(diff, edits, demands, turn, recompute))
+
+
+def _alignments(before: Prepared, prepared: Prepared) -> tuple[MessageDiff, MessageDiff]:
+    """Return the alignments of the sent messages, and of the caller's own lists."""
+    sent = diff_messages(
+        before.messages,
+        prepared.messages,
+        old_fingerprints=before.sent_fingerprints,
+        new_fingerprints=prepared.sent_fingerprints,
+    )
+    if before.sent_as_given and prepared.sent_as_given:
+        return sent, sent
+    client = diff_messages(
+        before.client,
+        prepared.client,
+        old_fingerprints=before.client_fingerprints,
+        new_fingerprints=prepared.client_fingerprints,
+    )
+    return sent, client
 
 
 def quoting(turns: Sequence[RetainedTurn], quotes: Quotes) -> tuple[Candidate, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from leyline_engine.contract import (
     ATTENTION_SINK,
@@ -114,18 +115,10 @@ def synthesize(
     # A forget binds wherever the span may be held, not only in the turn that serves as source.
     thorough = bool(prepared.forget_marks)
     quotes = find_quotes(usable, rendered, prepared.sent_fingerprints)
+    compare = partial(consider, recompute=recompute, decode=decode, quotes=quotes)
     candidates: list[Candidate] = []
     for index in range(len(usable) - 1, -1, -1):
-        candidate = consider(
-            usable[index],
-            prepared,
-            rendered,
-            rules,
-            names,
-            recompute=recompute,
-            decode=decode,
-            quotes=quotes,
-        )
+        candidate = compare(usable[index], prepared, rendered, rules, names)
         candidates.append(candidate)
         longest_left = max((len(turn.tokens) for turn in usable[:index]), default=0)
         if not thorough and candidate.reusable >= longest_left and not _has_holes(candidate):

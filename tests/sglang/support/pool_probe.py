@@ -109,7 +109,7 @@ def _receive(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
 
 
 def _mix(original: Callable[..., Any], self: Any, running: Any) -> Any:
-    from leyline_engine.sglang.splicer import StageRow
+    from leyline_engine.sglang.stage_row import StageRow
 
     if any(isinstance(req, StageRow) for req in self.reqs):
         logging.getLogger(__name__).warning("%s", MIXED)

@@ -48,7 +48,7 @@ from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica
 from leyline_engine.sglang.rows.layouts import read_pool
 from leyline_engine.sglang.rows.pool import SplicePool
-from leyline_engine.sglang.splicer import StageRow
+from leyline_engine.sglang.stage_row import StageRow
 
 SALT = b"salt of the test"
 """Of the names of lineages."""

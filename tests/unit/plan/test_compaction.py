@@ -203,7 +203,7 @@ def test_who_quotes_the_summary_has_the_session(templates_dir: Path, trust: str)
 
 
 def test_an_edited_summary_is_spliced_where_it_is_verbatim(templates_dir: Path) -> None:
-    """What the caller changed in the summary is prefilled, and what is around it copied."""
+    """The caller's changes to the summary are prefilled, and what is around them copied."""
     session = worked(templates_dir / "Qwen3-Coder.jinja")
     lines = SUMMARY.split("\n")
     at = len(lines) // 2

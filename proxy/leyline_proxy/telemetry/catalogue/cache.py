@@ -120,8 +120,9 @@ _LOST: tuple[CatalogueEntry, ...] = (
         "cache_busts",
         "leyline_cache_busts",
         "Turns in which tokens that the session had in reach were prefilled again, by cause. A "
-        "turn counts once for each cause. Causes: policy, declared and undeclared edits, template, "
-        "tools (the set or one of its options changed), recall (evicted text was put back in front "
+        "turn counts once for each cause. Causes: policy, declared and undeclared edits, "
+        "compaction (a summary took the place of the history), template, tools (the set or one "
+        "of its options changed), recall (evicted text was put back in front "
         "of them), failover (another engine served the turn), engine (nothing was edited: "
         "evicted, or restarted).",
         ("tenant", "model", "cause"),
