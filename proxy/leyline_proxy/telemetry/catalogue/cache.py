@@ -120,8 +120,8 @@ _LOST: tuple[CatalogueEntry, ...] = (
         "cache_busts",
         "leyline_cache_busts",
         "Turns in which tokens that the session had in reach were prefilled again, by cause. A "
-        "turn counts once for each cause. Causes: policy, declared and undeclared edits, template, "
-        "tools (the set or one of its options changed), recall (evicted text was put back in front "
+        "turn counts once for each cause. Causes: policy, declared and undeclared edits, "
+        "compaction (a summary in place of the history), template, tools (the set or one of its options changed), recall (evicted text was put back in front "
         "of them), session (the list continues a session with another id), failover (another "
         "engine served the turn), engine (nothing was edited: evicted, or restarted).",
         ("tenant", "model", "cause"),
