@@ -123,7 +123,8 @@ _LOST: tuple[CatalogueEntry, ...] = (
         "turn counts once for each cause. Causes: policy, declared and undeclared edits, "
         "compaction (a summary in place of the history), template, tools (the set or one of its "
         "options changed), recall (evicted text was put back in front of them), session (the list "
-        "continues a session with another id), failover (another engine served the turn), engine (nothing was edited: evicted, or restarted).",
+        "continues a session with another id), failover (another engine served the turn), "
+        "engine (nothing was edited: evicted, or restarted).",
         ("tenant", "model", "cause"),
         bad="'engine': the KV pool is too small. 'failover': engines fail, or come and go. "
         "'undeclared', 'template': a client rewrites its history in a way that a rule could "
