@@ -19,7 +19,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 SHORTER = (("review-auth", 9), ("triage-flaky", 14), ("stockroom", 41))
 """Sessions and the number of turns of each; the last one comes last."""
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
-WIDTH, HEIGHT = 1280, 960
+WIDTH, HEIGHT = 1280, 1080
 
 
 def main() -> None:

@@ -67,6 +67,7 @@ _SECTIONS = {
     "Settings": "The proxy",
     "AuditSettings": "The audit log",
     "LimitSettings": "Limits, shutdown and the admin port",
+    "PriceSettings": "Prices",
     "RecallSettings": "Recall",
     "SessionSettings": "Where sessions are kept",
     "TraceSettings": "Tracing",

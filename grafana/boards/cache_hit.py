@@ -239,9 +239,10 @@ def _add_busts(board: dashboard.Dashboard) -> None:
             "Busts by cause",
             "Tokens per second that the session's last turn had in this prompt's reach and that "
             "were prefilled again, by cause: policy, declared and undeclared edits, "
-            "template, tools (the tool set changed), failover (another engine), engine (nothing "
-            "was edited; it evicted or restarted). Bad: undeclared (map the role to amortize, or "
-            "stop the harness), tools (keep their order), engine (pool too small).",
+            "template, tools (the tool set changed), session (another id before), "
+            "failover (another engine), engine (nothing was edited; it evicted or "
+            "restarted). Bad: undeclared (map the role to amortize, or stop the harness), tools "
+            "(keep their order), session (keep the id), engine (pool too small).",
             [Query(per_second(BUST_TOKENS, BY_BOTH, "cause"), "{{cause}}")],
             unit="short",
             stacked=True,

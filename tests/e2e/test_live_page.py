@@ -255,10 +255,68 @@ def check_figures(page: Page, turn: dict[str, Any]) -> None:
     names = ("prefix", "spliced", "reused", "prefilled", "freed")
     expected = [tokens[name] / whole for name in names]
     assert [width / sum(widths) for width in widths] == pytest.approx(expected, abs=0.005)
-    assert page.locator(".turn-view tbody tr").count() == len(turn["edits"])
+    rows = page.get_by_role("group", name="Edits of the turn").locator("tbody tr")
+    assert rows.count() == len(turn["edits"])
     for edit in turn["edits"]:
-        row = page.locator(".turn-view tbody tr", has_text=edit["cause"]).first
-        expect(row).to_contain_text(edit["mode"])
+        expect(rows.filter(has_text=edit["cause"]).first).to_contain_text(edit["mode"])
+    check_payment(page, turn)
+
+
+def check_payment(page: Page, turn: dict[str, Any]) -> None:
+    """The turn's payment has the API's figures: the prompt by source, lost tokens by cause."""
+    tokens, busts = turn["receipt"]["tokens"], turn["busts"]
+    wanted = {"kept": tokens["prefix"], "spliced": tokens["spliced"], "reused": tokens["reused"]}
+    wanted["new"] = busts["new_tokens"]
+    for bust in busts["entries"]:
+        name = f"lost: {bust['cause']}"
+        wanted[name] = wanted.get(name, 0) + bust["tokens"]
+    wanted = {name: number for name, number in wanted.items() if number}
+    shown = page.locator(".pay [data-part]").evaluate_all(
+        "all => all.map(each => [each.dataset.part, each.querySelector('b').textContent])"
+    )
+    assert {name: int(text.replace(",", "")) for name, text in shown} == wanted
+    widths = page.locator(".paid i").evaluate_all(
+        "all => all.map(each => parseFloat(each.style.width))"
+    )
+    assert sum(widths) == pytest.approx(100)
+    rows = page.get_by_role("group", name="Lost tokens of the turn").locator("tbody tr")
+    assert rows.count() == len(busts["entries"])
+    for row, bust in zip(rows.all(), busts["entries"], strict=True):
+        expect(row).to_contain_text(bust["cause"])
+        expect(row).to_contain_text(f"{bust['tokens']:,}")
+
+
+def test_a_turn_shows_what_it_paid_for(browser: Browser, engine: str, tmp_path: Path) -> None:
+    """Lost tokens stand with message, cause, time and price; unknown time is called so."""
+    config = tmp_path / "leyline.yaml"
+    config.write_text("prices:\n  default: {currency: EUR, prefilled: 2, cached: 0.5}\n")
+    proxy = Proxy(engine, flags=("--config", str(config)))
+    try:
+        proxy.replay(5, session="paid", opening="You are asked what it costs. " * 8)
+        with closing(ChatDriver(f"{proxy.origin}/v1", policy=DEFAULT_POLICY)) as driver:
+            (recorded,) = shipped_trace().sessions
+            request = under(recorded.requests[5], "You are asked what it costs. " * 8)
+            first = {**request.messages[1], "content": "Another task: count the files."}
+            messages = (request.messages[0], first, *request.messages[2:])
+            driver.send(replace(request, messages=messages), session="paid", place=(0, 5))
+        turn = proxy.session("paid")["history"][-1]
+        (bust,) = [each for each in turn["busts"]["entries"] if each["cause"] == "undeclared"]
+        assert bust["message"] == 1 and bust["tokens"] > 100
+        with opened(browser, proxy.origin) as watched:
+            page = watched.page
+            page.get_by_role("option", name=re.compile("^Session paid")).click()
+            expect(page.get_by_role("heading", name="Turn 6 of 6")).to_be_visible()
+            expect(page.get_by_role("region", name="What did this turn pay for?")).to_be_visible()
+            check_payment(page, turn)
+            row = page.get_by_role("group", name="Lost tokens of the turn").locator("tbody tr")
+            expect(row.first).to_contain_text(f"1 ({bust['role']})")
+            expect(row.first).to_contain_text("EUR")
+            said = page.locator(".pay .sum")
+            unknown = bust["seconds"] is None
+            expect(said).to_contain_text("time unknown" if unknown else "s, EUR")
+            assert violations(page) == []
+    finally:
+        proxy.stop()
 
 
 def check_table(page: Page, history: list[dict[str, Any]]) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from support.redis_server import free_port
 from support.stack import embedded_stack
+from typer.testing import CliRunner
 
 from leyline_engine.fidelity.recall_task import SYSTEM_PROMPT, TOOLS
 from leyline_engine.replay.models.trained import THINKING_MODEL_NAME
+from leyline_proxy.cli import build_app
+from leyline_proxy.doctor import Status
+from leyline_proxy.doctor.reasoning import examine_reasoning
+from leyline_proxy.settings import Settings
 
 OUTPUTS = {"north": "port=falcon\nagent=agate", "march": "feed=basil\nclock=ebony\nbanner=fox\n"}
 FILLER = "found the line and the file was read again\nno error while all checks passed"
@@ -93,13 +100,47 @@ def test_stripped_thinking_is_remembered_over_a_splice_only(
         (edit,) = account["edits"]
         assert (edit["cause"], edit["mode"], edit["replacement_tokens"]) == ("template", mode, 0)
         assert (account["tokens"]["spliced"] >= 32) == (mode == "amortize")
+        check_busts(account, mode)
         right += answer == thought.split("\n")[1].split("=")[1]
     effect = {"amortize": "kept", "exact": "lost"}[mode]
     told = client.get("/metrics").text
     name = "leyline_reasoning_edit_tokens_total"
     counted = dict(re.findall(name + r'{.*effect="(\w+)".*} ([\d.]+)', told))
     assert {name for name, tokens in counted.items() if float(tokens) > 0} == {effect}
+    check_doctor(str(client.base_url), effect, int(float(counted[effect])))
     if mode == "amortize":
         assert right >= len(CHOSEN) - 1, found
     else:
         assert right == 0 and sum(each.answer == "lookup()" for each in found.values()) >= 2, found
+
+
+def check_busts(account: dict[str, Any], mode: str) -> None:
+    """The turn's account says what the other setting would have done with its tokens."""
+    busts = account["busts"]
+    kept, lost = busts["thinking"]["kept"], busts["thinking"]["lost"]
+    assert sum(each["tokens"] for each in busts["entries"]) == busts["lost_tokens"]
+    assert {each["cause"] for each in busts["entries"]} <= {"template"}
+    if mode == "amortize":
+        assert 32 <= kept <= account["tokens"]["spliced"] and lost == 0
+    else:
+        (entry,) = busts["entries"]
+        assert (entry["role"], entry["why"], entry["message"]) == ("template", "exact", None)
+        assert (kept, lost) == (0, entry["tokens"]) and lost >= 32
+
+
+def check_doctor(origin: str, effect: str, tokens: int) -> None:
+    """Doctor asks the running proxy, by its URL and by its settings."""
+    words = {"kept": f"amortize copied {tokens:,}", "lost": f"exact prefilled {tokens:,}"}[effect]
+    result = CliRunner().invoke(build_app(), ["doctor", origin], env={"COLUMNS": "200"})
+    assert words in result.stdout
+    host, port = origin.removeprefix("http://").rstrip("/").split(":")
+    mode = "amortize" if effect == "kept" else "exact"
+    settings = Settings(host=host, port=int(port), reasoning_edits=mode)
+    (finding,) = asyncio.run(examine_reasoning(settings))
+    assert (finding.status, finding.name) == (Status.OK, "reasoning-edits")
+    assert words in finding.detail
+    # Where amortize is set and still more was exact, somebody should look.
+    (finding,) = asyncio.run(examine_reasoning(Settings(host=host, port=int(port))))
+    assert finding.status is (Status.OK if effect == "kept" else Status.WARN)
+    (finding,) = asyncio.run(examine_reasoning(Settings(host=host, port=free_port())))
+    assert finding.status is Status.SKIP

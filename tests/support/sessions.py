@@ -26,6 +26,7 @@ from leyline_policies import Policy, load_pipeline
 from leyline_proxy.edits.prepare import PolicySession, prepare
 from leyline_proxy.model.history import history_chain
 from leyline_proxy.model.messages import Message, fingerprint
+from leyline_proxy.model.paid import Bust, Origin, Paid, Price
 from leyline_proxy.model.session import Place, RetainedTurn, Session, TurnSummary
 from leyline_proxy.model.undeclared import UndeclaredRules
 from leyline_proxy.model.verdicts import Verdict
@@ -101,6 +102,7 @@ def after_turn(
         reason=plan.reason,
         edits=plan.edits,
         receipt=receipt,
+        paid=_paid(name, len(rendered.tokens)),
     )
     session = replace(
         session, policy_states=prepared.states, places={f"run{index % 2}": Place("a", bool(index))}
@@ -115,6 +117,22 @@ def after_turn(
         answers=bool(outputs),
     )
     return session.retain(turn, summary, keep=4, now=2.0 + index)
+
+
+def _paid(name: str, tokens: int) -> Paid:
+    """The account of a turn that lost a token of its own message."""
+    return Paid(
+        compared=name,
+        estimated=False,
+        lost=1,
+        new=tokens - 1,
+        cached=3,
+        generated=None,
+        busts=(Bust(Origin("undeclared", 1, "tool", "ls", "exact", "exact"), 1, 7, (1, 2)),),
+        prefill_us=12.5,
+        price=Price("EUR", 2.0, 0.5, 6.0),
+        thinking=(0, 1),
+    )
 
 
 def turn_change(

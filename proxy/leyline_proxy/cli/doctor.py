@@ -196,6 +196,7 @@ def _ask_engine(url: str, timeout: float, as_json: bool) -> None:
         typer.echo(msgspec.json.format(msgspec.json.encode(capability), indent=2).decode())
     else:
         _print(capability)
+        _print_reasoning_edits(url, timeout)
     if not capability.splices:
         raise typer.Exit(NOT_WELL)
 
@@ -231,6 +232,23 @@ def fetch_capability(url: str, timeout: float) -> Capability:
         return msgspec.json.decode(response.content, type=Capability)
     except msgspec.DecodeError as error:
         raise Unreachable(f"{base} returns no valid capability document: {error}") from error
+
+
+def _print_reasoning_edits(url: str, timeout: float) -> None:
+    """Print what the other setting of ``reasoning_edits`` would have done, if this is a proxy."""
+    import httpx
+
+    try:
+        from ..doctor.reasoning import effects_in, told
+    except ModuleNotFoundError:  # an engine's installation asks an engine
+        return
+    base = url if "://" in url else f"http://{url}"
+    try:
+        answer = _get(base.rstrip("/").removesuffix("/v1") + "/metrics", timeout)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return
+    if answer.status_code == httpx.codes.OK and "leyline_build_info" in answer.text:
+        Console().print(f"Stripped thinking: {told(effects_in(answer.text))}.", highlight=False)
 
 
 def _get(url: str, timeout: float) -> httpx.Response:

@@ -24,6 +24,7 @@ from . import configured, machine
 from .engines import EngineNeeds, examine_engine
 from .findings import Finding, fail, ok, skip
 from .prometheus import examine_prometheus
+from .reasoning import examine_reasoning
 from .recall import examine_recall
 from .running import Check, in_thread
 from .stores import StoreNeeds, examine_store
@@ -66,6 +67,7 @@ def checks_for(situation: Situation) -> dict[str, Check]:
         # Files may be on a disk that doesn't answer: in a thread, the others continue.
         **{name: partial(in_thread, check) for name, check in at_once.items()},
         "ports": partial(machine.examine_ports, settings),
+        "reasoning-edits": partial(examine_reasoning, settings),
         "redis": partial(_redis, situation),
         "audit.redis": partial(_audit_redis, situation),
         "recall-store": partial(examine_recall, settings),

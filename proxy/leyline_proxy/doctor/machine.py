@@ -109,9 +109,14 @@ def try_port(flag: str, host: str, port: int) -> PortFacts:
     return PortFacts(flag, host, port)
 
 
-async def _is_leyline(host: str, port: int) -> bool:
+def reachable_at(host: str) -> str:
+    """Return the host part of a URL for what listens on ``host``."""
     there = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    there = f"[{there}]" if ":" in there else there
+    return f"[{there}]" if ":" in there else there
+
+
+async def _is_leyline(host: str, port: int) -> bool:
+    there = reachable_at(host)
     async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False) as client:
         for path, member in (("/readyz", "upstreams"), ("/healthz", "status")):
             try:

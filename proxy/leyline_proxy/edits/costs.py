@@ -51,18 +51,26 @@ class CostBook:
 
 
 class CostBooks:
-    """The cost books of all models, by their metric label, of which there are few."""
+    """The cost books of all models, by their metric label, of which there are few; and of each
+    model's engines."""
 
     def __init__(self) -> None:
         self._books: defaultdict[str, CostBook] = defaultdict(CostBook)
+        self._of_engines: defaultdict[tuple[str, str], CostBook] = defaultdict(CostBook)
 
     def cost(self, model: str, *, splices: bool) -> EditCost:
         """Return a model's costs; those of an empty book until a turn gives some."""
         return (self._books.get(model) or CostBook()).cost(splices=splices)
 
-    def learn(self, model: str, receipt: Receipt, ttft_s: float | None) -> None:
+    def learn(self, model: str, engine: str, receipt: Receipt, ttft_s: float | None) -> None:
         """Record the cost of a turn; see :meth:`CostBook.learn`."""
         self._books[model].learn(receipt, ttft_s)
+        self._of_engines[model, engine].learn(receipt, ttft_s)
+
+    def prefill_us(self, model: str, engine: str) -> float | None:
+        """Return one engine's microseconds per prefilled token; None until a turn gives some."""
+        book = self._of_engines.get((model, engine))
+        return (book.cost(splices=False).prefill_us if book is not None else 0.0) or None
 
     def avoided_s(self, model: str, receipt: Receipt) -> float:
         """Estimate the seconds saved: prefilling the copied tokens, less the copies. 0 until a

@@ -63,6 +63,9 @@ class ApiCall(ABC):
         """Return the client's headers; the upstream client filters them further."""
         return self.request.headers.raw
 
+    def planned(self, turn: Turn) -> None:  # noqa: B027 - most need nothing
+        """Note a turn that is about to go to an engine; after a failure there is another."""
+
     def whole(self, body: bytes, answer: Mapping[str, Any]) -> bytes:
         """Return an engine's whole answer in the client's API, without the account.
 

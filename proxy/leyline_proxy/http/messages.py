@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..apis.anthropic.answer import map_answer, map_usage
+from ..apis.anthropic.diagnostics import Asked, asked_diagnostics, diagnosis, print_of
 from ..apis.anthropic.errors import FieldError, error_document
 from ..apis.anthropic.models import map_models
 from ..apis.anthropic.native import NativeMessages
@@ -25,6 +26,7 @@ from ..model.fields import OPTIONS_FIELD
 from ..request.parse import ChatRequest, decode_body, parse_chat
 from ..tenants import Tenant
 from ..turns import Account
+from ..turns.settled import planned_loss
 from ..turns.turn import Turn
 from ..upstream.headers import RawHeaders
 from ..wiring.services import Services
@@ -44,11 +46,15 @@ class MessagesCall(ApiCall):
         self.headers["request-id"] = self._request_id
         self._mapping: ChatMapping | None = None
         self._error_code: str | None = None
+        self._asked: Asked | None = None
+        self._diagnosis: dict[str, Any] | None = None
 
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
         """Return the chat request for the body."""
         try:
-            self._mapping = map_request(decode_body(raw), runs=self.runs)
+            body = decode_body(raw)
+            self._mapping = map_request(body, runs=self.runs)
+            self._asked = asked_diagnostics(body)
             mapped = msgspec.json.encode(self._mapping.body)
         except FieldError as error:
             self._error_code = error.code
@@ -63,9 +69,24 @@ class MessagesCall(ApiCall):
         given = super().headers_upstream()
         return [item for item in given if not item[0].lower().startswith(b"anthropic-")]
 
+    def planned(self, turn: Turn) -> None:
+        """Compare the request with the one before, if asked to."""
+        if self._asked is None or self._mapping is None:
+            return
+        tenant, prints = turn.request.tenant.name, self.services.prints
+        chain = prints.chain(turn.request.fingerprints)
+        model, fingerprints = turn.request.computed_by, turn.request.fingerprints
+        made = print_of(self._mapping, model, fingerprints, chain[-1] if chain else 0)
+        if (previous := self._asked.previous) is not None:
+            before = prints.get(tenant, previous)
+            self._diagnosis = diagnosis(before, made, chain, planned_loss(turn))
+        prints.put(tenant, self._message_id, made)
+
     def whole(self, body: bytes, answer: Mapping[str, Any]) -> bytes:
         """Return an answer as a message."""
         message = map_answer(answer, message_id=self._message_id, stop_sequences=self._stops)
+        if self._asked is not None:
+            message["diagnostics"] = self._diagnosis
         return orjson.dumps(message)
 
     def members(self, account: Account, usage: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -75,8 +96,13 @@ class MessagesCall(ApiCall):
 
     def events(self, turn: Turn) -> MessageEvents:
         """Return the mapping to a message's events."""
-        model = turn.request.model
-        return MessageEvents(message_id=self._message_id, model=model, stop_sequences=self._stops)
+        head = {"diagnostics": self._diagnosis} if self._asked is not None else {}
+        return MessageEvents(
+            message_id=self._message_id,
+            model=turn.request.model,
+            stop_sequences=self._stops,
+            head=head,
+        )
 
     def error(self, error: ProxyError, headers: Mapping[str, str]) -> Response:
         """Return an error of Anthropic's API."""

@@ -89,6 +89,7 @@ class TurnExchange(Exchange):
             turn = await self.services.turns.begin(chat, failed, again=turn)
             self.message_id = turn.message_id
             note_planned(turn)
+            self._call.planned(turn)
             self.extra_headers["x-leyline-session"] = turn.identity.session_id
             self._others = self._may_go_on(chat, {*failed, turn.replica.name})
             response: Response | None = None

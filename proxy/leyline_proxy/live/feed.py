@@ -173,7 +173,8 @@ class LiveFeed:
         """Publish the session's newest turn, which was answered in full."""
         turn = session.history[-1]
         if turn.receipt is not None:
-            self._trends.add(session.tenant, self._now(), turn.receipt.tokens)
+            thinking = turn.paid.thinking if turn.paid is not None else (0, 0)
+            self._trends.add(session.tenant, self._now(), turn.receipt.tokens, thinking)
         channel = self._open(session.tenant)
         if channel is not None:
             line = session_overview(overview(session))

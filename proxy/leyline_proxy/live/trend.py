@@ -25,6 +25,10 @@ class Step:
     spliced: int = 0
     reused: int = 0
     freed: int = 0
+    thinking_kept: int = 0
+    """Tokens copied after stripped thinking, which ``exact`` would have prefilled."""
+    thinking_lost: int = 0
+    """Tokens prefilled after stripped thinking, which ``amortize`` would have copied."""
 
 
 class Trends:
@@ -33,8 +37,14 @@ class Trends:
     def __init__(self) -> None:
         self._steps: OrderedDict[str, deque[Step]] = OrderedDict()
 
-    def add(self, tenant: str, now: float, tokens: TokenCounts) -> None:
-        """Count one turn."""
+    def add(
+        self, tenant: str, now: float, tokens: TokenCounts, thinking: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Count one turn.
+
+        Args:
+            thinking: tokens kept and lost after stripped thinking.
+        """
         steps = self._steps.get(tenant)
         if steps is None:
             steps = self._steps[tenant] = deque(maxlen=STEPS)
@@ -52,6 +62,8 @@ class Trends:
         step.spliced += tokens.spliced
         step.reused += tokens.reused
         step.freed += tokens.freed
+        step.thinking_kept += thinking[0]
+        step.thinking_lost += thinking[1]
 
     def of(self, tenant: str, now: float) -> list[Step]:
         """Return the tenant's steps of the last hour, oldest first."""

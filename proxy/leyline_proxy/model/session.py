@@ -18,6 +18,7 @@ from leyline_engine.contract import (
 )
 
 from .asides import Aside
+from .paid import Paid
 from .prepared import Prepared
 from .readings import Readings
 from .rendered import Rendered
@@ -170,6 +171,8 @@ class TurnSummary:
     reason: Reason | None
     edits: tuple[EditRecord, ...]
     receipt: Receipt | None
+    paid: Paid | None = None
+    """The reasons for its prefilled tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,18 @@ CAUSES = (
     "template",
     "tools",
     "recall",
+    "session",
     "failover",
     "engine",
 )
 """Reasons for lost tokens; ``engine``: nothing was edited, but the engine no longer had them."""
+
+PAGE_CAUSE = "page"
+"""Cause of lost tokens that fill no page, as engines cache whole pages; only in turns' accounts."""
+
+MODEL_CAUSE = "model"
+"""Cause of tokens that another model of the session had; only in turns' accounts, since that model
+still has them."""
 
 RECALL = "recall"
 """Cause of what a recall changes in a turn's messages."""

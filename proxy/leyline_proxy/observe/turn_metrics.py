@@ -8,7 +8,7 @@ from ..model.places import owed
 from ..model.session import Session
 from ..telemetry.metrics import Metrics, exemplar
 from ..turns.accounting import forget_result
-from ..turns.settled import SettledTurn
+from ..turns.settled import SettledTurn, generated_tokens
 from ..turns.turn import Turn
 
 
@@ -56,7 +56,7 @@ def _count_turn(metrics: Metrics, settled: SettledTurn) -> None:
         metrics.receipts_missing.labels(model).inc()
     _count_edits(metrics, turn, tenant, reason)
     _count_splice(metrics, settled, tenant, model)
-    if generated := _generated(settled):
+    if generated := generated_tokens(settled.record, settled.usage):
         metrics.completion_tokens.labels(tenant, model).inc(generated)
     account = settled.cache
     metrics.count_busts(tenant, model, account.busts)
@@ -98,11 +98,3 @@ def _count_splice(metrics: Metrics, settled: SettledTurn, tenant: str, model: st
     if copied > 0:
         metrics.prefill_avoided_tokens.labels(tenant, model).inc(copied)
         metrics.prefill_avoided_seconds.labels(tenant, model).inc(settled.avoided_s)
-
-
-def _generated(settled: SettledTurn) -> int:
-    """Return the tokens of the answer, as far as the engine reported."""
-    told = settled.usage.get("completion_tokens") if settled.usage is not None else None
-    if isinstance(told, int):
-        return max(0, told)
-    return len(settled.record.output_ids) if settled.record is not None else 0

@@ -14,62 +14,36 @@ themselves; the engine doesn't report their places, so they reduce what was lost
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from leyline_engine.contract import TokenCounts
+from leyline_engine.contract import TokenCounts, uncovered
 
-from ..model.diff import diff_messages
-from ..model.messages import text_of
-from ..model.prepared import Prepared
-from ..model.session import RetainedTurn
-from ..model.vocabulary import CAUSES
-from .candidates import Candidate, Edit
-
-Moved = Literal["", "failover", "engine"]
+from ..model.vocabulary import MODEL_CAUSE, PAGE_CAUSE
+from .reach import Cut, Reach, Stretch, cause_label
 
 PAGE = 64
 """Smallest loss that counts as the engine's, which rounds down to whole pages of its pool."""
 
-_MESSAGE_WEIGHT = 16
-"""Characters counted for a message's role and marks."""
-
 Interval = tuple[int, int]
 
 
-class Stretch(NamedTuple):
-    """Prompt tokens ``[start, end)`` of the retained turn, with the causes of edits before them."""
+class Loss(NamedTuple):
+    """Prompt tokens within reach that were prefilled, under one cause."""
 
+    cause: str
+    """One of :data:`~leyline_proxy.model.vocabulary.CAUSES`, ``page`` or ``model``."""
+    cut: Cut | None
+    """The edit to blame; None if no edit is, or if only messages are known."""
     start: int
-    end: int
-    first: str
-    """Cause of the first edit before; empty if there is none."""
-    hard: str
-    """Cause of the first edit before that can't be spliced over; empty if there is none."""
-    thinking: bool = False
-    """True if the template stripped thinking before."""
+    """Place in the prompt; 0 if unknown."""
+    tokens: int
     kept_out: bool = False
-    """True if nothing but such exact edits is in the way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """The parts of a prompt that one retained turn has."""
-
-    stretches: tuple[Stretch, ...] = ()
-    """Stretches by position. If :attr:`estimated` is set, only their lengths count, and only tokens
-    after the first edit, if any."""
-    known: bool = False
-    """True if there was a retained turn to compare with."""
-    estimated: bool = False
-    """True if derived from messages: the tokens aren't known here."""
-    moved: Moved = ""
-    """The reason that the serving engine can't have the KV: it is on another engine, or this one
-    was restarted."""
-    context: str = ""
-    """:attr:`~leyline_proxy.model.rendered.Rendered.context` of a turn without tokens."""
+    """See :class:`Stretch`."""
+    placed: bool = True
+    """True if the place is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,61 +64,8 @@ class CacheAccount:
     """Copied tokens after thinking that the template stripped: prefilled, were such edits exact."""
     thinking: int = 0
     """Lost tokens that would have been copied, were such edits amortized."""
-
-
-def reach_of(candidate: Candidate, moved: Moved = "") -> Reach:
-    """Return the parts of a prompt that a retained turn has, from the comparison of both."""
-    turn = candidate.turn
-    # The last generated token has never been read and has no KV.
-    limit = len(turn.tokens) - bool(turn.output_ids)
-    stretches: list[Stretch] = []
-    ahead = deque(sorted(candidate.edits, key=lambda edit: edit.hunk.new_start))
-    first = hard = other = ""
-    thinking = False
-    for run in candidate.diff.kept:
-        left, end = run.dest, run.dest + min(run.end, limit) - run.start
-        while left < end:
-            while ahead and ahead[0].hunk.new_start <= left:
-                edit = ahead.popleft()
-                first = first or _cause(edit)
-                cause = _cause(edit) if edit.mode != "amortize" else ""
-                hard = hard or cause
-                strips = all(each.thinking for each in edit.causes)
-                thinking = thinking or strips
-                other = other or ("" if strips else cause)
-            right = min(end, ahead[0].hunk.new_start) if ahead else end
-            kept_out = bool(hard) and not other
-            stretches.append(Stretch(left, right, first, hard, thinking, kept_out))
-            left = right
-    return Reach(tuple(stretches), known=True, moved=moved)
-
-
-def reach_by_messages(
-    last: RetainedTurn, prepared: Prepared, first: str, context: str, moved: Moved = ""
-) -> Reach:
-    """Estimate the part of a prompt that a retained turn has if tokens aren't known: the engine's
-    count of its prompt, divided by the length of messages.
-
-    Args:
-        first: cause of the first edit since; empty if there is none.
-        context: of this prompt.
-    """
-    held = last.receipt.tokens.prompt if last.receipt is not None else 0
-    behind = _kept_behind(last.prepared, prepared)
-    length = held
-    if last.rendered.context != context:
-        first = "tools"
-    elif first or behind:
-        first, length = first or "undeclared", int(held * behind)
-    cause = cause_label(first)
-    stretches = (Stretch(0, length, cause, cause),) if length > 0 else ()
-    return Reach(stretches, held > 0, estimated=True, moved=moved, context=context)
-
-
-def cause_label(cause: str) -> str:
-    """Return the cause of an edit without names."""
-    kind = cause.partition(":")[0]
-    return kind if kind in CAUSES or not kind else "policy"
+    losses: tuple[Loss, ...] = ()
+    """All lost tokens by place, those of partial pages included."""
 
 
 def settle(
@@ -154,6 +75,7 @@ def settle(
     copies: Sequence[Interval] = (),
     told: int | None = None,
     reconciled: bool = True,
+    page: int | None = None,
 ) -> CacheAccount:
     """Account for every token of a prompt.
 
@@ -162,6 +84,7 @@ def settle(
         copies: prompt ranges that the engine was asked to splice, by position.
         told: ``cached_tokens`` of the engine's usage; None if absent.
         reconciled: True if the cached tokens should agree with the plan.
+        page: tokens per page of the engine's pool; None if unknown.
     """
     prompt = max(0, tokens.prompt)
     cached = min(max(0, tokens.prefix), prompt)
@@ -169,13 +92,17 @@ def settle(
     reused = min(max(0, tokens.reused), prompt - cached - spliced)
     prefilled = prompt - cached - spliced - reused
     done = _done(copies, cached, spliced)
-    lost = list(_lost(reach, prompt, cached, done))
-    busts = _shared_out(((each.cause, each.tokens) for each in lost), prefilled)
+    lost = list(_lost(reach, prompt, cached, done, page))
+    losses = tuple(_limited(lost, prefilled))
+    busts = _by_cause(losses)
     if busts.get("engine", 0) < PAGE:
         busts.pop("engine", None)
     fresh = prefilled - sum(busts.values())
     missing = found = 0
-    if reconciled and reach.known and prompt:
+    # An engine finds another session's exact prefix, but not what that one spliced; and nothing of
+    # another model's.
+    comparable = reach.known and reach.moved not in ("session", MODEL_CAUSE)
+    if reconciled and comparable and prompt:
         actual = cached + spliced + reused if told is None else told
         missing, found = _discrepancy(reach, copies, prompt, actual, reused)
     after_thinking = _covered(
@@ -186,38 +113,8 @@ def settle(
     )
     thinking = min(prefilled, sum(each.tokens for each in lost if each.kept_out))
     return CacheAccount(
-        cached, spliced, reused, fresh, busts, missing, found, after_thinking, thinking
+        cached, spliced, reused, fresh, busts, missing, found, after_thinking, thinking, losses
     )
-
-
-def _cause(edit: Edit) -> str:
-    """Return the cause that gives the edit its mode."""
-    strict = (cause.cause for cause in edit.causes if cause.mode == edit.mode)
-    return cause_label(next(strict, "template"))
-
-
-def _kept_behind(last: Prepared, now: Prepared) -> float:
-    """Return the share of the last prompt that is kept after the first edit."""
-    before, after = last.sent_fingerprints, now.sent_fingerprints
-    if after[: len(before)] == before:
-        return 0.0
-    steps = diff_messages(
-        last.messages,
-        now.messages,
-        old_fingerprints=before,
-        new_fingerprints=after,
-    ).steps
-    behind = whole = 0
-    edited = False
-    for step in steps:
-        if step.old is None:
-            edited = True
-            continue
-        weight = len(text_of(last.messages[step.old])) + _MESSAGE_WEIGHT
-        whole += weight
-        edited = edited or step.kind != "kept"
-        behind += weight if edited and step.kind == "kept" else 0
-    return behind / whole if whole else 0.0
 
 
 def _done(copies: Sequence[Interval], cached: int, spliced: int) -> list[Interval]:
@@ -234,48 +131,91 @@ def _done(copies: Sequence[Interval], cached: int, spliced: int) -> list[Interva
     return done
 
 
-class _Lost(NamedTuple):
-    """Tokens of a stretch that were prefilled again."""
-
-    cause: str
-    tokens: int
-    kept_out: bool
-
-
-def _lost(reach: Reach, prompt: int, cached: int, done: Sequence[Interval]) -> Iterator[_Lost]:
-    """Yield tokens within reach that were neither cached nor spliced, by stretch."""
+def _lost(
+    reach: Reach, prompt: int, cached: int, done: Sequence[Interval], page: int | None
+) -> Iterator[Loss]:
+    """Yield tokens within reach that were neither cached nor spliced, by place."""
+    places = [cut.position for cut in reach.cuts]
     at = 0
     for stretch in reach.stretches:
-        cause = _blamed(reach, stretch, spliced=bool(done))
+        cause, cut = _blamed(reach, stretch, bisect_right(places, stretch.start), bool(done))
         if reach.estimated and stretch.first:
-            yield _Lost(cause, stretch.end - stretch.start, False)
+            yield Loss(cause, None, 0, stretch.end - stretch.start, placed=False)
             continue
         # The last token of a prompt is always computed.
         start, end = max(stretch.start, cached), min(stretch.end, prompt - 1)
         while at < len(done) and done[at][1] <= start:
             at += 1
-        covered, place = 0, at
-        while place < len(done) and done[place][0] < end:
-            covered += max(0, min(end, done[place][1]) - max(start, done[place][0]))
-            place += 1
-        yield _Lost(cause, max(0, end - start - covered), stretch.kept_out)
+        last = at
+        while last < len(done) and done[last][0] < end:
+            last += 1
+        for left, right in uncovered((start, end), done[at:last]) if start < end else ():
+            if stretch.first or reach.moved:
+                yield Loss(cause, cut, left, right - left, stretch.kept_out)
+                continue
+            whole = _whole_pages(left, right, min(stretch.end, prompt - 1), page)
+            if whole > left:
+                yield Loss(cause, None, left, whole - left)
+            if right > whole:
+                yield Loss(PAGE_CAUSE, None, whole, right - whole)
 
 
-def _blamed(reach: Reach, stretch: Stretch, *, spliced: bool) -> str:
-    if reach.moved:
-        return stretch.hard or reach.moved
-    return (stretch.hard if spliced else "") or stretch.first or "engine"
+def _whole_pages(left: int, right: int, end: int, page: int | None) -> int:
+    """Return the end of the part of ``[left, right)`` that whole pages could have held.
+
+    Args:
+        end: end of the unedited tokens, of which an engine's cache has no partial page.
+    """
+    if page is None:
+        return left if right - left < PAGE else right
+    return min(right, max(left, end - end % page))
 
 
-def _shared_out(lost: Iterable[tuple[str, int]], prefilled: int) -> dict[str, int]:
-    """Return sums by cause, limited to the number of prefilled tokens."""
-    busts: dict[str, int] = {}
-    for cause, count in lost:
-        taken = min(count, prefilled)
+def _blamed(reach: Reach, stretch: Stretch, before: int, spliced: bool) -> tuple[str, Cut | None]:
+    """Return the cause of a stretch's loss, and its edit.
+
+    Args:
+        before: number of edits in front of the stretch.
+        spliced: True if the engine copied something. An edit that it spliced over then cuts
+            nothing after the next edit.
+    """
+    cuts = reach.cuts[:before]
+    hard = stretch.hard if reach.moved or spliced else ""
+    if hard:
+        cut = next((cut for cut in cuts if cut.mode != "amortize"), None)
+    elif reach.moved:
+        return reach.moved, None
+    else:
+        cut = next(iter(cuts[-1:] if spliced else cuts), None)
+    label = hard or stretch.first or "engine"
+    return (label, None) if cut is None else (cause_label(cut.cause), cut)
+
+
+def _limited(lost: Iterable[Loss], prefilled: int) -> Iterator[Loss]:
+    """Yield losses up to the number of prefilled tokens."""
+    for each in lost:
+        taken = min(each.tokens, prefilled)
         prefilled -= taken
         if taken > 0:
-            busts[cause] = busts.get(cause, 0) + taken
+            yield each._replace(tokens=taken)
+
+
+def _by_cause(losses: Iterable[Loss]) -> dict[str, int]:
+    """Return sums by cause; partial pages are the engine's, and another model's tokens no loss."""
+    busts: dict[str, int] = {}
+    for each in losses:
+        if each.cause == MODEL_CAUSE:
+            continue
+        cause = "engine" if each.cause == PAGE_CAUSE else each.cause
+        busts[cause] = busts.get(cause, 0) + each.tokens
     return busts
+
+
+def expected_loss(reach: Reach, copies: Collection[Interval]) -> int:
+    """Return the tokens within reach that an engine which has everything will prefill again."""
+    kept = [] if reach.moved else [(s.start, s.end) for s in reach.stretches if not s.first]
+    within = [(stretch.start, stretch.end) for stretch in reach.stretches]
+    return _covered([*within, *copies]) - _covered([*kept, *copies])
 
 
 def _discrepancy(

@@ -61,6 +61,8 @@ class PlanInput:
     """True if the caller gave the session its id."""
     traced: bool = True
     """True if earlier turns of a session unknown here can be found by its id."""
+    before: Session | None = None
+    """The session that a new one continues under another id; for the account alone."""
     told: RecalledTexts | None = None
     """Evicted texts to put back; None if nothing may be."""
     appended: tuple[Aside, ...] = ()

@@ -32,10 +32,10 @@ from ..model.rendered import Rendered
 from ..model.session import EditRecord, RetainedTurn
 from ..model.spans import ANYTHING, SpanNames, span_labels
 from ..model.undeclared import COMPACTION, UndeclaredRules
-from .busts import Reach, reach_of
 from .candidates import Candidate, Edit, consider, demand_cause, quoting, record_of, records_of
 from .cover import MIN_SWITCH, Piece, cover
 from .quotes import find_quotes
+from .reach import Reach, reach_of
 from .stripped import Decode
 from .uncached import StandingEdits
 

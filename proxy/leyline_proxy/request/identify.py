@@ -151,7 +151,7 @@ async def identify(
         session_id = public_id(name, secret)
         session = await store.get(request.tenant.name, session_id)
         return Identity(session_id, NAMED, (), session, "header")
-    chain = _chain_of(request, key)
+    chain = chain_of(request, key)
     # A name may be as long as a body.
     shared = f"{where}:{public_id(name, secret)}" if name is not None else ""
     new = Identity("", shared, chain, None)
@@ -270,7 +270,7 @@ def _likeness(session: Session, request: ChatRequest) -> int:
     return likeness(stored, request.fingerprints, roles)
 
 
-def _chain_of(request: ChatRequest, key: bytes) -> tuple[int, ...]:
+def chain_of(request: ChatRequest, key: bytes) -> tuple[int, ...]:
     """Return the request's history without chaining the part from an earlier body again."""
     known = request.read.chains.get(key, ()) if request.read is not None else ()
     chain = tuple(history_chain(request.fingerprints, key, known))

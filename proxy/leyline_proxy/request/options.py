@@ -38,6 +38,8 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Those of the tenant's groups that the turn takes part in; None for all."""
     reuse_margin: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     """The smallest margin, in logits, at which that is trusted; None for the tenant's setting."""
+    busts: Literal["off", "sums", "entries"] = "entries"
+    """How much of ``leyline.busts`` the answer has."""
     context: ContextOption | None = None
     """Texts to have in the prompt, and to keep out of it; None for what policies leave."""
 

@@ -9,6 +9,7 @@ import msgspec
 
 from leyline_engine.contract import Receipt
 
+from ..model.paid import paid_account
 from ..model.session import EditRecord, Session, TurnSummary
 
 
@@ -119,4 +120,5 @@ def turn_document(turn: TurnSummary) -> dict[str, Any]:
         "planned": turn.planned.value,
         "edits": [edit_account(edit) for edit in turn.edits],
         "receipt": receipt_account(turn.receipt) if turn.receipt is not None else None,
+        "busts": paid_account(turn.paid),
     }

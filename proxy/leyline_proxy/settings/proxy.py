@@ -27,6 +27,7 @@ from .file import read_config
 from .limits import MIB, LimitSettings
 from .off import Reuse
 from .other_paths import PassThrough
+from .prices import PriceSettings
 from .recall import RecallSettings
 from .tenant import TenantSettings
 from .tracing import TraceSettings
@@ -61,7 +62,13 @@ class UpstreamSettings(BaseModel):
 
 
 class Settings(
-    AuditSettings, LimitSettings, RecallSettings, TraceSettings, WarmStartSettings, BaseSettings
+    AuditSettings,
+    LimitSettings,
+    PriceSettings,
+    RecallSettings,
+    TraceSettings,
+    WarmStartSettings,
+    BaseSettings,
 ):
     """Everything an operator can set. Nested values in the environment are JSON."""
 

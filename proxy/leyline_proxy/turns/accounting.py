@@ -18,6 +18,7 @@ from leyline_engine.contract import (
 )
 
 from ..model.derived import Derived
+from ..model.paid import Paid, paid_account
 from ..model.rendered import Rendered
 from ..model.session import RetainedTurn
 from ..model.vocabulary import ForgetResult
@@ -96,6 +97,8 @@ def final_receipt(
 def caller_account(
     turn: Turn,
     receipt: Receipt,
+    paid: Paid | None = None,
+    *,
     refused_pins: Sequence[Mapping[str, Any]] = (),
     forgets_owed: int = 0,
     recalled: Sequence[RecallOutcome] = (),
@@ -103,11 +106,14 @@ def caller_account(
     """Return the member ``leyline`` of the response: receipt, edits and policy faults, no text.
 
     Args:
+        paid: the reasons for the turn's prefilled tokens; None if unknown.
         refused_pins: pins of messages that an engine with claims refused.
         forgets_owed: number of engine runs that still have to forget something of the session.
         recalled: what became of recalled texts.
     """
     account = receipt_account(receipt)
+    if (wanted := turn.request.options.busts) != "off":
+        account["busts"] = paid_account(paid, entries=wanted != "sums")
     result = forget_result(turn, receipt, forgets_owed)
     if result is not None:
         account["forgot"] = {"result": result, **(account["forgot"] or {})}

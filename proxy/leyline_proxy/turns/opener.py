@@ -25,6 +25,7 @@ from ..upstream.pool import Names, ReplicaPool
 from ..upstream.replica import Replica
 from .cache_scope import check_scope
 from .named import NamedSources
+from .predecessors import Predecessors
 from .replanning import RecallPlans
 from .turn import Turn
 from .under_way import TurnsUnderWay
@@ -38,6 +39,7 @@ class TurnOpener:
         hints_secret: shared with the engine, which ignores envelopes that aren't signed with it.
         history_key: keys the histories by which sessions without a name are found.
         plans: plans turns, with what is put back into them.
+        predecessors: finds sessions that new ones continue.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class TurnOpener:
         hints_secret: str | None,
         history_key: bytes,
         plans: RecallPlans,
+        predecessors: Predecessors,
     ) -> None:
         self._under_way = under_way
         self._store = store
@@ -65,6 +68,7 @@ class TurnOpener:
         self._hints_secret = hints_secret
         self._history_key = history_key
         self._plans = plans
+        self._predecessors = predecessors
 
     async def begin(
         self,
@@ -109,6 +113,7 @@ class TurnOpener:
     ) -> Turn:
         check_scope(request.tenant, replica.status)
         given = self._input(request, identity, effective, replica)
+        given = replace(given, before=await self._predecessors.of(request, identity))
         given, planned = await self._plans.plan(given, identity, replica)
         session, message_id = given.session, f"m-{uuid4().hex}"
         envelope = turn_envelope(

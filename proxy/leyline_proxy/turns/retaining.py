@@ -68,6 +68,7 @@ def session_after(
         receipt=receipt,
         planned=plan.planned,
         reason=plan.reason,
+        paid=settled.paid,
     )
     return current.retain(kept, summary, keep=keep, now=now)
 

@@ -9,9 +9,11 @@ from typing import Any
 from leyline_engine.contract import CopySegment, Receipt, TurnRecord
 
 from ..model.asides import Aside
+from ..model.paid import Paid
 from ..model.sentences import sentences_of
 from ..model.session import RetainedTurn
-from ..plan.busts import CacheAccount, settle
+from ..plan.busts import CacheAccount, expected_loss, settle
+from ..plan.synthesis import TurnPlan
 from .accounting import cached_of_usage, retained_turn
 from .recall_reports import RecallOutcome
 from .turn import Turn
@@ -42,6 +44,8 @@ class SettledTurn:
     """The proxy's own answer to the turn's calls of the recall tool."""
     recalled: tuple[RecallOutcome, ...] = ()
     """What became of the texts that were recalled into its prompt."""
+    paid: Paid | None = None
+    """The reasons for its prefilled tokens; None without the engine's counts."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -85,14 +89,34 @@ def source_of(
     return replace(source, sentences=sentences_of(renderer.decode(source.output_ids), key))
 
 
+def generated_tokens(record: TurnRecord | None, usage: Mapping[str, Any] | None) -> int | None:
+    """Return the tokens of an answer; None if the engine doesn't report them."""
+    told = usage.get("completion_tokens") if usage is not None else None
+    if isinstance(told, int):
+        return max(0, told)
+    return len(record.output_ids) if record is not None else None
+
+
 def cache_account(turn: Turn, receipt: Receipt, usage: Mapping[str, Any] | None) -> CacheAccount:
     """Return the origin of a turn's prompt tokens, and the lost part of its reach by cause."""
-    plan = turn.planned.plan
+    plan, capability = turn.planned.plan, turn.status.capability
+    layout = capability.kv if capability is not None else None
     return settle(
         plan.reach,
         receipt.tokens,
-        copies=[(s.dest, s.dest_end) for s in plan.segments if isinstance(s, CopySegment)],
+        copies=_copies(plan),
         told=cached_of_usage(usage),
         # A forget also removes KV that has read the text, cached or not.
         reconciled=not plan.forgets,
+        page=layout.page_tokens if layout is not None else None,
     )
+
+
+def planned_loss(turn: Turn) -> int:
+    """Return the tokens that a turn will lose if its engine has, and does, all that is planned."""
+    plan = turn.planned.plan
+    return expected_loss(plan.reach, _copies(plan))
+
+
+def _copies(plan: TurnPlan) -> list[tuple[int, int]]:
+    return [(s.dest, s.dest_end) for s in plan.segments if isinstance(s, CopySegment)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,10 @@ from ..edits.costs import CostBooks
 from ..errors import RefusedByClaimError
 from ..model.asides import Aside
 from ..model.fields import OPTIONS_FIELD
+from ..model.paid import Paid, Price
 from ..model.places import owed
 from ..model.session import Session
+from ..plan.busts import CacheAccount
 from ..request.context_management import CONTEXT_FIELD
 from ..sessions.store import SessionChange
 from ..telemetry.metrics import Metrics, exemplar
@@ -22,11 +24,12 @@ from ..telemetry.tracing.usage import receipt_span
 from ..upstream.pool import ReplicaPool
 from .accounting import account_headers, caller_account, final_receipt
 from .erasure import Erasures
+from .paying import paid_for
 from .ports import PinRefusals, TurnObserver
 from .recall_reports import RecallOutcome, recall_outcomes
 from .records import record_of, record_of_refusal, run_of
 from .retaining import session_after, session_owing, session_without
-from .settled import SettledTurn, cache_account, source_of
+from .settled import SettledTurn, cache_account, generated_tokens, source_of
 from .turn import Turn
 from .under_way import TurnsUnderWay
 from .writing import Writing
@@ -51,6 +54,7 @@ class TurnSettler:
         pinning: reports refused pins.
         retained_turns: number of a session's turns that stay as sources.
         history_key: keys what is remembered of answers.
+        price_of: returns a model's price, by the name in the request; None if it has none.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class TurnSettler:
         metrics: Metrics,
         observers: Sequence[TurnObserver],
         retained_turns: int,
+        price_of: Callable[[str], Price | None],
         history_key: bytes = b"",
     ) -> None:
         self._under_way = under_way
@@ -78,6 +83,7 @@ class TurnSettler:
         self._observers = observers
         self._retained_turns = retained_turns
         self._history_key = history_key
+        self._price_of = price_of
 
     async def aclose(self) -> None:
         """Cancel the work that runs alongside the requests."""
@@ -88,7 +94,8 @@ class TurnSettler:
         """Return the account of a turn that isn't settled yet."""
         receipt = final_receipt(turn, None, usage)
         outcomes = recall_outcomes(turn, receipt)
-        return self._account(turn, receipt, turn.identity.session, outcomes)
+        paid = self._paid(turn, receipt, None, usage, cache_account(turn, receipt, usage))
+        return self._account(turn, receipt, turn.identity.session, outcomes, paid)
 
     async def settle(
         self,
@@ -114,6 +121,10 @@ class TurnSettler:
         clock, model = turn.request.clock, self._pool.label(turn.request.model)
         with clock.working():
             with self._metrics.stage("account"):
+                avoided_s = self._costs.avoided_s(model, receipt)
+                ttft_s = clock.engine_ttft_s if turn.request.stream else None
+                self._costs.learn(model, turn.replica.name, receipt, ttft_s)
+                cache = cache_account(turn, receipt, usage)
                 settled = SettledTurn(
                     turn=turn,
                     receipt=receipt,
@@ -123,18 +134,17 @@ class TurnSettler:
                     source=source_of(
                         turn, record, receipt, run, quotable=quotable, key=self._history_key
                     ),
-                    cache=cache_account(turn, receipt, usage),
+                    cache=cache,
                     model=model,
-                    avoided_s=self._costs.avoided_s(model, receipt),
+                    avoided_s=avoided_s,
                     aside=aside,
                     recalled=recall_outcomes(turn, receipt),
+                    paid=self._paid(turn, receipt, record, usage, cache),
                 )
                 session = await self._retain(settled)
-                ttft_s = clock.engine_ttft_s if turn.request.stream else None
-                self._costs.learn(model, receipt, ttft_s)
             if turn.planned.prepared.wanted:
                 self._writing.start(turn)
-            account = self._account(turn, receipt, session, settled.recalled)
+            account = self._account(turn, receipt, session, settled.recalled, settled.paid)
             self._erasures.start(session)
             for observer in self._observers:
                 observer.settled(settled, session)
@@ -203,16 +213,42 @@ class TurnSettler:
             self._metrics.forgets.labels(turn.request.tenant.name, "owed").inc()
         self._erasures.start(session)
 
+    def _paid(
+        self,
+        turn: Turn,
+        receipt: Receipt,
+        record: TurnRecord | None,
+        usage: Mapping[str, Any] | None,
+        cache: CacheAccount,
+    ) -> Paid | None:
+        model = self._pool.label(turn.request.model)
+        return paid_for(
+            turn,
+            receipt,
+            cache,
+            prefill_us=self._costs.prefill_us(model, turn.replica.name),
+            price=self._price_of(turn.request.model),
+            generated=generated_tokens(record, usage),
+        )
+
     def _account(
         self,
         turn: Turn,
         receipt: Receipt,
         session: Session | None,
         recalled: tuple[RecallOutcome, ...],
+        paid: Paid | None,
     ) -> Account:
         waiting = len(owed(session.places)) if session is not None else 0
         refused = self._pinning.refusals(turn)
-        account = caller_account(turn, receipt, refused, waiting, recalled)
+        account = caller_account(
+            turn,
+            receipt,
+            paid,
+            refused_pins=refused,
+            forgets_owed=waiting,
+            recalled=recalled,
+        )
         members = {OPTIONS_FIELD: account}
         if turn.request.requested:
             members[CONTEXT_FIELD] = {"applied_edits": turn.applied}

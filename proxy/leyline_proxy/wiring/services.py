@@ -9,6 +9,7 @@ from secrets import token_hex
 from starlette.types import ASGIApp
 
 from ..admission import AdmissionGate
+from ..apis.anthropic.diagnostics import RequestPrints
 from ..claims.pinning import Pinning
 from ..claims.service import ClaimService
 from ..claims.watch import ClaimWatch
@@ -45,6 +46,7 @@ from ..turns.erasure import Erasures
 from ..turns.kept import KeptTexts
 from ..turns.named import NamedSources
 from ..turns.placing import Placing
+from ..turns.predecessors import Predecessors
 from ..turns.proving import ForgetProofs
 from ..turns.quarantine import Quarantines
 from ..turns.recalling import Recalls
@@ -92,6 +94,7 @@ class Services:
     recall: RecallableParts | None = None
     shutdown: Shutdown = field(default_factory=Shutdown)
     bodies: BodyMemory = field(default_factory=BodyMemory)
+    prints: RequestPrints = field(default_factory=RequestPrints)
 
 
 def build_services(
@@ -165,6 +168,7 @@ def build_services(
     under_way = TurnsUnderWay(store, placing)
     catalog = PolicyCatalog(policy_file)
     named = NamedSources(ContentIndex())
+    predecessors = Predecessors(store, history)
     recalls = Recalls(recall, calls=settings.recall_calls, tokens=settings.recall_tokens)
     turns = TurnOpener(
         under_way=under_way,
@@ -177,6 +181,7 @@ def build_services(
         hints_secret=hints_secret,
         history_key=history,
         plans=RecallPlans(planner, recalls, erasures, kept),
+        predecessors=predecessors,
     )
     quarantines = Quarantines(
         store=store,
@@ -211,9 +216,10 @@ def build_services(
         writing=Writing(store, metrics, hints_secret=hints_secret, erasures=erasures),
         pinning=pinning,
         metrics=metrics,
-        observers=(named, *shows, *keeping),
+        observers=(named, predecessors, *shows, *keeping),
         retained_turns=settings.retained_turns,
         history_key=history,
+        price_of=settings.price_of,
     )
     return Services(
         settings,

@@ -12,8 +12,9 @@ from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.messages import Message
 from leyline_proxy.model.session import Session
 from leyline_proxy.model.vocabulary import CAUSES
-from leyline_proxy.plan.busts import Reach, reach_by_messages, settle
+from leyline_proxy.plan.busts import settle
 from leyline_proxy.plan.naming import name_spans
+from leyline_proxy.plan.reach import Reach, reach_by_messages
 from leyline_proxy.plan.synthesis import TurnPlan, synthesize
 
 SPECS = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from ..chat_answers import AnswerError, StreamedAnswer, reasoning_of, text_or_none
@@ -40,10 +41,19 @@ class MessageEvents:
     Args:
         model: used if the engine names none.
         stop_sequences: the request's.
+        head: further members of the message, known before its first token.
     """
 
-    def __init__(self, *, message_id: str, model: str, stop_sequences: Sequence[str]) -> None:
+    def __init__(
+        self,
+        *,
+        message_id: str,
+        model: str,
+        stop_sequences: Sequence[str],
+        head: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self._id = message_id
+        self._head = head
         self._model = model
         self._stops = stop_sequences
         self.started = False
@@ -99,6 +109,7 @@ class MessageEvents:
             "stop_sequence": None,
             "stop_details": None,
             "usage": _NO_TOKENS,
+            **self._head,
         }
         return {"type": "message_start", "message": message}
 

@@ -33,6 +33,13 @@ export function span(seconds) {
   return `${Math.round(seconds / 86400)} d`;
 }
 
+// A short time.
+export function seconds(time) {
+  if (time > 0 && time < 0.001) return `${Math.max(1, Math.round(time * 1e6))}\u202fµs`;
+  if (time < 1) return `${Math.round(time * 1000)}\u202fms`;
+  return `${time < 10 ? time.toFixed(1) : Math.round(time)}\u202fs`;
+}
+
 // A round number, such that about `parts` of it make up `most`.
 export function roundStep(most, parts) {
   const rough = Math.max(most / parts, 1);

@@ -9,7 +9,9 @@ const LEAST_SPAN_S = 300;
 
 export function renderOverview(tiles, chart, state) {
   const steps = state.trend();
-  const sum = { turns: 0, prompt: 0, cached: 0, spliced: 0, reused: 0 };
+  const sum = {
+    turns: 0, prompt: 0, cached: 0, spliced: 0, reused: 0, thinking_kept: 0, thinking_lost: 0,
+  };
   for (const step of steps) for (const name of Object.keys(sum)) sum[name] += step[name];
   const held = served(sum);
   const ratio = sum.prompt ? held / sum.prompt : null;
@@ -22,7 +24,17 @@ export function renderOverview(tiles, chart, state) {
     ["Turns", count(sum.turns), "in the last hour; now " +
       `${count(state.running)} running, ${count(state.waiting)} waiting`],
   ]);
-  chart.replaceChildren(trendChart(steps, state, Math.max(240, chart.clientWidth)));
+  const drawn = trendChart(steps, state, Math.max(240, chart.clientWidth));
+  chart.replaceChildren(drawn, ...thinkingLines(sum));
+}
+
+// What the other setting of reasoning_edits would have done in the last hour.
+function thinkingLines({ thinking_kept: kept, thinking_lost: lost }) {
+  const line = (text) => h("p", { class: "dim thinking" }, text);
+  return [
+    kept ? line(`After stripped thinking, ${plural(kept, "token")} copied: exact would have prefilled them.`) : null,
+    lost ? line(`After stripped thinking, ${plural(lost, "token")} prefilled: amortize would have copied them.`) : null,
+  ].filter((each) => each);
 }
 
 // Tokens of a step that were not prefilled.

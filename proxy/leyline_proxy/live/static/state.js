@@ -111,6 +111,7 @@ export class State {
     const start = Math.floor(turn.created / this.stepSeconds) * this.stepSeconds;
     const step = this.steps.get(start) ?? {
       start, turns: 0, prompt: 0, cached: 0, spliced: 0, reused: 0, freed: 0,
+      thinking_kept: 0, thinking_lost: 0,
     };
     this.steps.set(start, {
       start,
@@ -120,6 +121,8 @@ export class State {
       spliced: step.spliced + tokens.spliced,
       reused: step.reused + tokens.reused,
       freed: step.freed + tokens.freed,
+      thinking_kept: step.thinking_kept + (turn.busts?.thinking.kept ?? 0),
+      thinking_lost: step.thinking_lost + (turn.busts?.thinking.lost ?? 0),
     });
     this.#trimSteps();
   }

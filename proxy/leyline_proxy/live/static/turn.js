@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { ago, count, percent, plural, words } from "./format.js";
+import { payView } from "./pay.js";
 import { hitRatio, reasonOf, tokensOf } from "./state.js";
 import { mark } from "./timeline.js";
 
@@ -33,7 +34,8 @@ export function turnView(turn, of, state) {
     figures(tokens),
     foundElsewhere(turn.receipt?.reuse),
     turn.receipt?.detail ? h("p", { class: "dim" }, `Engine: ${turn.receipt.detail}`) : null,
-    turn.edits.length ? editTable(turn) : h("p", { class: "dim" }, withoutEdits(outcome)));
+    turn.edits.length ? editTable(turn) : h("p", { class: "dim" }, withoutEdits(outcome)),
+    payView(turn));
 }
 
 function withoutEdits(outcome) {

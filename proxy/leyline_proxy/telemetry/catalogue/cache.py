@@ -121,14 +121,15 @@ _LOST: tuple[CatalogueEntry, ...] = (
         "leyline_cache_busts",
         "Turns in which tokens that the session had in reach were prefilled again, by cause. A "
         "turn counts once for each cause. Causes: policy, declared and undeclared edits, "
-        "compaction (a summary took the place of the history), template, tools (the set or one "
-        "of its options changed), recall (evicted text was put back in front "
-        "of them), failover (another engine served the turn), engine (nothing was edited: "
-        "evicted, or restarted).",
+        "compaction (a summary in place of the history), template, tools (the set or one of its "
+        "options changed), recall (evicted text was put back in front of them), session (the list "
+        "continues a session with another id), failover (another engine served the turn), "
+        "engine (nothing was edited: evicted, or restarted).",
         ("tenant", "model", "cause"),
         bad="'engine': the KV pool is too small. 'failover': engines fail, or come and go. "
         "'undeclared', 'template': a client rewrites its history in a way that a rule could "
-        "allow to splice. 'tools': a client changes its tools between turns.",
+        "allow to splice. 'tools': a client changes its tools between turns. 'session': a client "
+        "gives one conversation several ids.",
         starts=_BY_CAUSE,
     ),
     counter(
