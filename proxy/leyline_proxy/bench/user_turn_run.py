@@ -196,6 +196,9 @@ class _Agent:
     def _take(self, answer: StreamedAnswer, output: str | None = None) -> None:
         """Append an answer, and an output for its call; without one, the loop has ended."""
         message = dict(answer.message)
+        # SGLang streams the line breaks between thinking and call as a text.
+        if not message["content"].strip():
+            message["content"] = ""
         if output is not None and "tool_calls" not in message:
             call = {"id": f"call_{len(self._chat)}", "type": "function", "function": _CALL}
             message["tool_calls"] = [call]
