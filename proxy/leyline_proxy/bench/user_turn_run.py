@@ -29,6 +29,8 @@ _ANSWER_TOKENS = 64
 _MEASURED_TOKENS = 24
 _CALL = {"name": "run", "arguments": '{"name": "next"}'}
 """Made in the model's place if it stops calling before its loop has ended."""
+_RAW = {"separate_reasoning": False}
+"""SGLang's parser takes an answer without thinking for thinking, so the text comes as it is."""
 _WARM_UP = ({"role": "user", "content": "Run `first`."},)
 
 Chat = list[dict[str, Any]]
@@ -98,7 +100,7 @@ class FullPrefills:
         key = json.dumps(request.messages)
         if key not in self._answers:
             with running_stack(self._options, splice=False) as stack:
-                driver = ChatDriver(stack.base_url, model=self._options.model)
+                driver = _driver(stack, self._options)
                 try:
                     _ask(driver, _WARM_UP, "warm-up", 1)
                     self._answers[key] = _ask(
@@ -123,7 +125,7 @@ def run_arm(
     """
     run = ArmRun()
     with running_stack(options, splice=arm is TurnArm.SPLICE) as stack:
-        driver = ChatDriver(stack.base_url, model=options.model)
+        driver = _driver(stack, options)
         try:
             _ask(driver, _WARM_UP, "warm-up", 1)
             for number in range(workload.sessions):
@@ -220,6 +222,10 @@ def agreement(answer: StreamedAnswer, full: StreamedAnswer) -> Agreement:
         logit_delta=logit_delta(Steps(answer.chosen, answer.top), Steps(full.chosen, full.top)),
         equal=answer.chosen == full.chosen,
     )
+
+
+def _driver(stack: Stack, options: StackOptions) -> ChatDriver:
+    return ChatDriver(stack.base_url, model=options.model, members=_RAW)
 
 
 def _ask(

@@ -51,17 +51,21 @@ class ChatDriver:
         api_key: str = "replay",
         model: str | None = None,
         policy: str | None = None,
+        members: Mapping[str, Any] | None = None,
     ) -> None:
         """Connect to ``base_url`` (with its ``/v1``); without ``model``, use the first one served.
 
-        Each request asks for ``policy``; None leaves it to the stack.
+        Each request asks for ``policy``; None leaves it to the stack. It also has ``members``.
 
         Raises:
             MissingExtraError: the OpenAI SDK is not installed.
             StackError: nothing answers there, or it serves no model.
         """
         self._client = _sdk(base_url, api_key)
-        self._extra_body = {"leyline": {"policy": policy}} if policy else None
+        self._extra_body = {
+            **(members or {}),
+            **({"leyline": {"policy": policy}} if policy else {}),
+        }
         self.model = model or self._first_model(base_url)
 
     def send(self, request: TraceRequest, *, session: str, place: tuple[int, int]) -> RequestResult:
