@@ -63,7 +63,7 @@ class UserTurn:
         """Return the turn with its counts.
 
         Args:
-            before: tokens that the turn before has left; see :func:`held_tokens`.
+            before: tokens of the turn before that were computed, its answer's included.
             prompt: tokens of this turn's prompt.
         """
         changed = len(prompt) - lcs_length(before, prompt)
@@ -80,19 +80,6 @@ class UserTurn:
         if not self.unchanged:
             return 1.0
         return min(1.0, self.result.reused_past_sink / self.unchanged)
-
-
-def held_tokens(last: Sequence[int], longer: Sequence[int]) -> Sequence[int]:
-    """Return the tokens that a turn has left in the cache: its prompt's and its answer's.
-
-    Args:
-        last: the turn's prompt, up to the mark that opens an answer.
-        longer: the prompt that has the answer, too, up to the next such mark. It and the end of the
-            answer, which is the same mark in both, were never computed.
-    """
-    pairs = zip(reversed(last), reversed(longer), strict=False)
-    same = next((at for at, (one, other) in enumerate(pairs) if one != other), len(last))
-    return longer[: len(longer) - same]
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from ..replay.stack import Stack, StackOptions, running_stack
 from ..replay.traces import TraceRequest
 from .generate import TOP
 from .reference import Steps, logit_delta
-from .user_turn_figures import Agreement, ArmSamples, TurnArm, UserTurn, held_tokens
+from .user_turn_figures import Agreement, ArmSamples, TurnArm, UserTurn
 from .user_turn_script import ToolLoop, write_loops
 
 _ANSWER_TOKENS = 64
@@ -165,10 +165,7 @@ class _Agent:
             self._say(loop.task)
             for output in loop.outputs:
                 self._take(self._answer(run), output)
-            end = len(self._chat)
-            self._take(self._answer(run))
-            last = self._stack.last_prompt()
-            before = held_tokens(last, self._stack.last_prompt(self._chat[end:]))
+            before = self._ended(run)
             self._say(loop.question)
             request = TraceRequest(tuple(self._chat), TOOLS)
             answer = self._ask(self._chat, f"agent-{self._number}")
@@ -179,6 +176,16 @@ class _Agent:
                 other = [*self._chat[:-1], {"role": "user", "content": loop.other_question}]
                 run.floor.append(self._ask(other, f"floor-{self._number}").result)
             self._take(answer)
+
+    def _ended(self, run: ArmRun) -> Sequence[int]:
+        """Take a loop's last answer; return the tokens that its turn has left in the cache."""
+        answer, end = self._answer(run), len(self._chat)
+        self._take(answer)
+        # SGLang's /tokenize makes a last message of the assistant one of the user.
+        after = [*self._chat[end:], {"role": "tool", "tool_call_id": "", "content": ""}]
+        longer = self._stack.last_prompt(after)
+        # The last generated token was never read.
+        return longer[: answer.result.prompt + answer.generated - 1]
 
     def _answer(self, run: ArmRun) -> StreamedAnswer:
         answer = _ask(self._driver, self._chat, f"agent-{self._number}", _ANSWER_TOKENS)

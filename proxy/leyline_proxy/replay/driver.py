@@ -27,6 +27,8 @@ class StreamedAnswer:
     message: Mapping[str, Any]
     """In the form in which a client sends it back."""
     result: RequestResult
+    generated: int
+    """Tokens of the answer, its end included."""
     chosen: tuple[str, ...] = ()
     """Texts of the generated tokens; only if log probabilities were asked for."""
     top: tuple[Mapping[str, float], ...] = ()
@@ -113,7 +115,9 @@ class ChatDriver:
         if answer.account is None:
             raise AccountError("the stream carries no receipt; is this address a Leyline proxy?")
         result = _result(answer.account, place, (answer.first - started) * 1000)
-        return StreamedAnswer(answer.message(), result, tuple(answer.chosen), tuple(answer.top))
+        return StreamedAnswer(
+            answer.message(), result, answer.generated, tuple(answer.chosen), tuple(answer.top)
+        )
 
     def answer(
         self, request: TraceRequest, *, session: str, max_tokens: int
@@ -189,6 +193,7 @@ class _Arriving:
     """Time of the first token."""
     account: Mapping[str, Any] | None = None
     """The ``leyline`` member of the finish chunk."""
+    generated: int = 0
     texts: dict[str, str] = field(default_factory=dict)
     """Content and reasoning."""
     calls: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -236,6 +241,8 @@ def _read(stream: Stream[ChatCompletionChunk]) -> _Arriving:
             arriving.first = time.perf_counter()
         for choice in chunk.choices:
             arriving.add(choice)
+        if chunk.usage is not None:
+            arriving.generated = chunk.usage.completion_tokens
         member = (chunk.model_extra or {}).get("leyline")
         arriving.account = member if isinstance(member, dict) else arriving.account
     return arriving
