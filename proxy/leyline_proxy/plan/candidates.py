@@ -58,6 +58,7 @@ def consider(
     *,
     recompute: Recompute,
     decode: Decode | None = None,
+    later: Sequence[RetainedTurn] = (),
 ) -> Candidate:
     """Compare one retained turn with this one.
 
@@ -65,6 +66,7 @@ def consider(
         names: of this turn's messages.
         decode: for finding thinking that the template strips; None finds none.
         recompute: tokens after each edit to compute again.
+        later: the session's turns since; one of them may show the turn's answer as a message.
     """
     before = turn.prepared
     view = SourceView(turn.tokens, turn.rendered.spans, len(turn.rendered.tokens))
@@ -82,14 +84,8 @@ def consider(
         old_fingerprints=before.sent_fingerprints,
         new_fingerprints=prepared.sent_fingerprints,
     )
-    client = sent
-    if not (before.sent_as_given and prepared.sent_as_given):
-        client = diff_messages(
-            before.client,
-            prepared.client,
-            old_fingerprints=before.client_fingerprints,
-            new_fingerprints=prepared.client_fingerprints,
-        )
+    as_given = before.sent_as_given and prepared.sent_as_given
+    client = sent if as_given else _client_diff(before, prepared)
     diff = diff_tokens(view, rendered, sent)
     finder = CauseFinder(
         before,
@@ -102,11 +98,31 @@ def consider(
         strips_thinking=lambda hunk: (
             decode is not None and strips_thinking(hunk, turn.tokens, rendered.tokens, decode)
         ),
+        edited_answer=view.prompt_length if _answer_is_edited(before, prepared, later) else None,
     )
     edits = _with_demands(_edits(diff, finder), demands, diff, prepared)
     if not shown:
         edits = _with_hidden(edits, turn, diff, client, prepared)
     return Candidate(turn, diff, tuple(edits), _usable(diff, edits, demands, turn, recompute))
+
+
+def _client_diff(before: Prepared, prepared: Prepared) -> MessageDiff:
+    return diff_messages(
+        before.client,
+        prepared.client,
+        old_fingerprints=before.client_fingerprints,
+        new_fingerprints=prepared.client_fingerprints,
+    )
+
+
+def _answer_is_edited(before: Prepared, prepared: Prepared, later: Sequence[RetainedTurn]) -> bool:
+    """Return True if the caller sent a turn's answer as a message, and no longer sends it so."""
+    place, known = len(before.client), before.client_fingerprints
+    for turn in later:
+        shown = turn.prepared.client_fingerprints
+        if len(shown) > place and shown[:place] == known:
+            return shown[place] not in prepared.client_fingerprints
+    return False
 
 
 def _opens_alike(before: Prepared, prepared: Prepared) -> bool:

@@ -50,6 +50,8 @@ class CauseFinder:
             demand, met long ago, makes no later edit of the message a forget.
         same_context: True if tool definitions and template options are the source's.
         strips_thinking: returns True if a hunk only removes the model's own thinking.
+        edited_answer: first token of the source's answer, if the caller has sent it as a message
+            and no longer sends that message as it was; else None.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class CauseFinder:
         demanded: Collection[int] = (),
         same_context: bool = True,
         strips_thinking: Callable[[Hunk], bool] = lambda _: False,
+        edited_answer: int | None = None,
     ) -> None:
         self._source = source
         self._turn = turn
@@ -70,6 +73,7 @@ class CauseFinder:
         self._demanded = demanded
         self._same_context = same_context
         self._strips_thinking = strips_thinking
+        self._edited_answer = edited_answer
         self._new_of = {s.old: s.new for s in sent.steps if s.kind == "replaced"}
         self._old_of = {new: old for old, new in self._new_of.items()}
         self._client_kept = {
@@ -98,6 +102,8 @@ class CauseFinder:
         for new in hunk.new_messages:
             if self._old_of.get(new) is None:
                 yield self._inserted(self._turn.sent[new])
+        if self._edited_answer is not None and hunk.end > self._edited_answer:
+            yield self._undeclared("undeclared", "assistant", None)
         if not self._same_context:
             yield self._template(hunk)
 

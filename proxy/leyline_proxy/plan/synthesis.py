@@ -103,17 +103,20 @@ def synthesize(
         A plan whose segments reproduce the prompt; without directives if nothing was edited, or if
         no edit leaves anything to copy.
     """
-    usable = [
-        turn
-        for turn in turns
-        if turn.model_fingerprint == model_fingerprint and model in (None, turn.model)
-    ]
+    usable = _of_model(turns, model_fingerprint, model)
     # A forget binds wherever the span may be held, not only in the turn that serves as source.
     thorough = bool(prepared.forget_marks)
     candidates: list[Candidate] = []
     for index in range(len(usable) - 1, -1, -1):
         candidate = consider(
-            usable[index], prepared, rendered, rules, names, recompute=recompute, decode=decode
+            usable[index],
+            prepared,
+            rendered,
+            rules,
+            names,
+            recompute=recompute,
+            decode=decode,
+            later=usable[index + 1 :],
         )
         candidates.append(candidate)
         longest_left = max((len(turn.tokens) for turn in usable[:index]), default=0)
@@ -129,6 +132,16 @@ def synthesize(
         plan = TurnPlan()
     reach = reach_of(candidates[_most_reusable(candidates)]) if candidates else Reach()
     return replace(plan, spans=span_labels(rendered, names.sent), forget=forget, reach=reach)
+
+
+def _of_model(
+    turns: Sequence[RetainedTurn], fingerprint: str, model: str | None
+) -> list[RetainedTurn]:
+    return [
+        turn
+        for turn in turns
+        if turn.model_fingerprint == fingerprint and model in (None, turn.model)
+    ]
 
 
 def demands_of(prepared: Prepared) -> tuple[EditRecord, ...]:
