@@ -9,7 +9,7 @@ is compared with that stack's.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,7 +97,7 @@ class FullPrefills:
 
     def answer(self, request: TraceRequest) -> StreamedAnswer:
         """Return the answer to a request. Raises as :meth:`ChatDriver.send`."""
-        key = json.dumps(request.messages)
+        key = _without_ids(request.messages)
         if key not in self._answers:
             with running_stack(self._options, splice=False) as stack:
                 driver = _driver(stack, self._options)
@@ -215,6 +215,16 @@ class _Agent:
         for call in message.get("tool_calls", ()):
             said = {"role": "tool", "tool_call_id": call["id"], "content": output or "Stopped."}
             self._chat.append(said)
+
+
+def _without_ids(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the part of messages that a prompt shows: not the calls' ids, which are random."""
+    shown = [
+        {name: member for name, member in message.items() if name != "tool_call_id"}
+        | {"tool_calls": [call["function"] for call in message.get("tool_calls", ())]}
+        for message in messages
+    ]
+    return json.dumps(shown)
 
 
 def agreement(answer: StreamedAnswer, full: StreamedAnswer) -> Agreement:

@@ -33,6 +33,8 @@ CHAT_PATH = "/v1/chat/completions"
 START_S = 600.0
 """Longest wait for a model to load."""
 STOP_S = 30.0
+_RENDERED = ("model", "messages", "tools", "chat_template_kwargs")
+"""Members of a request on which its prompt depends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ class PromptTap:
         if self.last is None:
             raise AccountError("the proxy sent no chat request to the engine")
         sent = json.loads(self.last)
-        body = {key: sent[key] for key in ("model", "messages", "tools") if sent.get(key)}
+        body = {key: sent[key] for key in _RENDERED if sent.get(key)}
         body["messages"] = [*body["messages"], *more]
         transport = httpx.ASGITransport(app=self._engine)
         async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:

@@ -191,7 +191,7 @@ class Served:
 
 
 def served(plan: TurnPlan, prompt: Rendered, turns: list[RetainedTurn]) -> Served:
-    """Count what an engine prefills that holds these turns; without an edit, it finds the prefix."""
+    """Tokens by their source, at an engine that holds these turns and finds prefixes itself."""
     tokens = list(prompt.tokens)
     # The last generated token has never been read.
     held = [list(turn.tokens[:-1]) for turn in turns]
