@@ -25,6 +25,17 @@ APPENDING = (
 )
 """Templates that show no thinking of earlier answers; Kimi-K2-Instruct's takes no calls here."""
 USER_TURNS = 3
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "read",
+            "description": "Reads a file.",
+            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+        },
+    }
+]
+FINAL = {"role": "assistant", "content": "It was file 3.", "reasoning_content": "So it is."}
 nightly = pytest.mark.nightly
 Chat = list[dict[str, Any]]
 
@@ -108,9 +119,6 @@ def play(options: StackOptions, model: str, calls: int, *, strips: bool) -> None
             chat.append(FINAL)
 
 
-FINAL = {"role": "assistant", "content": "It was file 3.", "reasoning_content": "So it is."}
-
-
 def check(tokens: dict[str, int], held: list[int], prompt: list[int]) -> None:
     """The goals, against the last prompt of the loop."""
     unchanged = lcs_length(held, prompt)
@@ -121,11 +129,10 @@ def check(tokens: dict[str, int], held: list[int], prompt: list[int]) -> None:
 
 def asked(client: httpx.Client, model: str, chat: Chat) -> dict[str, Any]:
     """The account of one turn."""
-    tools = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
     thinks = {"chat_template_kwargs": {"thinking": True}}
     answer = client.post(
         "/v1/chat/completions",
-        json={"model": model, "messages": chat, "tools": tools, "max_tokens": 1, **thinks},
+        json={"model": model, "messages": chat, "tools": TOOLS, "max_tokens": 1, **thinks},
         headers={"x-leyline-session": "loops"},
     )
     assert answer.status_code == 200, answer.text
