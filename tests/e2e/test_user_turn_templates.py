@@ -84,7 +84,7 @@ def test_each_user_turn_prefills_only_what_is_new(
 def test_each_user_turn_prefills_only_what_is_new_on_sglang(
     name: str, templates_dir: Path, tmp_path: Path
 ) -> None:
-    """The same on a real server of each template."""
+    """The same on a real server of each template; its bench has loops of 100 calls."""
     try:
         sglang_python()
     except SglangProcessError:
@@ -92,9 +92,9 @@ def test_each_user_turn_prefills_only_what_is_new_on_sglang(
     folder = with_template(name, templates_dir, tmp_path / "thinker")
     flags = ["--served-model-name=thinker", "--max-total-tokens=131072"]
     with sglang_server(folder, tmp_path / "log", flags) as server:
-        options = StackOptions(engine_url=server.url)
-        for calls in (20, 100):
-            play(options, "thinker", calls, strips=name in STRIPPING)
+        # SGLang leaves out the member ``thinking``, from which gpt-oss' template takes its thinking.
+        strips = name in STRIPPING and not name.startswith("openai")
+        play(StackOptions(engine_url=server.url), "thinker", 20, strips=strips)
 
 
 def play(options: StackOptions, model: str, calls: int, *, strips: bool) -> None:
