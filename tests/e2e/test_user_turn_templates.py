@@ -92,7 +92,7 @@ def test_each_user_turn_prefills_only_what_is_new_on_sglang(
     folder = with_template(name, templates_dir, tmp_path / "thinker")
     flags = ["--served-model-name=thinker", "--max-total-tokens=131072"]
     with sglang_server(folder, tmp_path / "log", flags) as server:
-        # SGLang leaves out the member ``thinking``, from which gpt-oss' template takes its thinking.
+        # SGLang leaves out the member ``thinking``, which gpt-oss' template reads.
         strips = name in STRIPPING and not name.startswith("openai")
         play(StackOptions(engine_url=server.url), "thinker", 20, strips=strips)
 
