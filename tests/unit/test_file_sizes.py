@@ -20,6 +20,7 @@ LONG_FUNCTIONS = {
     "proxy/leyline_proxy/bench/command.py command": _OPTIONS,
     "proxy/leyline_proxy/bench/outside/command.py command": _OPTIONS,
     "proxy/leyline_proxy/bench/reuse_command.py command": _OPTIONS,
+    "proxy/leyline_proxy/bench/user_turn_command.py command": _OPTIONS,
     "proxy/leyline_proxy/cli/demo.py demo": _OPTIONS,
     "proxy/leyline_proxy/cli/policies.py try_policies": _OPTIONS,
     "proxy/leyline_proxy/cli/replay.py replay": _OPTIONS,

@@ -60,6 +60,7 @@ def consider(
     recompute: Recompute,
     decode: Decode | None = None,
     quotes: Quotes = Quotes(),  # noqa: B008 - immutable
+    later: Sequence[RetainedTurn] = (),
 ) -> Candidate:
     """Compare one retained turn with this one.
 
@@ -68,6 +69,7 @@ def consider(
         decode: for finding thinking that the template strips; None finds none.
         recompute: tokens after each edit to compute again.
         quotes: answers that the prompt quotes.
+        later: the session's turns since; one of them may show the turn's answer as a message.
     """
     before = turn.prepared
     view = SourceView(turn.tokens, turn.rendered.spans, len(turn.rendered.tokens))
@@ -94,6 +96,7 @@ def consider(
             decode is not None and strips_thinking(hunk, turn.tokens, rendered.tokens, decode)
         ),
         compacted=compacted_messages(turn, sent, client, quotes),
+        edited_answer=view.prompt_length if _answer_is_edited(before, prepared, later) else None,
     )
     edits = _with_demands(_edits(diff, finder, quotes.end), demands, diff, prepared)
     if not shown:
@@ -127,6 +130,16 @@ def quoting(turns: Sequence[RetainedTurn], quotes: Quotes) -> tuple[Candidate, .
         for turn, runs in zip(turns, quotes.of_turn, strict=False)
         if runs
     )
+
+
+def _answer_is_edited(before: Prepared, prepared: Prepared, later: Sequence[RetainedTurn]) -> bool:
+    """Return True if the caller sent a turn's answer as a message, and no longer sends it so."""
+    place, known = len(before.client), before.client_fingerprints
+    for turn in later:
+        shown = turn.prepared.client_fingerprints
+        if len(shown) > place and shown[:place] == known:
+            return shown[place] not in prepared.client_fingerprints
+    return False
 
 
 def _opens_alike(before: Prepared, prepared: Prepared) -> bool:

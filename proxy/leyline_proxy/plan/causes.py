@@ -51,6 +51,8 @@ class CauseFinder:
         same_context: True if tool definitions and template options are the source's.
         strips_thinking: returns True if a hunk only removes the model's own thinking.
         compacted: sent messages that the caller's compaction removed, and those that came for them.
+        edited_answer: first token of the source's answer, if the caller has sent it as a message
+            and no longer sends that message as it was; else None.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class CauseFinder:
         same_context: bool = True,
         strips_thinking: Callable[[Hunk], bool] = lambda _: False,
         compacted: tuple[Collection[int], Collection[int]] = ((), ()),
+        edited_answer: int | None = None,
     ) -> None:
         self._source = source
         self._turn = turn
@@ -73,6 +76,7 @@ class CauseFinder:
         self._same_context = same_context
         self._strips_thinking = strips_thinking
         self._gone, self._came = compacted
+        self._edited_answer = edited_answer
         self._new_of = {s.old: s.new for s in sent.steps if s.kind == "replaced"}
         self._old_of = {new: old for old, new in self._new_of.items()}
         self._client_kept = {
@@ -103,6 +107,8 @@ class CauseFinder:
         for new in hunk.new_messages:
             if self._old_of.get(new) is None:
                 yield self._inserted(self._turn.sent[new], new in self._came)
+        if self._edited_answer is not None and hunk.end > self._edited_answer:
+            yield self._callers("assistant", None, bool(self._gone))
         if not self._same_context:
             yield self._template(hunk)
 

@@ -107,18 +107,15 @@ def synthesize(
         A plan whose segments reproduce the prompt; without directives if nothing was edited, or if
         no edit leaves anything to copy.
     """
-    usable = [
-        turn
-        for turn in turns
-        if turn.model_fingerprint == model_fingerprint and model in (None, turn.model)
-    ]
+    usable = _of_model(turns, model_fingerprint, model)
     # A forget binds wherever the span may be held, not only in the turn that serves as source.
     thorough = bool(prepared.forget_marks)
     quotes = find_quotes(usable, rendered, prepared.sent_fingerprints)
     compare = partial(consider, recompute=recompute, decode=decode, quotes=quotes)
     candidates: list[Candidate] = []
     for index in range(len(usable) - 1, -1, -1):
-        candidate = compare(usable[index], prepared, rendered, rules, names)
+        turn, later = usable[index], usable[index + 1 :]
+        candidate = compare(turn, prepared, rendered, rules, names, later=later)
         candidates.append(candidate)
         longest_left = max((len(turn.tokens) for turn in usable[:index]), default=0)
         if not thorough and candidate.reusable >= longest_left and not _has_holes(candidate):
@@ -135,6 +132,16 @@ def synthesize(
         plan = replace(plan, retire=tuple(turn.turn for turn in usable))
     reach = reach_of(candidates[_most_reusable(candidates)]) if candidates else Reach()
     return replace(plan, spans=span_labels(rendered, names.sent), forget=forget, reach=reach)
+
+
+def _of_model(
+    turns: Sequence[RetainedTurn], fingerprint: str, model: str | None
+) -> list[RetainedTurn]:
+    return [
+        turn
+        for turn in turns
+        if turn.model_fingerprint == fingerprint and model in (None, turn.model)
+    ]
 
 
 def demands_of(prepared: Prepared) -> tuple[EditRecord, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from .errors import AccountError, MissingExtraError, RequestRefusedError, StackError
@@ -13,9 +14,25 @@ from .traces import TraceRequest
 if TYPE_CHECKING:
     from openai import OpenAI, Stream
     from openai.types.chat import ChatCompletionChunk, ChatCompletionMessage
+    from openai.types.chat.chat_completion_chunk import Choice
 
 SESSION_HEADER = "x-leyline-session"
 TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedAnswer:
+    """One answer with its account."""
+
+    message: Mapping[str, Any]
+    """In the form in which a client sends it back."""
+    result: RequestResult
+    generated: int
+    """Tokens of the answer, its end included."""
+    chosen: tuple[str, ...] = ()
+    """Texts of the generated tokens; only if log probabilities were asked for."""
+    top: tuple[Mapping[str, float], ...] = ()
+    """Log probabilities by text of the likeliest tokens, for each generated one."""
 
 
 class Driver(Protocol):
@@ -36,17 +53,21 @@ class ChatDriver:
         api_key: str = "replay",
         model: str | None = None,
         policy: str | None = None,
+        members: Mapping[str, Any] | None = None,
     ) -> None:
         """Connect to ``base_url`` (with its ``/v1``); without ``model``, use the first one served.
 
-        Each request asks for ``policy``; None leaves it to the stack.
+        Each request asks for ``policy``; None leaves it to the stack. It also has ``members``.
 
         Raises:
             MissingExtraError: the OpenAI SDK is not installed.
             StackError: nothing answers there, or it serves no model.
         """
         self._client = _sdk(base_url, api_key)
-        self._extra_body = {"leyline": {"policy": policy}} if policy else None
+        self._extra_body = {
+            **(members or {}),
+            **({"leyline": {"policy": policy}} if policy else {}),
+        }
         self.model = model or self._first_model(base_url)
 
     def send(self, request: TraceRequest, *, session: str, place: tuple[int, int]) -> RequestResult:
@@ -59,19 +80,44 @@ class ChatDriver:
             StackError: a failure on the stack's side.
             AccountError: no receipt, or one that does not add up.
         """
+        return self.ask(request, session=session, place=place, max_tokens=1).result
+
+    def ask(
+        self,
+        request: TraceRequest,
+        *,
+        session: str,
+        place: tuple[int, int],
+        max_tokens: int,
+        logprobs: int = 0,
+    ) -> StreamedAnswer:
+        """Send one request as :meth:`send` does; return the answer, greedily decoded.
+
+        Args:
+            logprobs: number of likeliest tokens to report for each generated one.
+
+        Raises as :meth:`send`.
+        """
         import openai
 
+        wanted = {"logprobs": True, "top_logprobs": logprobs} if logprobs else {}
         started = time.perf_counter()
         try:
-            stream = self._open(request, session)
-            first, account = _read(stream)
+            answer = _read(self._open(request, session, max_tokens, wanted))
         except openai.APIStatusError as error:
             if error.status_code < 500:
                 raise RequestRefusedError(_refusal(error)) from error
             raise StackError(f"request {_spoken(place)}: {_refusal(error)}") from error
         except openai.APIError as error:
             raise StackError(f"request {_spoken(place)}: {error.message}") from error
-        return _result(account, place, (first - started) * 1000)
+        if answer.first is None:
+            raise StackError("the stream ended without a token")
+        if answer.account is None:
+            raise AccountError("the stream carries no receipt; is this address a Leyline proxy?")
+        result = _result(answer.account, place, (answer.first - started) * 1000)
+        return StreamedAnswer(
+            answer.message(), result, answer.generated, tuple(answer.chosen), tuple(answer.top)
+        )
 
     def answer(
         self, request: TraceRequest, *, session: str, max_tokens: int
@@ -97,11 +143,14 @@ class ChatDriver:
         """Close the connections."""
         self._client.close()
 
-    def _open(self, request: TraceRequest, session: str) -> Stream[ChatCompletionChunk]:
+    def _open(
+        self, request: TraceRequest, session: str, max_tokens: int, wanted: Mapping[str, Any]
+    ) -> Stream[ChatCompletionChunk]:
         stream = self._client.chat.completions.create(
             stream=True,
             stream_options={"include_usage": True},
-            **self._members(request, session, max_tokens=1),
+            **self._members(request, session, max_tokens),
+            **wanted,
         )
         return cast("Stream[ChatCompletionChunk]", stream)
 
@@ -136,20 +185,67 @@ def _sdk(base_url: str, api_key: str) -> OpenAI:
     return openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=TIMEOUT_S)
 
 
-def _read(stream: Stream[ChatCompletionChunk]) -> tuple[float, Mapping[str, Any]]:
-    """Return the time of the first token, and the ``leyline`` member of the finish chunk."""
+@dataclass(slots=True)
+class _Arriving:
+    """An answer in pieces."""
+
     first: float | None = None
+    """Time of the first token."""
     account: Mapping[str, Any] | None = None
+    """The ``leyline`` member of the finish chunk."""
+    generated: int = 0
+    texts: dict[str, str] = field(default_factory=dict)
+    """Content and reasoning."""
+    calls: dict[int, dict[str, str]] = field(default_factory=dict)
+    chosen: list[str] = field(default_factory=list)
+    top: list[Mapping[str, float]] = field(default_factory=list)
+
+    def add(self, choice: Choice) -> None:
+        """Take a choice's next piece."""
+        extra = choice.delta.model_extra or {}
+        said = {
+            "content": choice.delta.content,
+            "reasoning_content": extra.get("reasoning_content"),
+        }
+        for name, piece in said.items():
+            if piece:
+                self.texts[name] = self.texts.get(name, "") + piece
+        for delta in choice.delta.tool_calls or ():
+            call = self.calls.setdefault(delta.index, {"id": "", "name": "", "arguments": ""})
+            call["id"] += delta.id or ""
+            if delta.function is not None:
+                call["name"] += delta.function.name or ""
+                call["arguments"] += delta.function.arguments or ""
+        for token in (choice.logprobs.content if choice.logprobs else None) or ():
+            self.chosen.append(token.token)
+            self.top.append({each.token: each.logprob for each in token.top_logprobs})
+
+    def message(self) -> dict[str, Any]:
+        """Return what came as a message of the assistant."""
+        calls = [
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {"name": call["name"], "arguments": call["arguments"]},
+            }
+            for _, call in sorted(self.calls.items())
+        ]
+        message: dict[str, Any] = {"role": "assistant", "content": "", **self.texts}
+        return message | ({"tool_calls": calls} if calls else {})
+
+
+def _read(stream: Stream[ChatCompletionChunk]) -> _Arriving:
+    arriving = _Arriving()
     for chunk in stream:
-        if first is None and _bears_token(chunk):
-            first = time.perf_counter()
+        if arriving.first is None and _bears_token(chunk):
+            arriving.first = time.perf_counter()
+        for choice in chunk.choices:
+            arriving.add(choice)
+        if chunk.usage is not None:
+            arriving.generated = chunk.usage.completion_tokens
         member = (chunk.model_extra or {}).get("leyline")
-        account = member if isinstance(member, dict) else account
-    if first is None:
-        raise StackError("the stream ended without a token")
-    if account is None:
-        raise AccountError("the stream carries no receipt; is this address a Leyline proxy?")
-    return first, account
+        arriving.account = member if isinstance(member, dict) else arriving.account
+    return arriving
 
 
 def _bears_token(chunk: ChatCompletionChunk) -> bool:
@@ -157,7 +253,8 @@ def _bears_token(chunk: ChatCompletionChunk) -> bool:
     for choice in chunk.choices:
         delta = choice.delta
         extra = any((delta.model_extra or {}).values())  # reasoning, under several names
-        if delta.content or delta.tool_calls or extra or choice.finish_reason:
+        tokens = choice.logprobs is not None and choice.logprobs.content
+        if delta.content or delta.tool_calls or extra or tokens or choice.finish_reason:
             return True
     return False
 

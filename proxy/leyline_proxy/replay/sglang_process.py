@@ -20,10 +20,15 @@ import httpx
 PYTHON_VARIABLE = "LEYLINE_SGLANG_PYTHON"
 """Environment variable: interpreter of the environment with SGLang."""
 SHIPPED_NAME = "leyline-recall"
+THINKING_NAME = "leyline-recall-thinking"
 
 _TRAINED = {
     name: Path(str(files("leyline_engine"))) / "replay" / "models" / "trained" / folder
-    for name, folder in ((SHIPPED_NAME, "plain"), ("leyline-recall-notes", "notes"))
+    for name, folder in (
+        (SHIPPED_NAME, "plain"),
+        ("leyline-recall-notes", "notes"),
+        (THINKING_NAME, "thinking"),
+    )
 }
 CPU_LAUNCHER = "leyline_engine.sglang.cpu.launch"
 _CHECKOUT_PYTHON = Path(".venv-sglang/bin/python")

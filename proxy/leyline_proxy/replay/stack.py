@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,8 @@ CHAT_PATH = "/v1/chat/completions"
 START_S = 600.0
 """Longest wait for a model to load."""
 STOP_S = 30.0
+_RENDERED = ("model", "messages", "tools", "chat_template_kwargs")
+"""Members of a request on which its prompt depends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +150,11 @@ class PromptTap:
 
         await self._engine(scope, listen, send)
 
-    async def tokens(self) -> array[int]:
+    async def tokens(self, more: Sequence[Mapping[str, Any]] = ()) -> array[int]:
         """Return the token ids of the last prompt, by the engine's own ``/tokenize``.
+
+        Args:
+            more: messages that are put after those of the prompt.
 
         Raises:
             AccountError: no request came through, or the engine does not tokenise it.
@@ -157,7 +162,8 @@ class PromptTap:
         if self.last is None:
             raise AccountError("the proxy sent no chat request to the engine")
         sent = json.loads(self.last)
-        body = {key: sent[key] for key in ("model", "messages", "tools") if sent.get(key)}
+        body = {key: sent[key] for key in _RENDERED if sent.get(key)}
+        body["messages"] = [*body["messages"], *more]
         transport = httpx.ASGITransport(app=self._engine)
         async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
             answer = await client.post("/tokenize", json=body)
@@ -193,11 +199,11 @@ class Stack:
         """Set the tap and the engine's event loop."""
         self.tap, self._loop = tap, loop
 
-    def last_prompt(self) -> array[int]:
-        """Return the token ids of the last served prompt. Raises as :meth:`PromptTap.tokens`."""
+    def last_prompt(self, more: Sequence[Mapping[str, Any]] = ()) -> array[int]:
+        """Return the token ids of the last served prompt. See :meth:`PromptTap.tokens`."""
         if self.tap is None or self._loop is None:
             raise StackError("the stack has no tap, or is not running")
-        return asyncio.run_coroutine_threadsafe(self.tap.tokens(), self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(self.tap.tokens(more), self._loop).result(60)
 
     def stop(self) -> None:
         """Stop the server, wait for its thread, and let go of the engine, which holds KV."""
