@@ -17,6 +17,7 @@ from ..apis.events import Events
 from ..apis.native import NativeApi
 from ..errors import ProxyError, UpstreamRefusalError
 from ..model.clock import TurnClock
+from ..model.compaction import CompactionReport
 from ..request.parse import ChatRequest
 from ..request.recall_tool import with_recall_tool
 from ..tenants import Tenant
@@ -39,6 +40,9 @@ class ApiCall(ABC):
 
     looks_up = False
     """True if reading a request asks a store. Its client may leave meanwhile."""
+    shows_compaction = True
+    """True if the account shows the messages of a compaction: the API has no other place for
+    them."""
 
     def __init__(
         self, services: Services, request: Request, clock: TurnClock, *, runs: bool = True
@@ -49,6 +53,10 @@ class ApiCall(ABC):
         self.runs = runs
         self.headers: dict[str, str] = {}
         """Headers of every response, errors included."""
+        self.compaction: CompactionReport | None = None
+        """The compaction of the request, once there is one."""
+        self.unfolds = False
+        """True if the request has parts that only the proxy can read."""
 
     @abstractmethod
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
@@ -81,6 +89,14 @@ class ApiCall(ABC):
     def events(self, turn: Turn) -> Events | None:
         """Return the mapping of chunks to this API's events, or None to pass the chunks on."""
         return None
+
+    def compacts(self, chat: ChatRequest, report: CompactionReport) -> None:
+        """Note the compaction of the request, which its answer reports.
+
+        Args:
+            chat: the request before it.
+        """
+        self.compaction = report
 
     async def settled(self, turn: Turn, body: bytes | None) -> None:  # noqa: B027 - most need nothing
         """Note a settled turn, before the client gets the end of its answer.

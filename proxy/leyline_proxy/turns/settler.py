@@ -213,7 +213,9 @@ class TurnSettler:
         waiting = len(owed(session.places)) if session is not None else 0
         refused = self._pinning.refusals(turn)
         account = caller_account(turn, receipt, refused, waiting, recalled)
+        if turn.request.compacted is not None:
+            account["compaction"] = turn.request.compacted.document()
         members = {OPTIONS_FIELD: account}
-        if turn.request.requested:
+        if turn.request.body.get(CONTEXT_FIELD) is not None:
             members[CONTEXT_FIELD] = {"applied_edits": turn.applied}
         return Account(receipt, members, recalled)
