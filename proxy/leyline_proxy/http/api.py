@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -17,7 +17,7 @@ from ..apis.events import Events
 from ..apis.native import NativeApi
 from ..errors import ProxyError, UpstreamRefusalError
 from ..model.clock import TurnClock
-from ..model.compaction import CompactionReport
+from ..model.compaction import Compacted, CompactionReport
 from ..request.parse import ChatRequest
 from ..request.recall_tool import with_recall_tool
 from ..tenants import Tenant
@@ -57,6 +57,19 @@ class ApiCall(ABC):
         """The compaction of the request, once there is one."""
         self.unfolds = False
         """True if the request has parts that only the proxy can read."""
+        self.continues: str | None = None
+        """Id of the session whose compaction the request carries."""
+
+    def opens(self, tenant: Tenant, model: str) -> Callable[[str], Compacted | None]:
+        """Return the function that opens compactions for a request's tenant and model."""
+
+        def opened(carried: str) -> Compacted | None:
+            seal = self.services.compactions
+            found = seal.open(carried, tenant=tenant.name, model=model)
+            self.continues = found.session if found is not None else None
+            return found
+
+        return opened
 
     @abstractmethod
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
@@ -154,6 +167,8 @@ async def read_call(call: ApiCall, tenant: Tenant, raw: bytes, receive: Receive)
         # Watching the connection costs a task, which reading alone isn't worth.
         with call.clock.working():
             chat = await call.read(tenant, raw)
+    if call.continues is not None:
+        chat = replace(chat, continues=call.continues)
     return with_recall_tool(chat, tool=call.services.settings.recall_tool)
 
 

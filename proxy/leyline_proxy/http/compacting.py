@@ -155,7 +155,9 @@ class Compacting:
     async def _write(self, chat: ChatRequest, wish: CompactionWish, again: Turn | None) -> Written:
         most = self._services.settings.compaction_tokens
         raw = msgspec.json.encode(question_body(chat.body, wish, max_tokens=most))
-        asked = replace(parse_chat(raw, chat.headers, chat.tenant), compaction=None)
+        asked = replace(
+            parse_chat(raw, chat.headers, chat.tenant), compaction=None, continues=chat.continues
+        )
         turn, ends = await self._services.turns.begin(asked, again=again), self._services.ends
         pending = True
         try:
@@ -198,7 +200,9 @@ class Compacting:
             reason=None,
             prompt_tokens=prompt,
             compacted=Compacted(
-                text[:MAX_SUMMARY], kept_of(covered, prompt_tokens=prompt or prompt_size(turn))
+                text[:MAX_SUMMARY],
+                kept_of(covered, prompt_tokens=prompt or prompt_size(turn)),
+                turn.identity.session_id,
             ),
             turn=turn.name,
             usage={
@@ -206,6 +210,7 @@ class Compacting:
                 "cached_tokens": cached,
                 "completion_tokens": count(usage.get("completion_tokens")),
             },
+            applied=turn.applied,
             truncated=choice.get("finish_reason") == "length" or len(text) > MAX_SUMMARY,
             paused=pause,
             text=self._call.shows_compaction,
@@ -234,6 +239,7 @@ def _shorter(chat: ChatRequest, report: CompactionReport) -> ChatRequest:
         offers_recall=chat.offers_recall,
         compaction=chat.compaction,
         compacted=report,
+        continues=chat.continues,
     )
 
 

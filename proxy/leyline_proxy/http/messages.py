@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -56,9 +55,7 @@ class MessagesCall(ApiCall):
         """Return the chat request for the body."""
         try:
             body = decode_body(raw)
-            opens = partial(
-                self.services.compactions.open, tenant=tenant.name, model=model_of(body)
-            )
+            opens = self.opens(tenant, model_of(body))
             self._mapping = map_request(body, runs=self.runs, opens=opens)
             self.unfolds = last_compaction(body["messages"]) is not None
             mapped = msgspec.json.encode(self._mapping.body)

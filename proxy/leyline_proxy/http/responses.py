@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -103,7 +102,7 @@ class ResponsesCall(ApiCall):
             items,
             earlier,
             runs=self.runs,
-            opens=partial(self.services.compactions.open, tenant=tenant.name, model=model),
+            opens=self.opens(tenant, model),
         )
         self.unfolds = any(item.get("type") in (COMPACTION, TRIGGER) for item in items)
         shown = shown_request(body, store=store)

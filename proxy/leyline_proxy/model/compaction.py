@@ -65,6 +65,8 @@ class Compacted:
     """The model's words, unchanged."""
     kept: tuple[Message, ...] = ()
     """Messages of the user in front of it."""
+    session: str | None = None
+    """Id of the session whose turn wrote it."""
 
     def messages(self) -> list[Message]:
         """Return the messages in place of those that were compacted."""
@@ -84,6 +86,8 @@ class CompactionReport:
     """Name of the turn that wrote the summary."""
     usage: Mapping[str, int] | None = None
     """Its ``prompt_tokens``, ``cached_tokens`` and ``completion_tokens``."""
+    applied: Sequence[Mapping[str, Any]] = ()
+    """Effects of the request's other edits on the conversation that was compacted."""
     truncated: bool = False
     """True if the summary reached the limit of its length."""
     paused: bool = False

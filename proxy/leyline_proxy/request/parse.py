@@ -53,6 +53,8 @@ class ChatRequest:
     """The wish to replace the conversation by a summary; None for none."""
     compacted: CompactionReport | None = None
     """What became of that wish, once that is known."""
+    continues: str | None = None
+    """Id of the session whose compaction the request carries; None for none."""
 
     @property
     def computed_by(self) -> str:

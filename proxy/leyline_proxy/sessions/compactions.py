@@ -20,6 +20,7 @@ _PREFIX = "leyline-compaction-1."
 class _Content(msgspec.Struct, omit_defaults=True):
     summary: str
     kept: tuple[dict[str, Any], ...] = ()
+    session: str | None = None
 
 
 _decoder = msgspec.json.Decoder(_Content)
@@ -39,7 +40,8 @@ class CompactionSeal:
 
     def close(self, compacted: Compacted, *, tenant: str, model: str) -> str:
         """Return a compaction in a form that a client may carry."""
-        content = msgspec.json.encode(_Content(compacted.summary, compacted.kept))
+        told = _Content(compacted.summary, compacted.kept, compacted.session)
+        content = msgspec.json.encode(told)
         return (
             _PREFIX + urlsafe_b64encode(self._seal.close(content, _bound(tenant, model))).decode()
         )
@@ -57,7 +59,7 @@ class CompactionSeal:
         if content is None:
             return None
         found = _decoder.decode(content)
-        return Compacted(found.summary, found.kept)
+        return Compacted(found.summary, found.kept, found.session)
 
 
 def _bound(tenant: str, model: str) -> bytes:

@@ -217,5 +217,7 @@ class TurnSettler:
             account["compaction"] = turn.request.compacted.document()
         members = {OPTIONS_FIELD: account}
         if turn.request.body.get(CONTEXT_FIELD) is not None:
-            members[CONTEXT_FIELD] = {"applied_edits": turn.applied}
+            report = turn.request.compacted
+            before = report.applied if report is not None and report.compacted is not None else ()
+            members[CONTEXT_FIELD] = {"applied_edits": [*before] or turn.applied}
         return Account(receipt, members, recalled)
