@@ -201,7 +201,7 @@ class Compacting:
             prompt_tokens=prompt,
             compacted=Compacted(
                 text[:MAX_SUMMARY],
-                kept_of(covered, prompt_tokens=prompt or prompt_size(turn)),
+                kept_of(covered, prompt_tokens=prompt_size(turn)),
                 turn.identity.session_id,
             ),
             turn=turn.name,
