@@ -96,7 +96,11 @@ class Compacting:
     async def step(self, turn: Turn, receive: Receive) -> Step:
         """Return how a request goes on whose turn has been planned, but not sent.
 
-        A compaction that fails leaves the request as it is.
+        A compaction that fails leaves the request as it is, unless that asks for nothing else.
+
+        Raises:
+            ClientDisconnected: the client left meanwhile.
+            ProxyError: the request asks for a compaction alone, and there is none.
         """
         chat, wish = turn.request, turn.request.compaction
         if wish is None or chat.compacted is not None:
@@ -104,7 +108,7 @@ class Compacting:
         tokens = prompt_size(turn)
         if wish.threshold is not None and tokens <= wish.threshold:
             return self._unchanged(chat, CompactionReport(BELOW, tokens))
-        if not is_worth_it(turn.planned.prepared.messages):
+        if wish.threshold is not None and not is_worth_it(turn.planned.prepared.messages):
             return self._unchanged(chat, CompactionReport(NOTHING, tokens))
         begun = perf_counter()
         await self._services.ends.release(turn)
@@ -114,6 +118,8 @@ class Compacting:
         except ClientDisconnected:
             raise
         except ProxyError as error:
+            if wish.threshold is None:
+                raise
             log.warning("compaction_failed", tenant=chat.tenant.name, why=error.code)
             failed = self._unchanged(chat, CompactionReport(error.code, tokens))
             return replace(failed, withdrawn=True, spent_s=perf_counter() - begun)

@@ -34,8 +34,12 @@ class CompactionSeal:
     """
 
     def __init__(self, secrets: Sequence[str] = ()) -> None:
-        self.shared = bool(secrets)
-        """True if proxies with the same settings, and this one after a restart, open them, too."""
+        self.key_origin = (
+            "encrypted by session_secret"
+            if secrets
+            else "encrypted by a key of this process alone; set session_secret to share it"
+        )
+        """The origin of the key, in words."""
         self._seal = Seal(secrets or (token_hex(32),), _DOMAIN)
 
     def close(self, compacted: Compacted, *, tenant: str, model: str) -> str:

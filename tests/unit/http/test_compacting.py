@@ -17,6 +17,7 @@ from support.fake_engine import (
 )
 
 CHAT, COMPACT = "/v1/chat/completions", "/v1/responses/compact"
+RESPONSES = "/v1/responses"
 SUMMARY = "All folders are listed."
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "ls", "parameters": {}}}
 CALL = {"id": "c9", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
@@ -107,15 +108,20 @@ async def test_a_compaction_that_fails_leaves_the_request_as_it_is(
     ("first", "status", "code"),
     [(calls_only(), 502, "no_summary"), (refusal(500), 500, "upstream_error")],
 )
-async def test_the_compact_route_reports_its_failure(first: Answer, status: int, code: str) -> None:
-    """There is nothing else to answer with."""
+async def test_what_asks_for_a_compaction_alone_reports_its_failure(
+    first: Answer, status: int, code: str
+) -> None:
+    """The route and the trigger have nothing else to answer with."""
     engine = FakeEngine()
-    engine.answers = [first]
+    items = [{"role": "user", "content": "Hello."}]
+    asked = ((COMPACT, items), (RESPONSES, [*items, {"type": "compaction_trigger"}]))
     async with proxy_before(engine) as client:
-        response = await client.post(COMPACT, json={"model": MODEL, "input": "Hello."})
-    assert response.status_code == status
-    assert response.json()["error"]["code"] == code
-    assert len(engine.bodies) == 1
+        for path, given in asked:
+            engine.answers = [first]
+            response = await client.post(path, json={"model": MODEL, "input": given})
+            assert response.status_code == status
+            assert response.json()["error"]["code"] == code
+    assert len(engine.bodies) == 2
 
 
 async def test_a_summary_counts_as_a_request_of_its_tenant() -> None:
