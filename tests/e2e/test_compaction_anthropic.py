@@ -159,7 +159,7 @@ def test_edits_that_clear_come_before_the_compaction(
 
 
 def test_a_block_without_a_summary_is_left_out(sdk: anthropic.Anthropic, stack: Stack) -> None:
-    """As the API has it; an edited summary counts as the client sends it."""
+    """It is a no-op, as in the API; an edited summary counts as the client sends it."""
     failed = {"type": "compaction", "content": None}
     edited = {"type": "compaction", "content": "My own words."}
     history = [

@@ -70,7 +70,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How a request goes on."""
+    """The next step of a request."""
 
     chat: ChatRequest
     """The request from here on."""

@@ -59,7 +59,7 @@ class CompactionWish:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What stands in place of a conversation."""
+    """The replacement of a conversation."""
 
     summary: str
     """The model's words, unchanged."""
@@ -75,7 +75,7 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """What became of a request's wish, for its answer."""
+    """The result of a request's wish, for its answer."""
 
     reason: str | None
     """None if it was compacted, else the reason that it wasn't."""

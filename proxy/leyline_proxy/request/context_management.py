@@ -134,7 +134,7 @@ class RequestedEdit:
 
 
 class RequestedEdits(NamedTuple):
-    """What a request's ``context_management`` asks for."""
+    """The edits in a request's ``context_management``."""
 
     policies: tuple[Policy, ...] = ()
     compaction: CompactionWish | None = None

@@ -160,10 +160,7 @@ def map_request(
     for name, message in _SERVER_SIDE.items():
         if body.get(name):
             raise FieldError(name, message, code="unsupported_parameter")
-    own = [Placed(item, f"input[{index}]") for index, item in enumerate(items)]
-    if isinstance(body.get("input"), str):
-        own = [Placed(item, "input") for item in items]
-    placed = [*(Placed(item, PREVIOUS) for item in previous), *own]
+    placed = _placed(body, items, previous)
     compacts = ends_with_trigger(placed)
     placed = unfolded(placed[:-1] if compacts else placed, opens)
     messages = conversation(body.get("instructions"), placed)
@@ -176,6 +173,7 @@ def map_request(
         and name not in _WITHOUT_EFFECT
         and name not in _SERVER_SIDE
         and value is not None
+        and not (name == CONTEXT and isinstance(value, list))
     }
     chat["messages"] = [dict(one.value) for one in messages]
     if book.definitions:
@@ -189,8 +187,6 @@ def map_request(
         chat["stream_options"] = {"include_usage": True}
     chat |= _reasoning(body.get("reasoning"), body.get("chat_template_kwargs"))
     chat |= _text(body.get("text"))
-    if isinstance(body.get(CONTEXT), list):
-        chat.pop(CONTEXT)
     chat |= options_of(body)
     return ChatMapping(
         body=chat,
@@ -200,6 +196,14 @@ def map_request(
         truncates=_truncates(body.get("truncation")),
         compacts=compacts,
     )
+
+
+def _placed(body: Mapping[str, Any], items: Items, previous: Items) -> list[Placed]:
+    """Return all items with their fields."""
+    own = [Placed(item, f"input[{index}]") for index, item in enumerate(items)]
+    if isinstance(body.get("input"), str):
+        own = [Placed(item, "input") for item in items]
+    return [*(Placed(item, PREVIOUS) for item in previous), *own]
 
 
 def stores(body: Mapping[str, Any]) -> bool:

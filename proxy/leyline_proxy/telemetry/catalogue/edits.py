@@ -77,8 +77,7 @@ _EDITS: tuple[CatalogueEntry, ...] = (
         "leyline_compactions",
         "Summaries that requests asked for in place of their conversation, written or failed.",
         ("result",),
-        bad="'failed': the requests went on with their whole conversation; the log gives the "
-        "reason.",
+        bad="'failed': these requests keep their whole conversation; the log gives the reason.",
         starts=(("written",), ("failed",)),
     ),
     counter(
