@@ -33,9 +33,9 @@ from ..model.compaction import (
     Compacted,
     CompactionReport,
     CompactionWish,
+    instructions_of,
     is_worth_it,
     kept_of,
-    opening,
 )
 from ..model.fields import OPTIONS_FIELD
 from ..request.compaction import compacted_body, question_body
@@ -237,7 +237,7 @@ def prompt_size(turn: Turn) -> int:
 def _shorter(chat: ChatRequest, report: CompactionReport) -> ChatRequest:
     """Return the request with the summary in place of its conversation."""
     assert report.compacted is not None  # noqa: S101 - it was just written
-    messages = [*opening(chat.messages), *report.compacted.messages()]
+    messages = [*instructions_of(chat.messages), *report.compacted.messages()]
     raw = msgspec.json.encode(compacted_body(chat.body, messages))
     shorter = parse_chat(raw, chat.headers, chat.tenant, clock=TurnClock())
     return replace(

@@ -113,12 +113,9 @@ class CompactionReport:
         return told | ({"messages": self.compacted.messages()} if self.text else {})
 
 
-def opening(messages: Sequence[Message]) -> list[Message]:
-    """Return the instructions at the front, which a compaction leaves where they are."""
-    for index, message in enumerate(messages):
-        if message.get("role") not in FRAME:
-            return list(messages[:index])
-    return list(messages)
+def instructions_of(messages: Sequence[Message]) -> list[Message]:
+    """Return the system's and developer's messages, which a compaction leaves as they are."""
+    return [message for message in messages if message.get("role") in FRAME]
 
 
 def is_worth_it(messages: Sequence[Message]) -> bool:

@@ -84,13 +84,13 @@ def conversation(messages: object, opens: Opens = lambda _: None) -> Iterator[Pl
         raise FieldError("messages", "messages must hold at least one message.")
     called: set[str] = set()
     place = last_compaction(messages)
-    if place is not None:
-        compacted, field = opened(messages, place, opens)
-        yield from (Placed(message, field) for message in compacted.messages())
     for index, given in enumerate(messages):
         where = f"messages[{index}]"
         if not isinstance(given, dict):
             raise FieldError(where, f"{where} must be an object with role and content.")
+        if place is not None and index == place[0]:
+            compacted, field = opened(messages, place, opens)
+            yield from (Placed(each, field) for each in compacted.messages())
         message = uncovered(given, index, place)
         if message is None:
             continue

@@ -72,9 +72,10 @@ def uncovered(
     message: Mapping[str, Any], number: int, place: _Place | None
 ) -> Mapping[str, Any] | None:
     """Return a message with empty compactions in place of the blocks that the compaction at
-    ``place`` covers, so that the others keep their numbers; None if nothing is left of it.
+    ``place`` covers, so that the others keep their numbers; None if nothing is left of it. System
+    messages stay.
     """
-    if place is not None and number < place[0]:
+    if place is not None and number < place[0] and message.get("role") != "system":
         return None
     content = message.get("content")
     if not isinstance(content, list):

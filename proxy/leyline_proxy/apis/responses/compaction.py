@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...model.compaction import Compacted
@@ -28,7 +29,9 @@ def compaction_item(item_id: str, carried: str) -> dict[str, Any]:
 def unfolded(items: Sequence[Placed], opens: Opens) -> list[Placed]:
     """Return the items with the last compaction opened, and without those that it covers.
 
-    Instructions at the front stay, and so do offers of tools.
+    Instructions and offers of tools stay. So do messages of the user if nothing else comes before
+    the compaction: the client has chosen them, or has them from ``/v1/responses/compact``.
+    Otherwise those that the compaction carries take their place.
 
     Raises:
         FieldError: the compaction can't be opened.
@@ -37,20 +40,14 @@ def unfolded(items: Sequence[Placed], opens: Opens) -> list[Placed]:
     if COMPACTION not in kinds:
         return list(items)
     last = len(kinds) - 1 - kinds[::-1].index(COMPACTION)
-    place, carried = items[last].origin, items[last].value.get("encrypted_content")
-    compacted = opens(carried) if isinstance(carried, str) else None
-    if compacted is None:
-        field = f"{place}.encrypted_content"
-        raise FieldError(
-            field,
-            f"{field} isn't a compaction of this proxy for this tenant and model, or it was "
-            "changed.",
-            code="invalid_encrypted_content",
-        )
-    opened = Placed({"type": COMPACTION, "messages": compacted.messages()}, place)
-    front = next((i for i in range(last) if not _is_instruction(kinds[i], items[i])), last)
-    tools = [items[i] for i in range(front, last) if kinds[i] == TOOLS_ITEM]
-    return [*items[:front], *tools, opened, *items[last + 1 :]]
+    compacted = _opened(items[last], opens)
+    roles = [_role(kind, item) for kind, item in zip(kinds[:last], items, strict=False)]
+    chosen = "user" in roles and None not in roles
+    stay = ("instructions", "user") if chosen else ("instructions",)
+    front = [item for item, role in zip(items, roles, strict=False) if role in stay]
+    messages = replace(compacted, kept=()).messages() if chosen else compacted.messages()
+    opened = Placed({"type": COMPACTION, "messages": messages}, items[last].origin)
+    return [*front, opened, *items[last + 1 :]]
 
 
 def ends_with_trigger(items: Sequence[Placed]) -> bool:
@@ -94,6 +91,24 @@ def options_of(body: Mapping[str, Any]) -> dict[str, Any]:
     return {OPTIONS_FIELD: {**(options or {}), "compact": {"threshold_tokens": least}}}
 
 
-def _is_instruction(kind: str, item: Placed) -> bool:
-    told = kind == "message" and item.value.get("role") in ("system", "developer")
-    return told or kind == TOOLS_ITEM
+def _opened(item: Placed, opens: Opens) -> Compacted:
+    carried = item.value.get("encrypted_content")
+    compacted = opens(carried) if isinstance(carried, str) else None
+    if compacted is None:
+        field = f"{item.origin}.encrypted_content"
+        raise FieldError(
+            field,
+            f"{field} isn't a compaction of this proxy for this tenant and model, or it was "
+            "changed.",
+            code="invalid_encrypted_content",
+        )
+    return compacted
+
+
+def _role(kind: str, item: Placed) -> str | None:
+    """Return the role of an item in front of a compaction; None for the model's, for results of its
+    calls, and for an earlier compaction."""
+    if kind == TOOLS_ITEM:
+        return "instructions"
+    role = item.value.get("role") if kind == "message" else None
+    return "instructions" if role in ("system", "developer") else "user" if role == "user" else None
