@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from compaction_kit import ANSWER, SUMMARY, SYSTEM, TASK, chat, compacting_stack, prompts
@@ -124,6 +125,29 @@ def test_what_a_policy_takes_out_is_in_no_summary(stack: Stack) -> None:
         assert "zebra-4711" not in str(prompt.messages)
         assert "The code is " in str(prompt.messages)
     assert "zebra" not in str(account)
+
+
+def test_a_forgotten_message_and_one_in_quarantine_are_in_no_summary(stack: Stack) -> None:
+    """Neither the prompt of the summary nor what is kept has them."""
+    sdk, model = stack
+    messages = [
+        *chat(task="Forget giraffe."),
+        {"role": "user", "content": "Isolate elephant."},
+        {"role": "assistant", "content": ANSWER},
+        {"role": "user", "content": "Keep tiger."},
+    ]
+    ask(sdk, messages, session="zoo")
+    place = str(sdk.base_url).rstrip("/") + "/leyline/sessions/zoo/quarantine"
+    demand = {"messages": [len(messages) - 3], "reason": "other"}
+    assert httpx.post(place, json=demand, timeout=30).status_code == 200
+    messages[1] = {**messages[1], "leyline": {"forget": True}}
+    before = len(model.admitted)
+    _, account = ask(sdk, messages, session="zoo", compact={"threshold_tokens": 500})
+    ran = [str(prompt.messages) for prompt in prompts(model)[before:]]
+    for word in ("giraffe", "elephant"):
+        assert word not in str(ran) + str(account)
+    assert all("tiger" in prompt for prompt in ran)
+    assert account["compaction"]["messages"][-2]["content"] == "Keep tiger."
 
 
 def test_a_summary_alone_is_not_compacted_again(stack: Stack) -> None:
