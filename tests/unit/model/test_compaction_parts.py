@@ -1,4 +1,4 @@
-"""What a compaction keeps beside its summary, and when it is worth a turn."""
+"""The parts of a compaction, and when it is worth a turn."""
 
 from __future__ import annotations
 
