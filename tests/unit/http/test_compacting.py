@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 from support.fake_engine import (
+    JSON,
     MODEL,
     Answer,
     FakeEngine,
@@ -16,9 +18,15 @@ from support.fake_engine import (
     tool_session,
 )
 
+from leyline_proxy.http.app import create_app
+from leyline_proxy.settings import Settings
+from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
+from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.wiring.services import Services
+
 CHAT, COMPACT = "/v1/chat/completions", "/v1/responses/compact"
 RESPONSES = "/v1/responses"
-SUMMARY = "All folders are listed."
+SUMMARY = "  All folders are listed.\n"
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "ls", "parameters": {}}}
 CALL = {"id": "c9", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
 
@@ -49,7 +57,7 @@ async def test_the_summary_is_asked_for_under_the_whole_request() -> None:
     engine.answers = [chat_json(SUMMARY)]
     wish = {
         "compact": {"threshold_tokens": 50},
-        "edits": [{"message": 0, "chars": [0, 4], "replacement": "Show"}],
+        "edits": [{"message": 0, "chars": [0, 4], "replacement": "Name all"}],
         "boundary": 0,
     }
     shaped = {"response_format": {"type": "json_object"}, "stop": ["x"], "temperature": 0.7}
@@ -65,11 +73,11 @@ async def test_the_summary_is_asked_for_under_the_whole_request() -> None:
         "temperature",
     }
     assert (asked["max_tokens"], asked["temperature"], asked["tools"]) == (77, 0, [TOOL])
-    assert asked["messages"][0]["content"] == "Show the folders."
+    assert asked["messages"][0]["content"] == "Name all the folders."
     assert asked["messages"][1:-1] == tool_session(2)[1:]
     assert asked["messages"][-1]["role"] == "user"
     assert [each["content"] for each in sent["messages"]] == [
-        "Show the folders.",
+        "Name all the folders.",
         f"Here is a summary of the conversation to date:\n\n{SUMMARY}",
     ]
     assert shaped.items() <= sent.items()
@@ -170,3 +178,26 @@ async def test_a_stream_has_nothing_of_the_summarys_own_answer() -> None:
     (account,) = [event["leyline"] for event in events if "leyline" in event]
     assert said == "Hello."
     assert account["compaction"]["messages"][-1]["content"].endswith(SUMMARY)
+
+
+@pytest.mark.parametrize(
+    ("first", "read"), [(chat_json(SUMMARY), 2), (refusal(500), 2), (refusal(400), 1)]
+)
+async def test_no_turn_is_left_open(first: Answer, read: int) -> None:
+    """The planned turn is withdrawn before the summary's; each one that the engine may have read
+    counts, the failed one, too."""
+    engine = FakeEngine()
+    engine.answers = [first]
+    app = create_app(Settings(log_level="error"), engine_app=engine)
+    transport = ASGIStreamTransport(app)
+    async with (
+        lifespan_of(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=JSON) as client,
+    ):
+        answer = await client.post(CHAT, json=body(), headers={"session_id": "a name"})
+    services: Services = app.state.services
+    session = await services.store.get("default", answer.headers["x-leyline-session"])
+    assert session is not None
+    assert session.unnamed == read
+    assert len(services.turns._under_way.openings) == 0
+    assert services.turns._under_way._names == set()
