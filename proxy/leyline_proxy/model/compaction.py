@@ -47,14 +47,11 @@ class CompactionWish:
     instructions: str | None = None
     pause: bool = False
     """True to end the answer after the compaction."""
-    replaces: bool = False
-    """True if the instructions replace the proxy's own, and aren't added to them."""
 
     def question(self) -> Message:
         """Return the message that asks the model for the summary."""
         own = (self.instructions or "").strip()
-        told = own if own and self.replaces else "\n\n".join(filter(None, (_ASKED, own)))
-        return {"role": "user", "content": told}
+        return {"role": "user", "content": f"{_ASKED}\n\n{own}" if own else _ASKED}
 
 
 @dataclass(frozen=True, slots=True)
