@@ -261,6 +261,16 @@ def _add_words(board: dashboard.Dashboard) -> None:
     )
     board.with_panel(
         time_series(
+            "Compactions",
+            "Summaries per minute that requests asked for in place of their conversation, by "
+            "result. Bad: failed; the requests are answered with their whole conversation.",
+            [Query(per_minute("leyline_compactions_total", "", "result"), "{{result}}")],
+            unit="cpm",
+            width=8,
+        )
+    )
+    board.with_panel(
+        time_series(
             "Reloads of the policies file",
             "Changes of the policies file since the proxy started, loaded or refused. "
             "Bad: a step of refused; the previous policies apply.",

@@ -125,7 +125,7 @@ EDITS = "context_management.edits"
         ({"edits": [], "more": 1}, "context_management", "an object"),
         ({"edits": ["x"]}, f"{EDITS}[0]", "a type"),
         ({"edits": [{"type": "clear_tool_use_20250919"}]}, f"{EDITS}[0].type", "did you mean"),
-        ({"edits": [{"type": "compact_20260112"}]}, f"{EDITS}[0].type", "isn't offered"),
+        ({"edits": [{"type": "summarize_20270101"}]}, f"{EDITS}[0].type", "isn't offered"),
         ({"edits": [{**CLEAR, "keep": {"type": "tool_uses", "value": -1}}]}, None, "value"),
         ({"edits": [{**CLEAR, "kept": 3}]}, f"{EDITS}[0]", "may have type, trigger"),
         ({"edits": [{**CLEAR, "trigger": {"type": "moon", "value": 1}}]}, None, "moon"),

@@ -373,6 +373,7 @@ def _announce(app: FastAPI, url: str, admin_url: str | None) -> None:
         ("engine", escape(status.engine) if status.up else "not reached yet; still trying"),
         ("splices", verdict),
         ("capability", escape(_capability(status.capability))),
+        ("compactions", app.state.services.compactions.key_origin),
         ("live page", f"{url}/"),
         *((("admin", f"{admin_url}/admin"),) if admin_url is not None else ()),
     ):

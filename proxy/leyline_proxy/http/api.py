@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -17,6 +17,7 @@ from ..apis.events import Events
 from ..apis.native import NativeApi
 from ..errors import ProxyError, UpstreamRefusalError
 from ..model.clock import TurnClock
+from ..model.compaction import Compacted, CompactionReport
 from ..request.parse import ChatRequest
 from ..request.recall_tool import with_recall_tool
 from ..tenants import Tenant
@@ -39,6 +40,9 @@ class ApiCall(ABC):
 
     looks_up = False
     """True if reading a request asks a store. Its client may leave meanwhile."""
+    shows_compaction = True
+    """True if the account shows the messages of a compaction: the API has no other place for
+    them."""
 
     def __init__(
         self, services: Services, request: Request, clock: TurnClock, *, runs: bool = True
@@ -49,6 +53,23 @@ class ApiCall(ABC):
         self.runs = runs
         self.headers: dict[str, str] = {}
         """Headers of every response, errors included."""
+        self.compaction: CompactionReport | None = None
+        """The compaction of the request, once there is one."""
+        self.unfolds = False
+        """True if the request has parts that only the proxy can read."""
+        self.continues: str | None = None
+        """Id of the session whose compaction the request carries."""
+
+    def opens(self, tenant: Tenant, model: str) -> Callable[[str], Compacted | None]:
+        """Return the function that opens compactions for a request's tenant and model."""
+
+        def opened(carried: str) -> Compacted | None:
+            seal = self.services.compactions
+            found = seal.open(carried, tenant=tenant.name, model=model)
+            self.continues = found.session if found is not None else None
+            return found
+
+        return opened
 
     @abstractmethod
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
@@ -84,6 +105,14 @@ class ApiCall(ABC):
     def events(self, turn: Turn) -> Events | None:
         """Return the mapping of chunks to this API's events, or None to pass the chunks on."""
         return None
+
+    def compacts(self, chat: ChatRequest, report: CompactionReport) -> None:
+        """Note the compaction of the request, which its answer reports.
+
+        Args:
+            chat: the request before it.
+        """
+        self.compaction = report
 
     async def settled(self, turn: Turn, body: bytes | None) -> None:  # noqa: B027 - most need nothing
         """Note a settled turn, before the client gets the end of its answer.
@@ -141,6 +170,8 @@ async def read_call(call: ApiCall, tenant: Tenant, raw: bytes, receive: Receive)
         # Watching the connection costs a task, which reading alone isn't worth.
         with call.clock.working():
             chat = await call.read(tenant, raw)
+    if call.continues is not None:
+        chat = replace(chat, continues=call.continues)
     return with_recall_tool(chat, tool=call.services.settings.recall_tool)
 
 

@@ -13,17 +13,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..apis.anthropic.answer import map_answer, map_usage
+from ..apis.anthropic.compaction import compaction_block, last_compaction, with_iterations
 from ..apis.anthropic.diagnostics import Asked, asked_diagnostics, diagnosis, print_of
 from ..apis.anthropic.errors import FieldError, error_document
 from ..apis.anthropic.models import map_models
 from ..apis.anthropic.native import NativeMessages
 from ..apis.anthropic.request import ChatMapping, map_request
-from ..apis.anthropic.stream import MessageEvents
+from ..apis.anthropic.stream import NO_TOKENS, MessageEvents
 from ..apis.events import encoded
 from ..errors import BadRequestError, ProxyError
 from ..model.clock import TurnClock
+from ..model.compaction import CompactionReport
 from ..model.fields import OPTIONS_FIELD
-from ..request.parse import ChatRequest, decode_body, parse_chat
+from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
 from ..tenants import Tenant
 from ..turns import Account
 from ..turns.settled import planned_loss
@@ -37,6 +39,8 @@ from .refusal import answer_of, refusal_of_answer
 class MessagesCall(ApiCall):
     """One request of Anthropic's Messages API."""
 
+    shows_compaction = False
+
     def __init__(
         self, services: Services, request: Request, clock: TurnClock, *, runs: bool = True
     ) -> None:
@@ -48,13 +52,17 @@ class MessagesCall(ApiCall):
         self._error_code: str | None = None
         self._asked: Asked | None = None
         self._diagnosis: dict[str, Any] | None = None
+        self._before: tuple[dict[str, Any], ...] = ()
+        """Blocks in front of the model's."""
 
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
         """Return the chat request for the body."""
         try:
             body = decode_body(raw)
-            self._mapping = map_request(body, runs=self.runs)
+            opens = self.opens(tenant, model_of(body))
+            self._mapping = map_request(body, runs=self.runs, opens=opens)
             self._asked = asked_diagnostics(body)
+            self.unfolds = last_compaction(body["messages"]) is not None
             mapped = msgspec.json.encode(self._mapping.body)
         except FieldError as error:
             self._error_code = error.code
@@ -84,7 +92,13 @@ class MessagesCall(ApiCall):
 
     def whole(self, body: bytes, answer: Mapping[str, Any]) -> bytes:
         """Return an answer as a message."""
-        message = map_answer(answer, message_id=self._message_id, stop_sequences=self._stops)
+        message = map_answer(
+            answer,
+            message_id=self._message_id,
+            stop_sequences=self._stops,
+            before=self._before,
+            alone=self._paused,
+        )
         if self._asked is not None:
             message["diagnostics"] = self._diagnosis
         return orjson.dumps(message)
@@ -92,17 +106,31 @@ class MessagesCall(ApiCall):
     def members(self, account: Account, usage: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the account, and usage as Anthropic counts it."""
         counted = map_usage(usage, account.members[OPTIONS_FIELD])
+        if self._paused:
+            counted = {**NO_TOKENS}
+        counted = with_iterations(counted, self.compaction, counted=not self._paused)
         return {"usage": counted, **account.members}
 
     def events(self, turn: Turn) -> MessageEvents:
         """Return the mapping to a message's events."""
         head = {"diagnostics": self._diagnosis} if self._asked is not None else {}
+        model = turn.request.model
         return MessageEvents(
             message_id=self._message_id,
-            model=turn.request.model,
+            model=model,
             stop_sequences=self._stops,
             head=head,
+            before=self._before,
+            compaction=self.compaction,
         )
+
+    def compacts(self, chat: ChatRequest, report: CompactionReport) -> None:
+        """Note the compaction of the request as the first block of the answer."""
+        super().compacts(chat, report)
+        if report.compacted is not None:
+            seal = self.services.compactions
+            carried = seal.close(report.compacted, tenant=chat.tenant.name, model=chat.model)
+            self._before = (compaction_block(report.compacted, carried),)
 
     def error(self, error: ProxyError, headers: Mapping[str, str]) -> Response:
         """Return an error of Anthropic's API."""
@@ -125,6 +153,10 @@ class MessagesCall(ApiCall):
         if "retry-after" in upstream.headers:
             refused.headers["retry-after"] = upstream.headers["retry-after"]
         return refused
+
+    @property
+    def _paused(self) -> bool:
+        return self.compaction is not None and self.compaction.paused
 
     @property
     def _stops(self) -> tuple[str, ...]:

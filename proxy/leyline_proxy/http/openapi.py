@@ -143,6 +143,9 @@ SCHEMAS: dict[str, Schema] = {
     "Response": _object(
         {"id": STRING, "object": {"const": "response"}, "status": STRING, "output": _OBJECTS}
     ),
+    "CompactedResponse": _object(
+        {"id": STRING, "object": {"const": "response.compaction"}, "output": _OBJECTS}
+    ),
     "Models": _object({"data": {"type": "array", "items": _object({"id": STRING})}}),
     "Counted": _object({"input_tokens": COUNT}, {"context_management": ANYTHING}),
     "SessionOverview": _object(
@@ -311,6 +314,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/completions"): Operation("ChatCompletion", "CompletionRequest", streams=True),
     ("get", "/v1/models"): Operation("Models"),
     ("post", "/v1/responses"): Operation("Response", "ResponseRequest", streams=True),
+    ("post", "/v1/responses/compact"): Operation("CompactedResponse", "ResponseRequest"),
     ("post", "/v1/responses/input_tokens"): Operation("Counted", "ResponseRequest"),
     ("post", "/v1/messages"): Operation(
         "Message", "MessageRequest", streams=True, error="AnthropicError"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -16,17 +16,21 @@ from starlette.responses import Response
 
 from ..apis.events import encoded
 from ..apis.responses.answer import Opening, map_answer, map_usage, shown_request
+from ..apis.responses.compaction import TRIGGER, compaction_item
 from ..apis.responses.errors import FieldError
 from ..apis.responses.ids import response_id, with_id
+from ..apis.responses.items import COMPACTION
 from ..apis.responses.native import NativeResponses
 from ..apis.responses.request import ChatMapping, input_items, map_request, previous_id, stores
 from ..apis.responses.stored import joined
 from ..apis.responses.stream import ResponseEvents
 from ..errors import BadRequestError, NotFoundError, ProxyError
 from ..model.clock import TurnClock
+from ..model.compaction import CompactionReport
 from ..model.fields import OPTIONS_FIELD
 from ..model.history import OWN_HEADER, session_key
 from ..model.stored_response import StoredResponse
+from ..request.compaction import forced
 from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
 from ..tenants import Tenant
 from ..turns import Account
@@ -52,6 +56,8 @@ class _Asked:
     opening: Opening
     items: list[dict[str, Any]]
     """The request's own items, with ids."""
+    earlier: list[dict[str, Any]]
+    """The items of the responses that it continues."""
     previous: str | None
     store: bool
 
@@ -60,6 +66,7 @@ class ResponsesCall(ApiCall):
     """One request of OpenAI's Responses API."""
 
     looks_up = True
+    shows_compaction = False
 
     def __init__(
         self, services: Services, request: Request, clock: TurnClock, *, runs: bool = True
@@ -89,7 +96,15 @@ class ResponsesCall(ApiCall):
         chain = await read_chain(self.services.responses, tenant.name, previous, limit)
         given = input_items(body)
         items = await resolve_references(self.services.responses, tenant.name, given, limit)
-        mapping = self._mapping = map_request(body, items, joined(chain), runs=self.runs)
+        earlier = joined(chain)
+        mapping = self._mapping = map_request(
+            body,
+            items,
+            earlier,
+            runs=self.runs,
+            opens=self.opens(tenant, model),
+        )
+        self.unfolds = any(item.get("type") in (COMPACTION, TRIGGER) for item in items)
         shown = shown_request(body, store=store)
         # After the last step an encoding error can't be reported. Events nest it deeper.
         msgspec.json.encode([[[shown]]])
@@ -104,10 +119,47 @@ class ResponsesCall(ApiCall):
         headers = self._named(mapping.body, chain[-1].session if chain else None)
         mapped = msgspec.json.encode(mapping.body)
         chat = parse_chat(mapped, headers, tenant, clock=self.clock, bodies=self.services.bodies)
-        if mapping.truncates:
+        if mapping.compacts:
+            chat = replace(chat, compaction=forced(chat.compaction))
+        elif mapping.truncates:
             chat = await fitting(self.services, chat, mapping.body)
-        own = [with_id(item, self._key, index) for index, item in enumerate(items)]
-        return _Asked(chat, mapping, opening, own, previous, store)
+        own = [
+            with_id(item, self._key, index)
+            for index, item in enumerate(items)
+            if item.get("type") != TRIGGER
+        ]
+        return _Asked(chat, mapping, opening, own, earlier, previous, store)
+
+    @property
+    def identifier(self) -> str:
+        """The id of the response."""
+        return response_id(self._key)
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        """All items of the conversation, those of earlier responses included."""
+        return [*self._read.earlier, *self._read.items]
+
+    def compacts(self, chat: ChatRequest, report: CompactionReport) -> None:
+        """Note the compaction of the request as the first item of the answer."""
+        super().compacts(chat, report)
+        asked, opening = self._read, self._read.opening
+        before = (self.compaction_item(chat, report, 0),)
+        opening = replace(opening, before=before, alone=report.paused)
+        self._asked = replace(asked, opening=opening)
+
+    def compaction_item(
+        self, chat: ChatRequest, report: CompactionReport, index: int
+    ) -> dict[str, Any]:
+        """Return the item of a compaction.
+
+        Args:
+            index: its place in the output.
+        """
+        assert report.compacted is not None  # noqa: S101 - there is nothing else to report
+        seal = self.services.compactions
+        carried = seal.close(report.compacted, tenant=chat.tenant.name, model=chat.model)
+        return compaction_item(self._read.opening.item_id(COMPACTION, index), carried)
 
     def _named(self, body: Mapping[str, Any], session: str | None) -> Mapping[str, str]:
         """Return the request's headers, with the session of the response that it continues.
@@ -149,7 +201,7 @@ class ResponsesCall(ApiCall):
             response = msgspec.json.decode(body, type=dict[str, Any])
         if response is None:
             return
-        identifier = response_id(self._key)
+        identifier = self.identifier
         stored = StoredResponse(
             id=identifier,
             session=turn.identity.session_id,

@@ -19,6 +19,7 @@ from ..wiring.services import Services
 from .api import Api
 from .chat import CHAT
 from .claim_routes import install_claims
+from .compact import COMPACT_PATH, CompactExchange
 from .completions import COMPLETIONS_PATH, CompletionExchange
 from .counting import CountExchange
 from .exchange import ServedBy
@@ -76,6 +77,11 @@ def _install_responses(app: FastAPI, services: Services) -> None:
     async def responses(request: Request) -> Response:
         """Create a response of OpenAI's Responses API: the same turn as a chat completion's."""
         return ServedBy(TurnExchange(services, request, RESPONSES))
+
+    @app.post(COMPACT_PATH, tags=["openai"])
+    async def compact_response(request: Request) -> Response:
+        """Replace a conversation by a summary of it, to continue it with."""
+        return ServedBy(CompactExchange(services, request))
 
     @app.post(RESPONSES.count_path, tags=["openai"])
     async def count_input_tokens(request: Request) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from time import perf_counter
 
 import httpx
@@ -32,9 +33,11 @@ from ..upstream.client import GATEWAY_FAILURES, read
 from ..upstream.headers import downstream_headers
 from ..wiring.services import Services
 from .api import Api, read_call, unfit_answer
-from .chat import CHAT
+from .compacting import Compacting, Written
 from .exchange import Exchange
+from .forwarding import open_chat, own_headers
 from .limits import until_disconnect
+from .paused import STREAM_HEADERS, paused_answer
 from .recalling import RecallLoop
 from .refusal import answer_of, refusal_of_answer
 from .relay import TurnRelay
@@ -71,8 +74,9 @@ class TurnExchange(Exchange):
         self._pending = False
         """True while the turn isn't settled and the engine may have read it."""
         self._loop = RecallLoop(services.recalls)
+        self._compacting = Compacting(services, self._call)
         self._spent_s = 0.0
-        """Time of the turns that only asked for texts."""
+        """Time of the turns before the last: those that only asked for texts, and a summary's."""
         self._events: Events | None = None
         """The mapping of a stream to the client's API."""
         self._events_made = False
@@ -91,6 +95,16 @@ class TurnExchange(Exchange):
             note_planned(turn)
             self._call.planned(turn)
             self.extra_headers["x-leyline-session"] = turn.identity.session_id
+            if chat.compaction is not None:
+                step = await self._compacting.step(turn, receive)
+                self._spent_s += step.spent_s
+                if step.paused is not None:
+                    await self._pause(step.paused, scope, receive, send)
+                    return
+                chat = step.chat
+                if step.withdrawn:
+                    continue
+                turn = replace(turn, request=chat)
             self._others = self._may_go_on(chat, {*failed, turn.replica.name})
             response: Response | None = None
             try:
@@ -111,6 +125,19 @@ class TurnExchange(Exchange):
             if response is not None:
                 await self.answer(response, scope, receive, send)
             return
+
+    async def _pause(self, written: Written, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with a compaction alone."""
+        self.message_id = written.turn.message_id
+        answer = await paused_answer(self._call, written, stream=written.stream)
+        if isinstance(answer, Response):
+            answer.headers.update(self.extra_headers)
+            await self.answer(answer, scope, receive, send)
+            return
+        await self.start_stream(send, STREAM_HEADERS)
+        await self.send_chunk(send, answer)
+        self.complete = True
+        await self.end_stream(send)
 
     def _may_go_on(self, chat: ChatRequest, failed: Collection[str]) -> bool:
         """Return True if another engine could serve the request after this one fails."""
@@ -153,23 +180,27 @@ class TurnExchange(Exchange):
         return self._call.error_event(error)
 
     def _open(self, turn: Turn) -> AbstractAsyncContextManager[httpx.Response]:
+        if (api := self._native) is None:
+            return open_chat(self.services, turn, self._call.headers_upstream())
         credentials = turn.request.tenant.forward_credentials
-        own: list[tuple[bytes, bytes]] = []
-        if header := self.services.settings.affinity_header:
-            own.append((header.encode("latin-1"), turn.identity.session_id.encode()))
-        path, headers, body = CHAT.path, self._call.headers_upstream(), turn.body
-        if (api := self._native) is not None:
-            path, headers = api.path, self.request.headers.raw
-            body = without_reserved(self._raw)
-            own += turn.replica.client.key_headers if not credentials else ()
         return turn.replica.forward(
-            "POST", path, headers=headers, content=body, own=own, credentials=credentials
+            "POST",
+            api.path,
+            headers=self.request.headers.raw,
+            content=without_reserved(self._raw),
+            own=[
+                *own_headers(self.services, turn),
+                *(turn.replica.client.key_headers if not credentials else ()),
+            ],
+            credentials=credentials,
         )
 
     def _native_for(self, turn: Turn) -> NativeApi | None:
         """Return the API in which the request goes upstream, or None for the chat API."""
         api = self._api.native
         if api is None or turn.request.offers_recall or not _passes_natively(api, turn):
+            return None
+        if turn.request.compaction is not None or self._call.unfolds:
             return None
         # Of two equal members a server may take either; the proxy judged the request by the last.
         if repeats_members(self._raw) or not api.passes(decode_body(self._raw)):

@@ -1,14 +1,14 @@
 """``context_management`` in a request: Anthropic's server-side edits, on any model.
 
-The edits are policies that come with Leyline, under their names in the API; see the documentation
-of Anthropic's context editing for the purpose of each.
+The edits that clear are policies that come with Leyline, under their names in the API; see the
+documentation of Anthropic's context editing for the purpose of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -17,8 +17,10 @@ from leyline_policies.builtin.clear_thinking import ClearThinking
 from leyline_policies.builtin.clear_tool_uses import ClearToolUses
 from leyline_policies.errors import did_you_mean, shown
 
+from ..model.compaction import DEFAULT_THRESHOLD, CompactionWish
 from ..model.fields import OptionError, field_error
 from ..model.prepared import Prepared, SentMessage
+from .compaction import Instructions, Threshold
 
 CONTEXT_FIELD = "context_management"
 MAX_EDITS = 8
@@ -80,9 +82,31 @@ class ClearThinkingEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         return ClearThinking(keep="all" if isinstance(self.keep, str) else str(self.keep.value))
 
 
-_EDITS: dict[str, type[ClearToolUsesEdit | ClearThinkingEdit]] = {
+class _CompactTrigger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["input_tokens"]
+    value: Threshold
+
+
+class CompactEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``compact_20260112``, which is no policy: the proxy asks the model for a summary."""
+
+    type: str
+    trigger: _CompactTrigger | None = None
+    instructions: Instructions | None = None
+    pause_after_compaction: bool = False
+
+    def wish(self) -> CompactionWish:
+        """Return the wish."""
+        least = self.trigger.value if self.trigger is not None else DEFAULT_THRESHOLD
+        return CompactionWish(least, self.instructions, self.pause_after_compaction)
+
+
+COMPACT = "compact_20260112"
+
+_EDITS: dict[str, type[ClearToolUsesEdit | ClearThinkingEdit | CompactEdit]] = {
     "clear_tool_uses_20250919": ClearToolUsesEdit,
     "clear_thinking_20251015": ClearThinkingEdit,
+    COMPACT: CompactEdit,
 }
 _COUNTED = {
     "clear_tool_uses_20250919": "cleared_tool_uses",
@@ -109,14 +133,21 @@ class RequestedEdit:
         return run(self.policy, messages, turn_idx, context)
 
 
-def parse_context_management(raw: object) -> tuple[Policy, ...]:
+class RequestedEdits(NamedTuple):
+    """The edits in a request's ``context_management``."""
+
+    policies: tuple[Policy, ...] = ()
+    compaction: CompactionWish | None = None
+
+
+def parse_context_management(raw: object) -> RequestedEdits:
     """Return the edits that a request asks for; none for an absent member.
 
     Raises:
         OptionError: names the field and its allowed values.
     """
     if raw is None:
-        return ()
+        return RequestedEdits()
     edits = raw.get("edits") if isinstance(raw, dict) and not raw.keys() - {"edits"} else None
     if not isinstance(edits, list):
         raise OptionError(CONTEXT_FIELD, f'{CONTEXT_FIELD} must be an object {{"edits": [...]}}.')
@@ -124,10 +155,8 @@ def parse_context_management(raw: object) -> tuple[Policy, ...]:
         raise OptionError(
             f"{CONTEXT_FIELD}.edits", f"{CONTEXT_FIELD}.edits may hold at most {MAX_EDITS} edits."
         )
-    policies = tuple(
-        _requested(f"{CONTEXT_FIELD}.edits[{i}]", edit) for i, edit in enumerate(edits)
-    )
-    names = [policy.name for policy in policies]
+    found = [_requested(f"{CONTEXT_FIELD}.edits[{i}]", edit) for i, edit in enumerate(edits)]
+    names = [edit.type for edit in found]
     if len(set(names)) < len(names):
         raise OptionError(
             f"{CONTEXT_FIELD}.edits", f"{CONTEXT_FIELD}.edits names the same type twice."
@@ -137,7 +166,13 @@ def parse_context_management(raw: object) -> tuple[Policy, ...]:
             f"{CONTEXT_FIELD}.edits",
             f"{CONTEXT_FIELD}.edits: clear_thinking_20251015 must be listed first.",
         )
-    return policies
+    policies = (
+        RequestedEdit(edit.type, edit.policy())
+        for edit in found
+        if not isinstance(edit, CompactEdit)
+    )
+    wishes = (edit.wish() for edit in found if isinstance(edit, CompactEdit))
+    return RequestedEdits(tuple(policies), next(wishes, None))
 
 
 def applied_edits(
@@ -178,7 +213,7 @@ def _units(name: str, changed: list[SentMessage], prepared: Prepared) -> int:
     return len({turns[entry.client_index or 0] for entry in changed})
 
 
-def _requested(where: str, raw: object) -> Policy:
+def _requested(where: str, raw: object) -> ClearToolUsesEdit | ClearThinkingEdit | CompactEdit:
     kind = raw.get("type") if isinstance(raw, dict) else None
     if not isinstance(kind, str):
         raise OptionError(where, f"{where} must be an object with a type.")
@@ -189,7 +224,6 @@ def _requested(where: str, raw: object) -> Policy:
             f"(known: {', '.join(_EDITS)}).",
         )
     try:
-        edit = msgspec.convert(raw, _EDITS[kind])
+        return msgspec.convert(raw, _EDITS[kind])
     except msgspec.ValidationError as error:
         raise field_error(where, str(error), _EDITS[kind].__struct_fields__) from error
-    return RequestedEdit(kind, edit.policy())

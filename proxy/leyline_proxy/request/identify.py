@@ -156,6 +156,8 @@ async def identify(
     shared = f"{where}:{public_id(name, secret)}" if name is not None else ""
     new = Identity("", shared, chain, None)
     found = await _by_history(store, request, new, openings)
+    if found is None and request.continues is not None:
+        found = await _by_compaction(store, request, request.continues, new)
     if found is None and name is not None and where not in SHARED_KEYS:
         quotes = _QuotesIn(request, key)
         found = await _by_name(
@@ -202,6 +204,22 @@ def _same_frame(turn: RetainedTurn, request: ChatRequest) -> bool:
     )
     least = (len(before) + 1) // 2
     return before[:least] == now[:least] and bool(before) == bool(now)
+
+
+async def _by_compaction(
+    store: SessionStore, request: ChatRequest, session_id: str, new: Identity
+) -> Identity | None:
+    """Return the session that wrote the compaction in a request, if it is still known.
+
+    Nothing else shows it on the first turn after a compaction: no message is left that the session
+    has seen.
+    """
+    session = await store.get(request.tenant.name, session_id)
+    if session is None:
+        return None
+    if session.key == NAMED:
+        return Identity(session_id, NAMED, (), session, "name")
+    return replace(new, session_id=session_id, session=session)
 
 
 async def _by_name(

@@ -10,6 +10,7 @@ from leyline_engine.contract import MAX_BOUNDARY, MAX_GROUPS
 
 from ..model.fields import OPTIONS_FIELD, GroupName, OptionError, ShareName, field_error
 from ..model.undeclared import OwnMode, UndeclaredRules
+from .compaction import CompactOption
 from .declared import DeclaredEdit
 from .working_set import ContextOption, check_context
 
@@ -42,6 +43,8 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """How much of ``leyline.busts`` the answer has."""
     context: ContextOption | None = None
     """Texts to have in the prompt, and to keep out of it; None for what policies leave."""
+    compact: CompactOption | None = None
+    """Replace a long conversation by a summary of it; None leaves it."""
 
 
 def parse_options(raw: object) -> RequestOptions:
@@ -72,6 +75,8 @@ def _option_error(text: str) -> OptionError:
         known = DeclaredEdit.__struct_fields__
     elif "`$.context" in text:
         known = ContextOption.__struct_fields__
+    elif "`$.compact" in text:
+        known = CompactOption.__struct_fields__
     return field_error(OPTIONS_FIELD, text, known)
 
 

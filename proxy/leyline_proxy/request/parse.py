@@ -13,11 +13,13 @@ from leyline_policies import Policy
 
 from ..errors import BadRequestError
 from ..model.clock import TurnClock
+from ..model.compaction import CompactionReport, CompactionWish
 from ..model.fields import OPTIONS_FIELD, OptionError
 from ..model.messages import Message, MessageError, check_messages, fingerprint
 from ..tenants import Tenant
 from .annotations import Annotation, annotations_of, check_forgets, shared_scope
 from .bodies import BodyMemory, ReadBody
+from .compaction import merged_wish
 from .context_management import CONTEXT_FIELD, parse_context_management
 from .declared import DeclaredEditError, check_declared
 from .options import RequestOptions, parse_options
@@ -47,6 +49,12 @@ class ChatRequest:
     """The body as remembered for the next turn; None if it isn't."""
     offers_recall: bool = False
     """True if the body offers the model the recall tool."""
+    compaction: CompactionWish | None = None
+    """The wish to replace the conversation by a summary; None for none."""
+    compacted: CompactionReport | None = None
+    """What became of that wish, once that is known."""
+    continues: str | None = None
+    """Id of the session whose compaction the request carries; None for none."""
 
     @property
     def computed_by(self) -> str:
@@ -105,7 +113,12 @@ def parse_chat(
     try:
         messages = tuple(_checked(body, read))
         options = parse_options(body.get(OPTIONS_FIELD))
-        requested = parse_context_management(body.get(CONTEXT_FIELD))
+        requested, wish = parse_context_management(body.get(CONTEXT_FIELD))
+        if wish is not None and options.compact is not None:
+            raise OptionError(
+                f"{OPTIONS_FIELD}.compact",
+                f"{OPTIONS_FIELD}.compact and {CONTEXT_FIELD} both ask for a compaction.",
+            )
         annotations = annotations_of(messages)
         check_forgets(messages, annotations)
         scope = shared_scope(annotations)
@@ -131,6 +144,7 @@ def parse_chat(
         stream=stream_of(body),
         clock=clock or TurnClock(),
         read=read,
+        compaction=merged_wish(options.compact, wish),
     )
 
 

@@ -174,6 +174,9 @@ class Settings(
     stored_response_ttl_s: Annotated[float, Field(gt=0)] = 86_400.0
     """How long a stored response is kept after its last use."""
 
+    compaction_tokens: Annotated[int, Field(ge=16, le=32_768)] = 2048
+    """Longest summary that a compaction may write."""
+
     claims_interval_s: Annotated[float, Field(gt=0)] = 5.0
     """Time between two checks of the engine's claims, while there are live ones."""
 

@@ -30,8 +30,9 @@ class SessionSettings(BaseModel):
     """``memory``, or the Redis that several proxies share: ``redis://HOST:PORT/DB``, ``rediss://``
     for TLS, ``redis+cluster://`` and ``rediss+cluster://`` for a cluster."""
     session_secret: Annotated[tuple[SecretStr, ...], NoDecode] = ()
-    """Secret that encrypts sessions in Redis. With several, the first encrypts, and all decrypt.
-    With none, no prompt text is stored, and only the proxy that has a session can splice it."""
+    """Secret that encrypts sessions in Redis, and compactions that clients carry. With several, the
+    first encrypts, and all decrypt. With none, no prompt text is stored, only the proxy that has a
+    session can splice it, and compactions are encrypted with a random key of this process."""
     redis_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "leyline"
     """Prefix of the names of all entries in Redis."""
     redis_ca_file: Path | None = None

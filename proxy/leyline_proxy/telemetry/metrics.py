@@ -77,6 +77,7 @@ class Metrics:
     policy_refusals: Counter
     policy_reloads: Counter
     policy_completions: Counter
+    compactions: Counter
     policy_notes: Counter
     recalls: Counter
     recall_tokens: Counter

@@ -11,6 +11,7 @@ from leyline_policies import Policy
 from leyline_policies.faults import may_forget
 
 from ..edits.rules import PolicyCatalog, effective_rules, reasoning_edits
+from ..model.history import history_chain
 from ..model.session import turn_name
 from ..model.undeclared import UndeclaredRules
 from ..plan.forgetting import is_unvouched, untraced_before
@@ -81,7 +82,8 @@ class TurnOpener:
 
         Args:
             avoid: replicas that have failed this request.
-            again: the same request's turn at the last of these replicas.
+            again: the same request's turn before this one: at the last of these replicas, or with
+                other messages, in whose session this one is, too.
 
         Raises:
             NotFoundError: no engine serves the model.
@@ -194,7 +196,10 @@ class TurnOpener:
         known = again.identity
         session = await self._store.get(request.tenant.name, known.session_id)
         hold = self._under_way.openings.take(known.hold) if known.hold is not None else None
-        return replace(known, session=session, hold=hold)
+        chain = known.chain
+        if chain and request.fingerprints != again.request.fingerprints:
+            chain = (*history_chain(request.fingerprints, self._history_key),)
+        return replace(known, session=session, hold=hold, chain=chain)
 
     async def count_prompt(self, request: ChatRequest) -> dict[str, Any]:
         """Count the prompt tokens of a request, without sending it.

@@ -249,7 +249,11 @@ class TurnSettler:
             forgets_owed=waiting,
             recalled=recalled,
         )
+        if turn.request.compacted is not None:
+            account["compaction"] = turn.request.compacted.document()
         members = {OPTIONS_FIELD: account}
-        if turn.request.requested:
-            members[CONTEXT_FIELD] = {"applied_edits": turn.applied}
+        if turn.request.body.get(CONTEXT_FIELD) is not None:
+            report = turn.request.compacted
+            before = report.applied if report is not None and report.compacted is not None else ()
+            members[CONTEXT_FIELD] = {"applied_edits": [*before] or turn.applied}
         return Account(receipt, members, recalled)

@@ -33,6 +33,7 @@ from ..parts.recalling import RecallableParts
 from ..plan.planner import Planner
 from ..request.bodies import BodyMemory
 from ..sessions import SessionStore
+from ..sessions.compactions import CompactionSeal
 from ..sessions.contents import ContentIndex
 from ..sessions.stored_responses import ResponseStore
 from ..settings import Settings, secret_of
@@ -92,6 +93,7 @@ class Services:
     tracing: Tracing
     warm_start: WarmStart | None = None
     recall: RecallableParts | None = None
+    compactions: CompactionSeal = field(default_factory=CompactionSeal)
     shutdown: Shutdown = field(default_factory=Shutdown)
     bodies: BodyMemory = field(default_factory=BodyMemory)
     prints: RequestPrints = field(default_factory=RequestPrints)
@@ -248,6 +250,7 @@ def build_services(
         tracing or build_tracing(settings, grace_s=settings.shutdown_grace_s),
         warm_start,
         recall,
+        CompactionSeal([secret.get_secret_value() for secret in settings.session_secret]),
         bodies=BodyMemory(settings.text_memory_bytes // 8),
     )
 

@@ -274,7 +274,11 @@ _GO = [said("Go.")]
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
         ),
         ("input[0].type", {"input": [{"type": "computer_call"}]}),
-        ("input[0].type", {"input": [{"type": "compaction", "encrypted_content": "a"}]}),
+        (
+            "input[0].encrypted_content",
+            {"input": [{"type": "compaction", "encrypted_content": "a"}]},
+        ),
+        ("input[0].encrypted_content", {"input": [{"type": "compaction"}]}),
         ("input[1].call_id", {"input": [*_GO, gave("1")]}),
         ("input[1].call_id", {"input": [*_GO, called(call_id=3)]}),  # type: ignore[arg-type]
         ("input[1].arguments", {"input": [*_GO, called(arguments={})]}),
@@ -299,7 +303,7 @@ _GO = [said("Go.")]
         ("text.format", {"text": {"format": {"type": "json_schema"}}}),
         ("truncation", {"truncation": "middle"}),
         ("include", {"include": "all"}),
-        ("context_management", {"context_management": [{"type": "compaction"}]}),
+        ("context_management[0].type", {"context_management": [{"type": "clear"}]}),
         ("background", {"background": True}),
         ("conversation", {"conversation": "conv_1"}),
         ("prompt", {"prompt": {"id": "pmpt_1"}}),

@@ -115,7 +115,7 @@ async def test_an_answer_that_is_none_leaves_the_session_be(
         ({"stream": "yes"}, "stream"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
         ({"leyline": {"policies": "x"}}, "leyline"),
-        ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management"),
+        ({"context_management": {"edits": [{"type": "compact_20260113"}]}}, "context_management"),
         ({"leyline": {"edits": [{"message": 9, "drop": True}]}}, "leyline.edits[0].message"),
         (
             {"leyline": {"edits": [{"message": 0, "chars": [0, 999], "replacement": ""}]}},

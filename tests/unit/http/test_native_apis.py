@@ -254,3 +254,18 @@ def test_a_clients_key_goes_upstream_only_for_a_tenant_that_wants_it(
     keys = {sent.get("x-api-key"), sent.get("authorization")} - {None}
     own = {"Bearer up", "up"} if path == MESSAGES else {"Bearer up"}
     assert keys == ({"key-red"} if forwards else own)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_compactions_are_the_proxys_own(asks: bool) -> None:
+    """A request that asks for a compaction, or carries one, isn't passed on as it is."""
+    block = {"type": "compaction", "content": "All is well."}
+    said: Any = "Hello." if asks else [block]
+    given: dict[str, Any] = {"model": MODEL, "max_tokens": 5}
+    given["messages"] = [{"role": "user", "content": said}]
+    if asks:
+        given["context_management"] = {"edits": [{"type": "compact_20260112"}]}
+    upstream = Upstream()
+    with before(upstream) as client:
+        assert client.post(MESSAGES, json=given).json()["content"][0]["text"] == "Hello."
+    assert upstream.taken == []

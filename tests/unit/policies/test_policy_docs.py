@@ -97,7 +97,7 @@ def test_verbs_on_messages_are_listed_and_understood() -> None:
 def test_requested_edits_are_understood() -> None:
     """The example of ``context_management`` asks for two edits."""
     request, _ = re.findall(r"```json\n(.*?)```", _section("## `context_management`"), re.DOTALL)
-    edits = parse_context_management(json.loads(request)["context_management"])
+    edits = parse_context_management(json.loads(request)["context_management"]).policies
     assert [edit.name for edit in edits] == ["clear_thinking_20251015", "clear_tool_uses_20250919"]
 
 

@@ -22,6 +22,9 @@ from .blocks import INVALID_JSON
 SIGNATURE = "unsigned"
 """Signature of thinking. The proxy signs nothing, but clients send back only signed thinking."""
 
+PAUSED = {"stop_reason": "compaction", "stop_sequence": None, "stop_details": None}
+"""End of a message that is a compaction alone."""
+
 _REASONS = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -32,12 +35,19 @@ _REASONS = {
 
 
 def map_answer(
-    answer: Mapping[str, Any], *, message_id: str, stop_sequences: Sequence[str]
+    answer: Mapping[str, Any],
+    *,
+    message_id: str,
+    stop_sequences: Sequence[str],
+    before: Sequence[Mapping[str, Any]] = (),
+    alone: bool = False,
 ) -> dict[str, Any]:
     """Return the message of a whole chat completion, except its ``usage``.
 
     Args:
         stop_sequences: the request's.
+        before: blocks in front of the model's: a compaction.
+        alone: True if these are the whole message.
 
     Raises:
         AnswerError: it is no chat completion.
@@ -46,7 +56,9 @@ def map_answer(
     said = choice.get("message") if choice is not None else None
     if choice is None or not isinstance(said, Mapping):
         raise AnswerError("The engine's answer is no chat completion.")
-    content: list[dict[str, Any]] = []
+    content = [{**block} for block in before]
+    if alone:
+        return {**message_head(message_id, answer.get("model")), "content": content, **PAUSED}
     if thinking := reasoning_of(said):
         content.append({"type": "thinking", "thinking": thinking, "signature": SIGNATURE})
     refusal = text_or_none(said.get("refusal"))

@@ -18,6 +18,7 @@ from leyline_policies.verbs import ANNOTATION
 
 from ...model.messages import Message, text_of
 from ...request.annotations import said_by_both
+from .compaction import COMPACTION, Opens, last_compaction, opened, uncovered
 from .deferred import REFERENCE, changed_tool
 from .errors import FieldError
 
@@ -66,8 +67,13 @@ def system_prompt(system: object) -> Iterator[Placed]:
         yield Placed({"role": "system", "content": text}, "system")
 
 
-def conversation(messages: object) -> Iterator[Placed]:
+def conversation(messages: object, opens: Opens = lambda _: None) -> Iterator[Placed]:
     """Yield the chat messages of ``messages``: one for each, and one for each tool result.
+
+    The last compaction stands in place of everything before it.
+
+    Args:
+        opens: opens compaction blocks.
 
     Raises:
         FieldError: a field is wrong; the error names it and what it should be.
@@ -77,10 +83,17 @@ def conversation(messages: object) -> Iterator[Placed]:
     if not messages:
         raise FieldError("messages", "messages must hold at least one message.")
     called: set[str] = set()
-    for index, message in enumerate(messages):
+    place = last_compaction(messages)
+    for index, given in enumerate(messages):
         where = f"messages[{index}]"
-        if not isinstance(message, dict):
+        if not isinstance(given, dict):
             raise FieldError(where, f"{where} must be an object with role and content.")
+        if place is not None and index == place[0]:
+            compacted, field = opened(messages, place, opens)
+            yield from (Placed(each, field) for each in compacted.messages())
+        message = uncovered(given, index, place)
+        if message is None:
+            continue
         # A message's annotation applies to all its parts; a tool result may have its own.
         note = {ANNOTATION: message[ANNOTATION]} if ANNOTATION in message else {}
         for placed in _message(where, message, called):
@@ -117,6 +130,8 @@ def _user(where: str, content: Sequence[Any], called: set[str]) -> Iterator[Plac
     for number, raw in enumerate(content):
         place = f"{where}.content[{number}]"
         block = _block(place, raw)
+        if block["type"] == COMPACTION:
+            continue
         if block["type"] != "tool_result":
             parts.append(_part(place, block))
             continue
@@ -194,6 +209,8 @@ def _assistant(field: str, content: Sequence[Any], called: set[str]) -> Message:
                 thinking.append(_string(place, block, "thinking"))
             case "redacted_thinking":
                 pass  # encrypted by Anthropic, for its own models
+            case "compaction":
+                pass  # opened before, or one that failed
             case "tool_use":
                 calls.append(_call(place, block))
                 called.add(calls[-1]["id"])

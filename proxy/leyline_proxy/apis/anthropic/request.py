@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .blocks import conversation, system_prompt
+from .compaction import Opens
 from .errors import FieldError
 from .tools import chat_choice, chat_tools
 
@@ -82,11 +83,14 @@ class ChatMapping:
         return _PLACE.sub(origin, text)
 
 
-def map_request(body: Mapping[str, Any], *, runs: bool = True) -> ChatMapping:
+def map_request(
+    body: Mapping[str, Any], *, runs: bool = True, opens: Opens = lambda _: None
+) -> ChatMapping:
     """Map a request. Members that aren't Anthropic's are kept, as on the chat route.
 
     Args:
         runs: False if tokens are only counted; ``max_tokens`` isn't required then.
+        opens: opens compaction blocks.
 
     Raises:
         FieldError: a field is wrong; the error names it and what it should be.
@@ -95,7 +99,7 @@ def map_request(body: Mapping[str, Any], *, runs: bool = True) -> ChatMapping:
         if body.get(name):
             message = f"{name} needs Anthropic's own servers; leave it out."
             raise FieldError(name, message, code=code)
-    placed = [*system_prompt(body.get("system")), *conversation(body.get("messages"))]
+    placed = [*system_prompt(body.get("system")), *conversation(body.get("messages"), opens)]
     tools = chat_tools(body.get("tools"), body.get("messages"))
     stops = _stop_sequences(body.get("stop_sequences"))
     chat = {

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from ...model.compaction import CompactionReport
 from ..chat_answers import AnswerError, StreamedAnswer, reasoning_of, text_or_none
 from ..events import Event, encoded
-from .answer import SIGNATURE, map_usage, message_head, stop_members
+from .answer import PAUSED, SIGNATURE, map_usage, message_head, stop_members
+from .compaction import COMPACTION, with_iterations
 
-_NO_TOKENS = {
+NO_TOKENS = {
     "input_tokens": 0,
     "cache_creation_input_tokens": 0,
     "cache_read_input_tokens": 0,
@@ -42,6 +44,8 @@ class MessageEvents:
         model: used if the engine names none.
         stop_sequences: the request's.
         head: further members of the message, known before its first token.
+        before: blocks in front of the model's: a compaction.
+        compaction: report of it.
     """
 
     def __init__(
@@ -51,7 +55,12 @@ class MessageEvents:
         model: str,
         stop_sequences: Sequence[str],
         head: Mapping[str, Any] = MappingProxyType({}),
+        before: Sequence[Mapping[str, Any]] = (),
+        compaction: CompactionReport | None = None,
     ) -> None:
+        self._before = before
+        self._compaction = compaction
+        self._alone = compaction is not None and compaction.paused
         self._id = message_id
         self._head = head
         self._model = model
@@ -76,8 +85,12 @@ class MessageEvents:
             self.started = True
             yield self._start(chunk.get("model"))
             yield {"type": "ping"}
+            for block in self._before:
+                yield self._begin(COMPACTION, {"content": None, "encrypted_content": None})
+                yield self._added({**block, "type": "compaction_delta"})
+                yield from self._close_block()
         delta = self._answer.read(chunk)
-        if delta is not None:
+        if delta is not None and not self._alone:
             yield from self._delta(delta)
 
     def close(self) -> Iterator[Event]:
@@ -94,6 +107,9 @@ class MessageEvents:
         stop = stop_members(finish, self._stops, calls=bool(self._called), refused=self._refused)
         extra = self._answer.extra
         usage = map_usage(self._answer.usage, extra.get("leyline"))
+        if self._alone:
+            stop, usage = PAUSED, {**NO_TOKENS}
+        usage = with_iterations(usage, self._compaction, counted=not self._alone)
         yield {"type": "message_delta", "delta": stop, "usage": usage, **extra}
         yield {"type": "message_stop"}
 
@@ -108,7 +124,7 @@ class MessageEvents:
             "stop_reason": None,
             "stop_sequence": None,
             "stop_details": None,
-            "usage": _NO_TOKENS,
+            "usage": NO_TOKENS,
             **self._head,
         }
         return {"type": "message_start", "message": message}

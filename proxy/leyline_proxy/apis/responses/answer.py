@@ -63,6 +63,10 @@ class Opening:
     shown: Mapping[str, Any]
     tools: ToolBook
     carries_reasoning: bool
+    before: tuple[Mapping[str, Any], ...] = ()
+    """Items in front of the model's: a compaction."""
+    alone: bool = False
+    """True if these are the whole answer."""
 
     def item_id(self, kind: str, index: int) -> str:
         """Return the id of an item."""
@@ -152,6 +156,7 @@ def map_answer(answer: Mapping[str, Any], opening: Opening) -> dict[str, Any]:
     output = _output(said, calls if isinstance(calls, list) else [], opening)
     if output:
         output[-1]["status"] = status
+    output = [{**item} for item in opening.before] + output
     return opening.document(status, output, model=answer.get("model"), reason=reason)
 
 
@@ -194,7 +199,15 @@ def map_usage(usage: Mapping[str, Any] | None, account: Mapping[str, Any] | None
     thought = detail(usage.get("completion_tokens_details"), "reasoning_tokens")
     if thought is None:
         thought = count(usage.get("reasoning_tokens"))
-    output = count(usage.get("completion_tokens"))
+    return _counted(prompt, cached, count(usage.get("completion_tokens")), thought)
+
+
+def usage_of(counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return ``usage`` for a compaction's counts of tokens."""
+    return _counted(counts["prompt_tokens"], counts["cached_tokens"], counts["completion_tokens"])
+
+
+def _counted(prompt: int, cached: int, output: int, thought: int = 0) -> dict[str, Any]:
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
@@ -208,8 +221,11 @@ def _output(
     said: Mapping[str, Any], calls: Sequence[Any], opening: Opening
 ) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
+    start = len(opening.before)
+    if opening.alone:
+        return items
     if reasoning := reasoning_of(said):
-        identifier = opening.item_id("reasoning", 0)
+        identifier = opening.item_id("reasoning", start)
         carried = opening.carries_reasoning
         items.append(reasoning_item(identifier, reasoning, carried=carried, status="completed"))
     parts: list[dict[str, Any]] = []
@@ -218,9 +234,10 @@ def _output(
     if refusal := text_or_none(said.get("refusal")):
         parts.append({"type": "refusal", "refusal": refusal})
     if parts or not (calls or items):
-        identifier = opening.item_id("message", len(items))
+        identifier = opening.item_id("message", start + len(items))
         items.append(message_item(identifier, parts or [text_part("")], "completed"))
-    return items + [_call(call, opening, len(items) + i) for i, call in enumerate(calls)]
+    first = start + len(items)
+    return items + [_call(call, opening, first + i) for i, call in enumerate(calls)]
 
 
 def _call(call: object, opening: Opening, index: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 _ITEM = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})_(i?)[0-9]{1,6}")
 
 _PREFIXES = {
+    "compaction": "cmp",
     "message": "msg",
     "reasoning": "rs",
     "function_call": "fc",

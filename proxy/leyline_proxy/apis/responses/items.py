@@ -27,6 +27,9 @@ _RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call
 _LEFT_OUT = frozenset({"web_search_call", "tool_search_call", "tool_search_output"})
 """Items for work of OpenAI's servers in an earlier answer. The proxy can't know its results."""
 
+COMPACTION = "compaction"
+"""Type of an item with a summary; opened, it holds the messages that stand for those before it."""
+
 TOOLS_ITEM = "additional_tools"
 """Type of an item that is no message: its tools are offered with the others."""
 
@@ -133,6 +136,9 @@ def _messages(items: Iterable[Placed]) -> Iterator[Placed]:
         if answer is not None:
             yield from _closed(answer)
             answer = None
+        if kind == COMPACTION:
+            yield from (Placed(each, item.origin) for each in item.value["messages"])
+            continue
         yield _other(kind, item, called)
     if answer is not None:
         yield from _closed(answer)
@@ -191,8 +197,8 @@ def _other(kind: str, placed: Placed, called: set[str]) -> Placed:
         return Placed(message, place)
     raise FieldError(
         f"{place}.type",
-        f"{place}.type: {kind[:80]!r} isn't taken here: only messages, reasoning, calls of "
-        "functions, custom tools and the local shell, and their outputs.",
+        f"{place}.type: {kind[:80]!r} isn't taken here: only messages, reasoning, compactions, "
+        "calls of functions, custom tools and the local shell, and their outputs.",
     )
 
 

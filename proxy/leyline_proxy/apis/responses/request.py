@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .compaction import CONTEXT, Opens, ends_with_trigger, options_of, unfolded
 from .errors import FieldError
 from .items import TOOLS_ITEM, Placed, conversation, kind_of
 from .tools import ToolBook, choose_tools, read_tools
@@ -78,6 +79,8 @@ class ChatMapping:
     """True if reasoning items must hold ``encrypted_content``."""
     truncates: bool
     """True if old items may be dropped to make the rest fit."""
+    compacts: bool = False
+    """True if the last item asks for a compaction."""
 
     def in_request(self, text: str) -> str:
         """Return ``text`` with the client's own fields in place of the chat request's."""
@@ -136,7 +139,12 @@ def resolved(items: Items, known: Mapping[str, Mapping[str, Any]]) -> list[Mappi
 
 
 def map_request(
-    body: Mapping[str, Any], items: Items, previous: Items = (), *, runs: bool = True
+    body: Mapping[str, Any],
+    items: Items,
+    previous: Items = (),
+    *,
+    runs: bool = True,
+    opens: Opens = lambda _: None,
 ) -> ChatMapping:
     """Map a request. Members that aren't this API's are kept, as on the chat route.
 
@@ -144,6 +152,7 @@ def map_request(
         items: the request's own, without references.
         previous: the items of earlier responses, oldest first.
         runs: False if tokens are only counted.
+        opens: opens compaction items.
 
     Raises:
         FieldError: a field is wrong; the error names it and what it should be.
@@ -151,10 +160,9 @@ def map_request(
     for name, message in _SERVER_SIDE.items():
         if body.get(name):
             raise FieldError(name, message, code="unsupported_parameter")
-    own = [Placed(item, f"input[{index}]") for index, item in enumerate(items)]
-    if isinstance(body.get("input"), str):
-        own = [Placed(item, "input") for item in items]
-    placed = [*(Placed(item, PREVIOUS) for item in previous), *own]
+    placed = _placed(body, items, previous)
+    compacts = ends_with_trigger(placed)
+    placed = unfolded(placed[:-1] if compacts else placed, opens)
     messages = conversation(body.get("instructions"), placed)
     book = read_tools([("tools", body.get("tools")), *_more_tools(placed)])
     chosen, book = choose_tools(body.get("tool_choice"), book)
@@ -165,6 +173,7 @@ def map_request(
         and name not in _WITHOUT_EFFECT
         and name not in _SERVER_SIDE
         and value is not None
+        and not (name == CONTEXT and isinstance(value, list))
     }
     chat["messages"] = [dict(one.value) for one in messages]
     if book.definitions:
@@ -178,18 +187,23 @@ def map_request(
         chat["stream_options"] = {"include_usage": True}
     chat |= _reasoning(body.get("reasoning"), body.get("chat_template_kwargs"))
     chat |= _text(body.get("text"))
-    if isinstance(body.get("context_management"), list):
-        raise FieldError(
-            "context_management",
-            'context_management must be an object {"edits": [...]}; compaction isn\'t offered.',
-        )
+    chat |= options_of(body)
     return ChatMapping(
         body=chat,
         origins=tuple(one.origin for one in messages),
         tools=book,
         carries_reasoning=_carries(body.get("include")),
         truncates=_truncates(body.get("truncation")),
+        compacts=compacts,
     )
+
+
+def _placed(body: Mapping[str, Any], items: Items, previous: Items) -> list[Placed]:
+    """Return all items with their fields."""
+    own = [Placed(item, f"input[{index}]") for index, item in enumerate(items)]
+    if isinstance(body.get("input"), str):
+        own = [Placed(item, "input") for item in items]
+    return [*(Placed(item, PREVIOUS) for item in previous), *own]
 
 
 def stores(body: Mapping[str, Any]) -> bool:

@@ -21,6 +21,14 @@ def joined(chain: Sequence[StoredResponse]) -> list[dict[str, Any]]:
     return [item for stored in chain for item in (*stored.input, *stored.output)]
 
 
+def users(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the user's messages among items, as an answer lists them."""
+    found = (item for item in items if item.get("type", "message") == "message")
+    return [
+        {**_listed(item), "status": "completed"} for item in found if item.get("role") == "user"
+    ]
+
+
 def list_items(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
     """Return a page of the input items of a response.
 

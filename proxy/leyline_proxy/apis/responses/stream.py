@@ -73,6 +73,11 @@ class ResponseEvents:
             document = {**self._opening.document("in_progress", model=self._model), "usage": None}
             yield self._event("response.created", response=document)
             yield self._event("response.in_progress", response=document)
+            for item in self._opening.before:
+                index = len(self._output)
+                yield self._event("response.output_item.added", output_index=index, item=item)
+                self._output.append({**item})
+                yield self._event("response.output_item.done", output_index=index, item=item)
         delta = self._answer.read(chunk)
         if delta is not None and not self.ended:
             yield from self._delta(delta)
@@ -86,7 +91,9 @@ class ResponseEvents:
         if self.ended:
             return
         status, reason = ending(self._answer.finish)
-        if self._item is None and not self._output:
+        opening = self._opening
+        nothing = self._item is None and len(self._output) == len(opening.before)
+        if nothing and not opening.alone:
             yield from self._ensure("message")
             yield from self._ensure_part("output_text")
         yield from self._close_item(status)

@@ -73,6 +73,14 @@ _EDITS: tuple[CatalogueEntry, ...] = (
         starts=(("written",), ("failed",)),
     ),
     counter(
+        "compactions",
+        "leyline_compactions",
+        "Summaries that requests asked for in place of their conversation, written or failed.",
+        ("result",),
+        bad="'failed': these requests keep their whole conversation; the log gives the reason.",
+        starts=(("written",), ("failed",)),
+    ),
+    counter(
         "policy_notes",
         "leyline_policy_notes",
         "Reports of policies that don't edit: warnings, dry runs.",

@@ -1,0 +1,108 @@
+"""Requests that a compaction makes: the one for the summary, and the compacted one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+import msgspec
+
+from ..model.compaction import DEFAULT_THRESHOLD, MAX_INSTRUCTIONS, CompactionWish
+from ..model.fields import OPTIONS_FIELD
+from ..model.messages import Message
+
+Threshold = Annotated[int, msgspec.Meta(ge=1)]
+Instructions = Annotated[str, msgspec.Meta(max_length=MAX_INSTRUCTIONS)]
+
+_PROMPT = (
+    "model",
+    "lora_path",
+    "tools",
+    "chat_template_kwargs",
+    "reasoning",
+    "reasoning_effort",
+    "thinking",
+    "task",
+    "prompt_cache_key",
+    "user",
+    "metadata",
+    "context_management",
+)
+"""Members of a request that its summary's prompt and session depend on, besides the messages."""
+
+_OF_THIS_TURN = ("compact", "edits", "context")
+"""Options about messages that a compacted request no longer has."""
+
+
+class CompactOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The option ``leyline.compact``."""
+
+    threshold_tokens: Threshold | None = None
+    """Prompt tokens above which the request is compacted; None for the default."""
+    instructions: Instructions | None = None
+    """What the summary should also have."""
+    pause: bool = False
+    """True to end the answer after the compaction."""
+
+    def wish(self) -> CompactionWish:
+        """Return the wish."""
+        least = self.threshold_tokens or DEFAULT_THRESHOLD
+        return CompactionWish(least, self.instructions, self.pause)
+
+
+def question_body(
+    body: Mapping[str, Any], wish: CompactionWish, *, max_tokens: int
+) -> dict[str, Any]:
+    """Return the body that asks for a summary: the conversation as it stands, and one message.
+
+    Its prompt begins like the request's own, so the engine has most of it, and writes the summary
+    with the whole conversation in view.
+
+    Args:
+        body: the chat request's.
+    """
+    asked = {name: body[name] for name in _PROMPT if body.get(name) is not None}
+    if isinstance(body.get("tool_choice"), str) and body["tool_choice"] != "required":
+        # Engines leave the tools out of the prompt for "none".
+        asked["tool_choice"] = body["tool_choice"]
+    options = _without(body.get(OPTIONS_FIELD), ("compact",))
+    return {
+        **asked,
+        **({OPTIONS_FIELD: options} if options else {}),
+        "messages": [*body["messages"], wish.question()],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+    }
+
+
+def compacted_body(body: Mapping[str, Any], messages: Sequence[Message]) -> dict[str, Any]:
+    """Return the body of a chat request with its compacted messages.
+
+    Args:
+        messages: all of them, instructions included.
+    """
+    options = _without(body.get(OPTIONS_FIELD), _OF_THIS_TURN)
+    rest = {name: value for name, value in body.items() if name != OPTIONS_FIELD}
+    return {
+        **rest,
+        **({OPTIONS_FIELD: options} if options else {}),
+        "messages": [*messages],
+    }
+
+
+def merged_wish(
+    option: CompactOption | None, requested: CompactionWish | None
+) -> CompactionWish | None:
+    """Return the wish of ``leyline.compact``, or else that of ``context_management``."""
+    return option.wish() if option is not None else requested
+
+
+def forced(wish: CompactionWish | None) -> CompactionWish:
+    """Return a wish that is granted whatever the prompt's size, and ends the answer."""
+    return replace(wish or CompactionWish(), threshold=None, pause=True)
+
+
+def _without(options: object, names: Sequence[str]) -> dict[str, Any]:
+    given = options if isinstance(options, dict) else {}
+    return {name: value for name, value in given.items() if name not in names}
