@@ -56,7 +56,7 @@ SYSTEM = {"role": "system", "content": "You repair programs.\n" + words(2, 20)}
 def script(prompt: Prompt) -> tuple[Reply, bool]:
     """Answers a request for a summary with it, and others with a text of their own."""
     asked = prompt.messages[-1][1]
-    if ASK in asked:
+    if ASK in asked or "ummar" in asked:
         return Reply(SUMMARY), True
     task = asked.splitlines()[0]
     return Reply(f"Done: {task}\n" + words(sum(map(ord, task)), 4)), True
@@ -234,3 +234,16 @@ def test_a_forgotten_history_is_in_no_summary(client: httpx.Client) -> None:
     _, account = ask(client, compacted(CLAUDE_CODE, chat, summary), headers, tools=TOOLS)
     quoted = len(SUMMARY)
     assert account["tokens"]["prefilled"] >= quoted, account["tokens"]
+
+
+def test_a_compaction_by_the_proxy_is_spliced(client: httpx.Client) -> None:
+    """With `leyline.compact`, too, the summary comes from the KV under which it was written."""
+    headers = {"x-leyline-session": "by the proxy"}
+    chat, session = worked(client, headers, 9)
+    chat.append({"role": "user", "content": "And the next one?"})
+    wish = {"leyline": {"compact": {"threshold_tokens": 1000}}}
+    _, account = ask(client, chat, headers, tools=TOOLS, **wish)
+    assert account["compaction"]["compacted"], account["compaction"]
+    assert (account["session"], account["outcome"]) == (session, "spliced"), account["edits"]
+    assert ("compaction", "amortize") in {(e["cause"], e["mode"]) for e in account["edits"]}
+    assert account["tokens"]["prefilled"] < 0.1 * account["tokens"]["prompt"], account["tokens"]

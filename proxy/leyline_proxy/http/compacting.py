@@ -50,6 +50,7 @@ from .api import ApiCall
 from .forwarding import open_chat
 from .limits import until_disconnect
 from .refusal import answer_of, refusal_of_answer
+from .sse import is_text
 from .time_limit import within
 
 log = structlog.get_logger("leyline.http")
@@ -176,7 +177,7 @@ class Compacting:
             answer = answer_of(body)
             turn.request.clock.token()
             came = record_in(turn, member) if member is not None else None
-            account = await ends.settle(turn, _usage(answer), came=came)
+            account = await ends.settle(turn, _usage(answer), came=came, quotable=is_text(answer))
             pending = False
         finally:
             try:

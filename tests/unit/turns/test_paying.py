@@ -70,7 +70,8 @@ def test_each_lost_token_has_a_changed_message_or_a_cause(
     given_turn: tuple[Session, Turn, int], data: st.DataObject
 ) -> None:
     """For any engine, entries add up to the lost tokens, lost and new ones to the
-    prefilled ones, and an edit that is to blame is of a message that isn't as it was."""
+    prefilled ones, and an edit that is to blame is of a message that isn't as it was in the turn
+    that the prompt was compared with."""
     session, turn, prompt = given_turn
     plan, prepared = turn.planned.plan, turn.planned.prepared
     copies = [(s.dest, s.dest_end) for s in plan.segments if isinstance(s, CopySegment)]
@@ -86,7 +87,8 @@ def test_each_lost_token_has_a_changed_message_or_a_cause(
     assert paid.lost + paid.new == counts.prefilled and min(paid.lost, paid.new) >= 0
     assert paid.cached == counts.served
     assert sum(bust.tokens for bust in paid.busts) == paid.lost
-    held = {value for each in session.turns for value in each.prepared.client_fingerprints}
+    compared = [each for each in session.turns if each.turn == plan.reach.turn]
+    held = {value for each in compared for value in each.prepared.client_fingerprints}
     edited = {each.client_index for each in prepared.sent if each.changes}
     edited |= {item.client_index for item in prepared.dropped}
     revoked = any(each.changes for old in session.turns for each in old.prepared.sent)
