@@ -59,7 +59,7 @@ def script(prompt: Prompt) -> tuple[Reply, bool]:
     if ASK in asked or "ummar" in asked:
         return Reply(SUMMARY), True
     task = asked.splitlines()[0]
-    return Reply(f"Done: {task}\n" + words(sum(map(ord, task)), 4)), True
+    return Reply(f"Done: {task}\n" + words(sum(map(ord, task)), 8)), True
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +170,8 @@ def test_a_compacted_history_gives_its_slots_back(files: Path) -> None:
         messages = compacted(CLAUDE_CODE, chat, summary)
         said, account = ask(client, messages, headers, tools=TOOLS)
         assert (account["outcome"], account["session"]) == ("spliced", session)
+        document = client.get(f"/v1/leyline/sessions/{session}").json()
+        assert len(document["retained"]) == 1, "turns are sources that the engine doesn't hold"
         after, (theirs, _, mine) = cached(), model.turns()[-3:]
         lengths = [len(turn.prompt) + len(turn.kept) for turn in (mine, theirs)]
         assert after < before
@@ -203,6 +205,17 @@ def test_a_summary_by_somebody_else_opens_a_session(client: httpx.Client) -> Non
     headers = {CLAUDE_CODE: "other words"}
     chat, session = worked(client, headers, 3)
     messages: Chat = [chat[0], {"role": "user", "content": PREAMBLE + words(77, 12)}]
+    _, account = ask(client, messages, headers, tools=TOOLS)
+    assert account["session"] != session
+
+
+def test_a_passage_opens_a_session(client: httpx.Client) -> None:
+    """Whoever quotes a sentence of a long answer doesn't continue the session it is from."""
+    headers = {CLAUDE_CODE: "a passage"}
+    chat, session = worked(client, headers, 7)
+    summary, _ = ask(client, [*chat, {"role": "user", "content": ASK}], headers, tools=TOOLS)
+    passage = summary.split("\n")[3]
+    messages: Chat = [chat[0], {"role": "user", "content": f"What is this?\n{passage}"}]
     _, account = ask(client, messages, headers, tools=TOOLS)
     assert account["session"] != session
 
