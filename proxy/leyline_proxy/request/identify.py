@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Literal
 from uuid import uuid4
 
@@ -195,9 +196,16 @@ class _QuotesIn:
 
 
 def _same_frame(turn: RetainedTurn, request: ChatRequest) -> bool:
-    """Return True if a list begins with the instructions of a turn, or with most of them."""
+    """Return True if a list begins with the instructions of a turn, or with most of them.
+
+    Instructions after the first message of the conversation belong to it: a harness writes them
+    again when it compacts, in another order.
+    """
     before, now = (
-        "\n".join(text_of(each) for each in messages if each.get("role") in FRAME)
+        "\n".join(
+            text_of(each)
+            for each in takewhile(lambda message: message.get("role") in FRAME, messages)
+        )
         for messages in (turn.prepared.client, request.messages)
     )
     least = (len(before) + 1) // 2
