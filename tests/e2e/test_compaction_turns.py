@@ -184,22 +184,29 @@ def test_a_compacted_history_gives_its_slots_back(files: Path) -> None:
         assert account["tokens"]["prefilled"] < 40, account["tokens"]
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_instructions_within_the_conversation_may_change(client: httpx.Client, same: bool) -> None:
+OTHER = {"role": "system", "content": "You review programs.\n" + words(3, 20)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [([SYSTEM], [SYSTEM], True), ([SYSTEM], [OTHER], False), ([], [], False)],
+)
+def test_instructions_within_the_conversation_may_change(
+    client: httpx.Client, before: Chat, after: Chat, same: bool
+) -> None:
     """Claude Code writes some after the first message, and again in another order when it compacts;
     those at the beginning show the session."""
-    headers = {CLAUDE_CODE: f"reordered {same}"}
+    headers = {CLAUDE_CODE: f"reordered {len(before)} {same}"}
     parts = [words(60 + part, 30) for part in range(2)]
     task = {"role": "user", "content": f"Task {same}\n{words(70, 12)}"}
-    chat: Chat = [SYSTEM, task, {"role": "system", "content": "\n".join(parts)}]
+    chat: Chat = [*before, task, {"role": "system", "content": "\n".join(parts)}]
     said, account = ask(client, chat, headers, tools=TOOLS)
     session = account["session"]
     chat += [{"role": "assistant", "content": said}, {"role": "user", "content": ASK}]
     summary, account = ask(client, chat, headers, tools=TOOLS)
     assert account["session"] == session
-    first = SYSTEM if same else {"role": "system", "content": "Review.\n" + words(3, 20)}
     again = {"role": "system", "content": "\n".join(reversed(parts))}
-    messages: Chat = [first, {"role": "user", "content": f"{PREAMBLE}{summary}\nGo on."}, again]
+    messages: Chat = [*after, {"role": "user", "content": f"{PREAMBLE}{summary}\nGo on."}, again]
     _, account = ask(client, messages, headers, tools=TOOLS)
     spliced = (account["session"] == session, account["outcome"] == "spliced")
     assert spliced == (same, same), account
