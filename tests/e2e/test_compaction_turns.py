@@ -186,6 +186,39 @@ def test_a_compacted_history_gives_its_slots_back(files: Path) -> None:
         assert account["tokens"]["prefilled"] < 40, account["tokens"]
 
 
+OTHER = {"role": "system", "content": "You review programs.\n" + words(3, 20)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [([SYSTEM], [SYSTEM], True), ([SYSTEM], [OTHER], False), ([], [], False)],
+)
+def test_instructions_within_the_conversation_may_change(
+    client: httpx.Client, before: Chat, after: Chat, same: bool
+) -> None:
+    """Claude Code writes some after the first message, and again in another order when it compacts;
+    those at the beginning show the session."""
+    headers = {CLAUDE_CODE: f"reordered {len(before)} {same}"}
+    parts = [words(60 + part, 30) for part in range(2)]
+    task = {"role": "user", "content": f"Task {same}\n{words(70, 12)}"}
+    chat: Chat = [*before, task, {"role": "system", "content": "\n".join(parts)}]
+    said, account = ask(client, chat, headers, tools=TOOLS)
+    session = account["session"]
+    chat += [{"role": "assistant", "content": said}, {"role": "user", "content": ASK}]
+    summary, account = ask(client, chat, headers, tools=TOOLS)
+    assert account["session"] == session
+    again = {"role": "system", "content": "\n".join(reversed(parts))}
+    messages: Chat = [*after, {"role": "user", "content": f"{PREAMBLE}{summary}\nGo on."}, again]
+    _, account = ask(client, messages, headers, tools=TOOLS)
+    spliced = (account["session"] == session, account["outcome"] == "spliced")
+    assert spliced == (same, same), account
+    if same:
+        # One of the two parts stands before the other now, and is computed again: a token has
+        # about two characters.
+        new = len(PREAMBLE) + len("Go on.") + 40 + 0.6 * len(parts[0])
+        assert account["tokens"]["prefilled"] <= new, account["tokens"]
+
+
 def test_a_title_is_another_conversation(client: httpx.Client) -> None:
     """A request that quotes an answer under other instructions doesn't join the session."""
     headers = {CLAUDE_CODE: "titled"}

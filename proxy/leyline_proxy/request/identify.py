@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Literal
 from uuid import uuid4
 
@@ -22,7 +23,7 @@ from ..model.history import (
     session_key,
     shortest_partial,
 )
-from ..model.messages import text_of
+from ..model.messages import Message, text_of
 from ..model.sentences import Sentence, quotes_answer, sentences_of
 from ..model.session import RetainedTurn, Session
 from ..model.undeclared import Trust
@@ -198,12 +199,18 @@ class _QuotesIn:
 
 def _same_frame(turn: RetainedTurn, request: ChatRequest) -> bool:
     """Return True if a list begins with the instructions of a turn, or with most of them."""
-    before, now = (
-        "\n".join(text_of(each) for each in messages if each.get("role") in FRAME)
-        for messages in (turn.prepared.client, request.messages)
-    )
+    before, now = _frame_of(turn.prepared.client), _frame_of(request.messages)
     least = (len(before) + 1) // 2
     return before[:least] == now[:least] and bool(before) == bool(now)
+
+
+def _frame_of(messages: Sequence[Message]) -> str:
+    """Return the instructions before the conversation; if there are none, all within it.
+
+    A harness may write those within it again when it compacts, in another order.
+    """
+    first = list(takewhile(lambda message: message.get("role") in FRAME, messages))
+    return "\n".join(text_of(each) for each in first or messages if each.get("role") in FRAME)
 
 
 async def _by_compaction(
