@@ -7,7 +7,7 @@ import json
 import re
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx
@@ -326,15 +326,19 @@ def test_no_spelling_of_a_target_reaches_what_isnt_listed(
     engine.taken.clear()
     head = b"%s %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_connection((host, port), timeout=5) as connection:
-        connection.sendall(head % (method.encode(), target.encode()))
-        connection.sendall(b"connection: close\r\ncontent-length: 2\r\n\r\n{}")
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        rest = b"connection: close\r\ncontent-length: 2\r\n\r\n{}"
+        connection.sendall(head % (method.encode(), target.encode()) + rest)
+        answer = b""
+        # A server that refuses the line may close before it has read the rest: a reset.
+        with suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                answer += part
     passed = bool(engine.taken)
     event(f"passed: {passed}")
     for taken, seen, _, _ in engine.taken:
         path = seen.partition("?")[0]
         assert (taken, path) in LISTED or (taken == "GET" and MODEL_PATH.fullmatch(path)), seen
-    assert passed or answer.split()[1] != b"200" or "/v1/models" in target
+    assert passed or not answer or answer.split()[1] != b"200" or "/v1/models" in target
 
 
 LISTED = {(each.method, f"/v1/{each.path}") for each in STATELESS}
