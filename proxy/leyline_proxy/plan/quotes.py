@@ -137,11 +137,11 @@ def _quoted(
     runs: list[Kept] = []
     for span in spans:
         text = prompt[span.start : span.end]
-        written = 0
+        searched, written = text.tobytes(), 0
         for start in range(0, len(answer) - _BLOCK + 1, _BLOCK):
             if start < written:
                 continue
-            place = _find(text, answer[start : start + _BLOCK])
+            place = _find(searched, answer[start : start + _BLOCK].tobytes())
             if place is None:
                 continue
             run = _extended(answer, start, text, place, floor=written)
@@ -154,12 +154,11 @@ def _quoted(
     return runs
 
 
-def _find(text: array[int], block: array[int]) -> int | None:
-    """Return the first place of a block in a text."""
-    searched, wanted = text.tobytes(), block.tobytes()
-    at = searched.find(wanted)
+def _find(text: bytes, block: bytes) -> int | None:
+    """Return the first place of a block in a text, in tokens; both are tokens as bytes."""
+    at = text.find(block)
     while at >= 0 and at % _BYTES:
-        at = searched.find(wanted, at + 1)
+        at = text.find(block, at + 1)
     return at // _BYTES if at >= 0 else None
 
 
