@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--pages", default=",".join(map(str, PAGES)))
     parser.add_argument("--kv-dtypes", default=",".join(KV_DTYPES))
     arguments, options = parser.parse_known_args()
-    options = options or ["--concurrency=1,4", "--samples=12", "--arms=radix,splice"]
+    options = options or ["--concurrency=1,4", "--samples=24", "--arms=radix,splice"]
     cells: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for kv_dtype in arguments.kv_dtypes.split(","):

@@ -72,6 +72,43 @@ def test_a_splice_turns_the_rotary_part_and_leaves_the_rest(
         assert torch.equal(tensors.values[layer], old)
 
 
+def _laid(layout: str, count: int) -> torch.Tensor:
+    """Slots of one run, of two that are apart, or of none; all within the first 600."""
+    if layout == "none":
+        return 2 * torch.arange(count) + 1
+    late = layout == "two" and torch.arange(count) >= count // 2
+    return torch.arange(count) + 1 + 200 * torch.as_tensor(late)
+
+
+@pytest.mark.parametrize("sources", ["one", "two", "none"])
+@pytest.mark.parametrize("targets", ["one", "two", "none"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_neighbouring_slots_are_spliced_like_any_others(
+    shape: Shape, sources: str, targets: str, generator: torch.Generator
+) -> None:
+    """Wherever rows lie, two splices in a row leave the same bits in the targets."""
+    count, rotary = 140, rotary_of(shape)
+    rows = random_pool(shape, torch.float32, generator)
+    found = []
+    for apart in (False, True):
+        slots = 2000
+        keys = tuple(torch.zeros(slots, *layer.shape[1:]) for layer in rows.keys)
+        values = tuple(torch.zeros(slots, *layer.shape[1:]) for layer in rows.values)
+        tensors = replace(rows, keys=keys, values=values, capacity=slots - 1)
+        source, middle = _laid(sources, count), 600 + _laid(targets, count)
+        target = 1200 + _laid(sources, count)
+        if apart:
+            order = torch.randperm(1999, generator=generator) + 1
+            source, middle, target = order[: 3 * count].view(3, count)
+        for full, few in zip((*keys, *values), (*rows.keys, *rows.values), strict=True):
+            full[source] = few[1 + torch.arange(count) % (few.shape[0] - 1)]
+        pool = SplicePool(tensors, rotary)
+        pool.splice(source, middle, 500, 420)
+        pool.splice(middle, target, 420, 7)
+        found.append([each[part] for each in (*keys, *values) for part in (middle, target)])
+    assert all(map(torch.equal, *found))
+
+
 def _off_by_one(rotary: Rotary, start: int, dest: int) -> tuple[Rotary, int, int]:
     return rotary, start, dest + 1
 
