@@ -15,8 +15,29 @@ from ..model.verdicts import with_verdicts
 from ..plan.derivation import readings_after
 from ..request.identify import NAMED
 from .placing import Placing
+from .questions import is_same
 from .settled import SettledTurn
 from .turn import Turn
+
+MAX_COMPLETIONS = 8
+"""Largest number of a session's texts that models wrote for policies."""
+
+
+class SessionGoneError(Exception):
+    """The session that a text is written for has expired meanwhile."""
+
+
+def known(session: Session | None) -> Session:
+    """Return the session. Raises SessionGoneError if it has expired."""
+    if session is None:
+        raise SessionGoneError
+    return session
+
+
+def with_completion(session: Session, key: str, text: str) -> Session:
+    """Return the session with a text that a model wrote for a policy."""
+    kept = {**session.completions, key: text}
+    return replace(session, completions=dict(list(kept.items())[-MAX_COMPLETIONS:]))
 
 
 def session_after(
@@ -31,8 +52,15 @@ def session_after(
         session: its current state; None if it begins with this turn.
         keep: number of turns that stay as sources.
         now: seconds since the epoch.
+
+    Raises:
+        SessionGoneError: a policy asked, and the session that waits for the answer has expired.
     """
     turn, receipt, source = settled.turn, settled.receipt, settled.source
+    written = settled.written
+    asked_of = turn.identity.session if turn.asks is not None else None
+    if asked_of is not None and not is_same(known(session), asked_of):
+        source = written = None  # they may hold what was to be forgotten meanwhile
     plan = turn.planned.plan
     # After the forget that it confirms, the engine may have received what others read.
     obeyed = settled.obeyed and not _is_overtaken(session, turn)
@@ -58,7 +86,10 @@ def session_after(
     index = current.next_index
     kept = replace(source, index=index) if source is not None else None
     current = _with_readings(current, settled, kept)
-    current = _with_verdicts(_with_policies(current, turn.planned.prepared), turn)
+    if turn.asks is None:
+        current = _with_verdicts(_with_policies(current, turn.planned.prepared), turn)
+    elif written is not None:
+        current = with_completion(current, turn.asks.key, written)
     current = _with_recalls(current, settled)
     summary = TurnSummary(
         index=index,
@@ -163,6 +194,7 @@ def _with_readings(session: Session, settled: SettledTurn, source: RetainedTurn 
         hidden=bool(settled.receipt.lineage) or (turn.enveloped and settled.record is None),
         retained=source is not None,
         answers=source is not None and bool(source.output_ids),
+        key=turn.asks.key if turn.asks is not None else "",
     )
 
 
