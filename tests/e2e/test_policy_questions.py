@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
+from compaction_kit import prompts
+from support.engine_http import engine_tokenizer
 from support.scripted_model import (
     SCRIPTED,
     Prompt,
@@ -135,15 +137,117 @@ def written(http: httpx.Client, count: int) -> None:
         time.sleep(0.02)
 
 
-def test_debug(files: Path) -> None:
+def prefilled(account: dict[str, Any]) -> int:
+    """Tokens that a turn computed."""
+    return int(account["tokens"]["prefilled"])
+
+
+def held(model: ScriptedModel) -> list[str]:
+    """The texts of the turns that the engine retains."""
+    sessions = model.app.state.service._engine.cache.registry._sessions.values()
+    decode = engine_tokenizer(model.app).decode
+    return [decode(turn.tokens.tolist()) for turns in sessions for turn in turns.values()]
+
+
+TASK_TOKENS = 120
+SUMMARY_TOKENS = 350
+"""A bound above the question's length, and one below the summary's."""
+
+
+def summed(http: httpx.Client, name: str, count: int, seed: int) -> Talk:
+    """A session whose summary has been written and not used."""
+    talk = Talk(http, {"x-leyline-session": name})
+    talk.work(seed, 3)
+    written(http, count)
+    return talk
+
+
+def test_a_summary_shares_the_sessions_cache_both_ways(files: Path) -> None:
+    """Its question prefills nothing but itself, and the first turn with it nothing but what is
+    new."""
     with stack_of(files) as (http, model):
-        talk = Talk(http, {"x-leyline-session": "s"})
-        print(talk.work(5, 3)["tokens"])
-        written(http, 1)
-        doc = talk.session("s")
-        print(doc)
+        talk = summed(http, "both", 1, 5)
+        question = talk.session("both")["history"][-1]
+        assert question["receipt"]["tokens"]["prefix"] > 2000
+        assert question["receipt"]["tokens"]["prefilled"] <= TASK_TOKENS
         account = talk.ask("Go on.")
-        print(account)
+        assert HEADING + SUMMARY in prompts(model)[-1].messages[1][1]
+        assert (account["outcome"], account["reason"]) == ("spliced", "spliced")
+        causes = {(edit["cause"], edit["mode"]) for edit in account["edits"]}
+        assert causes == {("policy:summarize", "amortize")}
+        # New are the next task and the heading; a token has about two characters.
+        new = (len("Go on.") + len(HEADING)) // 2 + 10
+        assert prefilled(account) <= new + 0.05 * account["tokens"]["prompt"], account["tokens"]
+        assert prefilled(talk.ask("And on.")) <= 30
+
+
+def test_a_session_without_a_name_shares_them_as_well(files: Path) -> None:
+    """The policy's edit alone shortens its list, so nothing is remembered that it doesn't show."""
+    with stack_of(files) as (http, _):
+        talk = Talk(http, {})
+        session = talk.work(6, 3)["session"]
+        written(http, 1)
+        account = talk.ask("Go on.")
+        assert (account["session"], account["outcome"]) == (session, "spliced")
+        assert prefilled(account) <= 0.05 * account["tokens"]["prompt"], account["tokens"]
+        assert talk.ask("And on.")["session"] == session
+
+
+def test_what_the_caller_removed_is_in_no_spliced_summary(files: Path) -> None:
+    """The summary has read the kept messages, too: without one of them it is prefilled."""
+    with stack_of(files) as (http, _):
+        talk = summed(http, "removed", 1, 7)
+        talk.chat[-2] |= {"content": "Task 7.2\n" + words(700, 12)}
+        account = talk.ask("Go on.")
+        causes = {(edit["cause"], edit["mode"]) for edit in account["edits"]}
+        assert ("undeclared", "exact") in causes
+        assert prefilled(account) >= SUMMARY_TOKENS + 300, account["tokens"]
+
+
+def test_a_forgotten_message_reaches_the_summary_that_read_it(files: Path) -> None:
+    """The summary's KV goes, its text is named as derived, and is prefilled where it stands."""
+    with stack_of(files) as (http, model):
+        talk = summed(http, "forgets", 1, 8)
+        secret = talk.chat[-2]["content"].splitlines()[3]
+        assert sum(secret in text for text in held(model)) == 2
+        talk.chat[-2] |= {"content": "[removed]", "leyline": {"forget": True}}
+        account = talk.ask("Go on.")
+        assert account["forgot"]["result"] == "erased", account
+        derived = {(each["role"], each["read"]) for each in account["derived"]}
+        assert ("policy", "direct") in derived and account["derived_complete"]
+        assert HEADING + SUMMARY in prompts(model)[-1].messages[1][1]
+        assert prefilled(account) >= SUMMARY_TOKENS, account["tokens"]
+        assert account["turn"] == talk.session("forgets")["retained"][-1]
+        assert len(talk.session("forgets")["retained"]) == 1
+        assert held(model) and not any(secret in text for text in held(model))
+
+
+def test_a_summary_of_what_is_forgotten_is_gone(files: Path) -> None:
+    """It isn't sent any more, and the next one is written without the text."""
+    with stack_of(files) as (http, model):
+        talk = summed(http, "gone", 1, 9)
+        secret = talk.chat[1]["content"].splitlines()[3]
+        talk.chat[1] |= {"content": "[removed]", "leyline": {"forget": True}}
+        account = talk.ask("Go on.")
+        assert account["forgot"]["result"] == "erased", account
+        assert not any(SUMMARY in text for _, text in prompts(model)[-1].messages)
+        written(http, 2)
+        assert is_question(prompts(model)[-1])
+        assert not any(secret in text for _, text in prompts(model)[-1].messages)
         account = talk.ask("And on.")
-        print(account)
-        assert 0
+        assert prefilled(account) <= 0.05 * account["tokens"]["prompt"] + 20, account["tokens"]
+
+
+def test_a_question_takes_no_turns_place(files: Path) -> None:
+    """The turn before it stays a source, so that all that is kept is spliced from it."""
+    with stack_of(files, retained_turns=1) as (http, _):
+        talk = summed(http, "one", 1, 11)
+        history = [turn["turn"] for turn in talk.session("one")["history"]]
+        assert talk.session("one")["retained"] == history[-2:]
+        account = talk.ask("Go on.")
+        assert account["outcome"] == "spliced"
+        assert prefilled(account) <= 0.05 * account["tokens"]["prompt"], account["tokens"]
+        # It stays one turn longer than the turns before it.
+        assert talk.session("one")["retained"] == [history[-1], account["turn"]]
+        account = talk.ask("And on.")
+        assert talk.session("one")["retained"] == [account["turn"]]
