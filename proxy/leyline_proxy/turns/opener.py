@@ -135,7 +135,7 @@ class TurnOpener:
         """
         request, identity, replica = turn.request, turn.identity, turn.replica
         session = known(await self._store.get(request.tenant.name, identity.session_id))
-        check_place(session, turn, settled=settled)
+        check_place(session, turn.status.retains_as, settled=settled)
         asked = question_request(turn, wanted)
         # It holds nobody's place: the client may go on meanwhile.
         identity = replace(identity, session=session, hold=None)

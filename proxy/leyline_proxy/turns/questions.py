@@ -34,17 +34,18 @@ class SessionMovedError(Exception):
     """The engine has forgotten the session since the turn, or is about to."""
 
 
-def check_place(session: Session, turn: Turn, *, settled: Session) -> None:
+def check_place(session: Session, run: str, *, settled: Session) -> None:
     """Raise SessionMovedError if the messages of a turn may no longer be sent to its engine.
 
     Args:
         session: its state now.
-        settled: its state when the turn ended.
+        run: of the engine.
+        settled: the session's state when the turn ended.
     """
     # A demand since may have been for something in the turn's messages.
     if not is_same(session, settled):
         raise SessionMovedError
-    check_run(session, turn.status.retains_as)
+    check_run(session, run)
 
 
 def is_same(session: Session, before: Session) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from leyline_proxy.model.session import Session
-from leyline_proxy.turns.questions import is_same
+from leyline_proxy.model.session import Place, Session
+from leyline_proxy.turns.questions import SessionMovedError, check_place, is_same
 from leyline_proxy.turns.retaining import MAX_COMPLETIONS, SessionGoneError, known, with_completion
 
 SESSION = Session("s", "red", "", (), (), 1, 0.0, created=2.0)
@@ -23,6 +23,16 @@ def test_an_answer_fits_the_session_that_was_asked_about(
 ) -> None:
     """Not one that something was to be forgotten of since, nor another one of the same name."""
     assert is_same(replace(SESSION, **changes), SESSION) is same
+
+
+def test_messages_go_only_where_they_still_may_be() -> None:
+    """Not after a demand since, and not to an engine that has forgotten the session or is to."""
+    here = replace(SESSION, places={"r": Place("a")})
+    check_place(here, "r", settled=here)
+    owed = replace(here, places={"r": Place("a", owed=True)})
+    for now in (replace(here, demands=1), SESSION, owed):
+        with pytest.raises(SessionMovedError):
+            check_place(now, "r", settled=here)
 
 
 def test_a_session_that_has_expired_gets_no_answer() -> None:
