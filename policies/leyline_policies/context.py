@@ -226,7 +226,7 @@ class Context:
         turn sends it; None until it has come, as by `complete`.
 
         The engine has the conversation in its cache and prefills the message alone. Where a later
-        turn has the answer in place of what it tells of, by an edit that amortizes, the engine
+        turn has the answer in place of messages, by an edit that amortizes, the engine
         moves the KV under which the answer was written.
         """
         return self._asked(key, (message,), "", max_tokens, continues=True)

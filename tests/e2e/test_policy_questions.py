@@ -29,6 +29,13 @@ from leyline_proxy.settings import Settings
 
 Chat = list[dict[str, Any]]
 
+ALTERNATES = """\
+{%- for message in messages -%}
+    {%- if loop.index0 and message.role == 'user' and loop.previtem.role == 'user' -%}
+        {{- raise_exception('roles must alternate') -}}
+    {%- endif -%}
+{%- endfor -%}
+"""
 POLICY = "summarize:trigger_tokens=1200,keep_messages=4,summary_tokens=400"
 TOOLS = [
     {
@@ -57,7 +64,7 @@ SYSTEM = {"role": "system", "content": "You repair programs.\n" + words(2, 20)}
 
 def is_question(prompt: Prompt) -> bool:
     """The last message is the policy's."""
-    return prompt.messages[-1][1].startswith(TASK[:40])
+    return prompt.messages[-1][1].endswith(TASK)
 
 
 def script(prompt: Prompt) -> tuple[Reply, bool]:
@@ -251,3 +258,20 @@ def test_a_question_takes_no_turns_place(files: Path) -> None:
         assert talk.session("one")["retained"] == [history[-1], account["turn"]]
         account = talk.ask("And on.")
         assert talk.session("one")["retained"] == [account["turn"]]
+
+
+def test_a_template_may_refuse_a_second_message_of_the_user(tmp_path: Path) -> None:
+    """The question then follows in the last message, and shares the cache all the same."""
+    files = build_scripted(tmp_path)
+    template = files / "chat_template.jinja"
+    template.write_text(ALTERNATES + template.read_text())
+    with stack_of(files) as (http, model):
+        talk = summed(http, "strict", 1, 12)
+        asked = prompts(model)[-1].messages
+        assert [role for role, _ in asked][-2:] == ["assistant", "user"]
+        assert asked[-1][1].startswith("Task 12.2") and asked[-1][1].endswith(TASK)
+        question = talk.session("strict")["history"][-1]["receipt"]["tokens"]
+        assert question["prefilled"] <= TASK_TOKENS, question
+        account = talk.ask("Go on.")
+        assert account["outcome"] == "spliced"
+        assert prefilled(account) <= 0.05 * account["tokens"]["prompt"], account["tokens"]

@@ -28,7 +28,7 @@ from ..upstream.replica import Replica
 from .cache_scope import check_scope
 from .named import NamedSources
 from .predecessors import Predecessors
-from .questions import SessionMovedError, check_place, question_list, question_request
+from .questions import SessionMovedError, check_place, question_list, question_request, refuses
 from .replanning import RecallPlans
 from .retaining import known
 from .turn import Turn
@@ -143,6 +143,9 @@ class TurnOpener:
         given = replace(given, policies=())
         with asked.clock.working():
             planned = await self._planner.plan_edited(given, question_list(turn, wanted), replica)
+            if refuses(turn, planned):
+                joined = question_list(turn, wanted, joined=True)
+                planned = await self._planner.plan_edited(given, joined, replica)
             if planned.plan.forgets or given.status.retains_as != turn.status.retains_as:
                 raise SessionMovedError
             opened = await self._turn(given, planned, identity, replica)

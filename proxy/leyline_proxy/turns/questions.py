@@ -16,12 +16,14 @@ from dataclasses import replace
 import msgspec
 
 from leyline_engine.contract import Mode
+from leyline_policies.builtin.notes import BEARERS, with_note
 from leyline_policies.context import Completion
 
 from ..model.clock import TurnClock
-from ..model.messages import fingerprint
+from ..model.messages import fingerprint, text_of
 from ..model.prepared import POLICY, Change, Fingerprinted, Prepared, SentMessage
 from ..model.session import Session
+from ..plan.planning import Planned
 from ..request.compaction import question_body
 from ..request.parse import ChatRequest
 from .turn import Turn
@@ -60,13 +62,24 @@ def check_run(session: Session, run: str) -> None:
         raise SessionMovedError
 
 
-def question_list(turn: Turn, wanted: Completion) -> Prepared:
-    """Return the list that a turn has sent, and a policy's question after it."""
-    before = turn.planned.prepared
+def question_list(turn: Turn, wanted: Completion, *, joined: bool = False) -> Prepared:
+    """Return the list that a turn has sent, and a policy's question after it.
+
+    Args:
+        joined: True to put the question at the end of the last message, for a chat template that
+            refuses another message of the user.
+    """
+    before, prints = turn.planned.prepared, turn.planned.prepared.sent_fingerprints
     change = Change(f"{POLICY}:{wanted.policy}", Mode.AMORTIZE)
-    asked = tuple(SentMessage(message, None, (change,)) for message in wanted.messages)
-    sent = (*before.sent, *asked)
-    prints = (*before.sent_fingerprints, *map(fingerprint, wanted.messages))
+    if joined:
+        last = before.sent[-1]
+        text = "\n\n".join(map(text_of, wanted.messages))
+        message = dict(with_note(last.message, text, cause="question"))
+        asked = SentMessage(message, last.client_index, (*last.changes, change), last.moved_from)
+        sent, prints = (*before.sent[:-1], asked), (*prints[:-1], fingerprint(message))
+    else:
+        more = (SentMessage(message, None, (change,)) for message in wanted.messages)
+        sent, prints = (*before.sent, *more), (*prints, *map(fingerprint, wanted.messages))
     return Prepared(
         before.client,
         sent,
@@ -80,6 +93,13 @@ def question_list(turn: Turn, wanted: Completion) -> Prepared:
             Fingerprinted(sent, prints),
         ),
     )
+
+
+def refuses(turn: Turn, planned: Planned) -> bool:
+    """Return True if the chat template took a turn's list and refuses a question after it."""
+    taken = turn.planned.rendered is not None and turn.status.rendering.proven
+    last = turn.planned.prepared.messages[-1].get("role")
+    return taken and planned.rendered is None and last in BEARERS
 
 
 def question_request(turn: Turn, wanted: Completion) -> ChatRequest:
