@@ -275,3 +275,11 @@ def test_a_template_may_refuse_a_second_message_of_the_user(tmp_path: Path) -> N
         account = talk.ask("Go on.")
         assert account["outcome"] == "spliced"
         assert prefilled(account) <= 0.05 * account["tokens"]["prompt"], account["tokens"]
+
+
+def test_a_summary_is_no_longer_than_the_window_has_room_for(files: Path) -> None:
+    """A policy may ask for more tokens than that, and still gets its answer."""
+    policy = POLICY.replace("summary_tokens=400", "summary_tokens=1000000")
+    with stack_of(files, policy=policy) as (http, _):
+        talk = summed(http, "long", 1, 13)
+        assert talk.ask("Go on.")["outcome"] == "spliced"
