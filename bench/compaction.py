@@ -3,7 +3,8 @@
 A scripted model in the embedded engine writes a summary of a history of several thousand tokens.
 The harness's next list quotes it, and keeps the end of the history. That list is sent twice: the
 first time its parts are spliced, the second time all of it is cached. With `compaction_edits:
-exact` the summary and the kept messages are prefilled.
+exact` the summary and the kept messages are prefilled. `summarize` is the policy: it has the
+summary written beside the requests, and the client sends its whole history.
 
     .venv/bin/python bench/compaction.py --json out/compaction.json
 """
@@ -38,7 +39,11 @@ from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.logging import configure_logging
 
 ASK = "Summarize the work so far."
-MODES = ("amortize", "exact")
+MODES = ("amortize", "exact", "summarize")
+POLICY = {
+    "leyline": {"policy": "summarize:trigger_tokens=1000,keep_messages=2,summary_tokens=1600"}
+}
+WRITTEN = 'leyline_policy_completions_total{result="written"}'
 
 
 def words(seed: int, lines: int) -> str:
@@ -49,17 +54,24 @@ def words(seed: int, lines: int) -> str:
 
 
 SUMMARY = words(1, 40)
+GO_ON = {"role": "user", "content": "Go on."}
 
 
 def script(prompt: Prompt) -> tuple[Reply, bool]:
     """Answer a request for a summary with it, and others with a text of their own."""
     asked = prompt.messages[-1][1]
     task = asked.splitlines()[0]
-    answer = SUMMARY if ASK in asked else f"Done: {task}\n{words(sum(map(ord, task)), 8)}"
+    answer = (
+        SUMMARY
+        if asked.startswith("Summarize")
+        else f"Done: {task}\n{words(sum(map(ord, task)), 8)}"
+    )
     return Reply(answer), True
 
 
-def ask(client: httpx.Client, chat: list[dict[str, str]], session: str) -> tuple[str, float, Any]:
+def ask(
+    client: httpx.Client, chat: list[dict[str, str]], session: str, **more: Any
+) -> tuple[str, float, Any]:
     """Return a streamed answer's text, its TTFT in ms, and its account."""
     body = {
         "model": SCRIPTED,
@@ -67,6 +79,7 @@ def ask(client: httpx.Client, chat: list[dict[str, str]], session: str) -> tuple
         "temperature": 0,
         "max_tokens": 1600,
         "stream": True,
+        **more,
     }
     begun, first, text, account = time.perf_counter(), 0.0, "", None
     headers = {"x-leyline-session": session}
@@ -82,29 +95,55 @@ def ask(client: httpx.Client, chat: list[dict[str, str]], session: str) -> tuple
     return text, 1e3 * first, account
 
 
-def compacted(client: httpx.Client, session: str, rounds: int) -> tuple[Any, Any]:
-    """Return TTFT and tokens of the turn after a compaction, and of the same list again."""
+def worked(client: httpx.Client, session: str, rounds: int) -> list[dict[str, str]]:
+    """Return the history of a session."""
     chat = [{"role": "system", "content": "You repair programs.\n" + words(2, 60)}]
     for number in range(rounds):
         text = f"Task {session}.{number}\n{words(len(session) * 1000 + number, 40)}"
         chat.append({"role": "user", "content": text})
         chat.append({"role": "assistant", "content": ask(client, chat, session)[0]})
+    return chat
+
+
+def compacted(client: httpx.Client, session: str, rounds: int) -> tuple[Any, Any]:
+    """Return TTFT and tokens of the turn after a compaction, and of the same list again."""
+    chat = worked(client, session, rounds)
     summary = ask(client, [*chat, {"role": "user", "content": ASK}], session)[0]
     quoting = {"role": "user", "content": f"So far:\n{summary}"}
-    after = [chat[0], quoting, *chat[-2:], {"role": "user", "content": "Go on."}]
-    return tuple(
-        (ms, account["tokens"])
-        for _, ms, account in (ask(client, after, session) for _ in range(2))
-    )
+    return _twice(client, [chat[0], quoting, *chat[-2:], GO_ON], session)
+
+
+def summarized(client: httpx.Client, session: str, rounds: int) -> tuple[Any, Any]:
+    """Return the same of the first turn with a policy's summary."""
+    chat, before = worked(client, session, rounds), _summaries(client)
+    ask(client, chat, session, **POLICY)
+    deadline = time.monotonic() + 60
+    while _summaries(client) == before:
+        if time.monotonic() > deadline:
+            raise TimeoutError("no summary came")
+        time.sleep(0.02)
+    return _twice(client, [*chat, GO_ON], session, **POLICY)
+
+
+def _twice(client: httpx.Client, chat: list[dict[str, str]], session: str, **more: Any) -> Any:
+    answers = [ask(client, chat, session, **more) for _ in range(2)]
+    return tuple((ms, account["tokens"]) for _, ms, account in answers)
+
+
+def _summaries(client: httpx.Client) -> str:
+    lines = client.get("/metrics").text.splitlines()
+    return next((line for line in lines if line.startswith(WRITTEN)), "")
 
 
 def measure(mode: str, files: Path, samples: int, rounds: int) -> dict[str, Any]:
     """Return the figures of one mode."""
     with scripted_model(files, script) as model, serving(model.app) as upstream:
-        app = create_app(Settings(upstream=upstream, log_level="error", compaction_edits=mode))
+        edits = {"edit_timing": "now"} if mode == "summarize" else {"compaction_edits": mode}
+        app = create_app(Settings(upstream=upstream, log_level="error", **edits))
+        run = summarized if mode == "summarize" else compacted
         with serving(app) as origin, httpx.Client(base_url=origin, timeout=120) as client:
-            compacted(client, "warm", 1)
-            found = [compacted(client, "s" * (at + 5), rounds) for at in range(samples)]
+            run(client, "warm", 2)
+            found = [run(client, "s" * (at + 5), rounds) for at in range(samples)]
     first, again = zip(*found, strict=True)
     ttft = statistics.median(ms for ms, _ in first)
     floor = statistics.median(ms for ms, _ in again)
@@ -118,7 +157,7 @@ def measure(mode: str, files: Path, samples: int, rounds: int) -> dict[str, Any]
 
 
 def main() -> None:
-    """Measure both modes, and print them."""
+    """Measure all modes, and print them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--samples", type=int, default=8)

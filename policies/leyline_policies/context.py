@@ -62,6 +62,10 @@ class Completion:
     model: str
     """Name of the model; empty for the session's own."""
     max_tokens: int
+    continues: bool = False
+    """True if the messages follow the conversation as it is sent."""
+    policy: str = ""
+    """Name of the policy that asks."""
 
 
 def texts_of(message: Message) -> Iterator[str]:
@@ -215,10 +219,31 @@ class Context:
         The question is sent beside the request, which doesn't wait. It is sent once per ``key``
         while the policy continues to ask; an answer that a turn doesn't ask for is forgotten.
         """
+        return self._asked(key, messages, model, max_tokens)
+
+    def continue_with(self, key: str, message: Message, *, max_tokens: int = 1_000) -> str | None:
+        """Return the session's model's answer to ``message``, put after the conversation as this
+        turn sends it; None until it has come, as by `complete`.
+
+        The engine has the conversation in its cache and prefills the message alone. Where a later
+        turn has the answer in place of messages, by an edit that amortizes, the engine
+        moves the KV under which the answer was written.
+        """
+        return self._asked(key, (message,), "", max_tokens, continues=True)
+
+    def _asked(
+        self,
+        key: str,
+        messages: Sequence[Message],
+        model: str,
+        max_tokens: int,
+        *,
+        continues: bool = False,
+    ) -> str | None:
         answer = self.completed(key)
         if answer is None:
-            place = f"{self.slot}:{key}"
-            self.wanted.append(Completion(place, tuple(messages), model, max_tokens))
+            place, asked = f"{self.slot}:{key}", tuple(messages)
+            self.wanted.append(Completion(place, asked, model, max_tokens, continues, self.policy))
         return answer
 
     def completed(self, key: str) -> str | None:

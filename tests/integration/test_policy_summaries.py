@@ -19,6 +19,8 @@ from support.fake_engine import (
 )
 from support.waiting import until
 
+from leyline_policies.builtin.summarize import TASK
+
 CHAT = "/v1/chat/completions"
 POLICY = "summarize:trigger_tokens=500,keep_messages=2"
 
@@ -49,7 +51,7 @@ async def test_a_summary_is_written_beside_the_requests_and_used_when_ready() ->
         await ask(client, 3)
         await written(client, "written", 1)
         first, question = map(json.loads, engine.bodies)
-        assert "summarize" in question["messages"][0]["content"]
+        assert question["messages"] == [*first["messages"], {"role": "user", "content": TASK}]
         hints = question["custom_params"]["kv_hints"]["actions"][0]["payload"]
         assert hints["session"] == "summed"
         account = await ask(client, 3)

@@ -14,7 +14,15 @@ from leyline_policies.context import Context
 from leyline_policies.conversation import RESULT_ROLES, instructions_end, nth_last, text_of
 from leyline_policies.policy import Message, Mode
 
-_TASK = (
+TASK = (
+    "Summarize this conversation, so that you can go on with the summary in place of it. Keep what "
+    "you were asked to do, what you found out (names, paths, values, errors), what you have "
+    "changed, which ways failed, and what is left to do. Be exact and brief. Call no tool. Write "
+    "the summary alone."
+)
+"""Asks the model for a summary of the conversation in front of it."""
+
+_TASK_OF_ANOTHER = (
     "You summarize the conversation of a software agent, so that it can go on without it. Keep "
     "what it was asked to do, what it found out (names, paths, values, errors), what it has "
     "changed, which ways failed, and what is left to do. Be exact and brief. Write the summary "
@@ -46,16 +54,19 @@ class Summarize:
     """Replace the older part of a long conversation by a summary that a model writes.
 
     Once there are ``trigger_tokens`` tokens or more (or ``trigger_fraction`` of the model's
-    window), the messages before the newest ``keep_messages`` are given to ``model`` (the session's
-    own, if empty), beside the request: this turn and those after it are sent in full, until the
-    summary has come. From then on it replaces the messages that it covers; when the conversation
-    has grown again, the next summary includes the last one. Instructions at the front stay, calls
-    stay with their results; the user's last message stays, and carries the summary. If the
-    summarized part changes (a secret is redacted in it), the summary is dropped.
+    window), the model is asked for a summary, beside the request: this turn and those after it are
+    sent in full, until the summary has come. From then on it replaces the messages before those
+    that were the newest ``keep_messages``; when the conversation has grown again, the next summary
+    includes the last one. Instructions at the front stay, calls stay with their results; the user's
+    last message stays, and carries the summary. If the summarized part changes (a secret is
+    redacted in it), the summary is dropped.
+
+    The session's own model is asked after the conversation as it was sent, so that it has read all
+    of it, and only the question is prefilled. Another ``model`` is given the older part as text,
+    cut to its newest ``summarized_tokens`` tokens by whole messages.
 
     The rule is that of LangChain's ``SummarizationMiddleware`` (langchain 1.4.7). Different from
-    it: no request waits for the summary, the user's last message stays, and the text for the model
-    is cut to its newest ``summarized_tokens`` tokens by whole messages.
+    it: no request waits for the summary, and the user's last message stays.
     """
 
     name: ClassVar[str] = "summarize"
@@ -97,8 +108,7 @@ class Summarize:
         if asked is None:
             return sent
         end, key = asked["end"], asked["key"]
-        question = self._question(sent[front : len(sent) - (len(messages) - end)], context)
-        text = context.complete(key, question, model=self.model, max_tokens=self.summary_tokens)
+        text = self._answer(key, sent[front : len(sent) - (len(messages) - end)], context)
         if text is None:
             return sent
         last_user = nth_last(messages, "user", 1)
@@ -168,8 +178,16 @@ class Summarize:
             cut -= 1
         return cut
 
+    def _answer(self, key: str, span: Sequence[Message], context: Context) -> str | None:
+        """Return the summary of ``span``, if it has come."""
+        if self.model in ("", context.model):
+            task: Message = {"role": "user", "content": TASK}
+            return context.continue_with(key, task, max_tokens=self.summary_tokens)
+        question = self._question(span, context)
+        return context.complete(key, question, model=self.model, max_tokens=self.summary_tokens)
+
     def _question(self, span: Sequence[Message], context: Context) -> list[Message]:
-        """Return the question to the model: the newest part of ``span`` that fits, as text."""
+        """Return the question to another model: the newest part of ``span`` that fits, as text."""
         left, told = self.summarized_tokens, list[str]()
         for message in reversed(span):
             left -= context.tokens(message)
@@ -178,7 +196,7 @@ class Summarize:
             told.append(_told(message)[-8 * self.summarized_tokens :])
         transcript = "\n\n".join(reversed(told))
         return [
-            {"role": "system", "content": _TASK},
+            {"role": "system", "content": _TASK_OF_ANOTHER},
             {"role": "user", "content": f"<conversation>\n{transcript}\n</conversation>"},
         ]
 

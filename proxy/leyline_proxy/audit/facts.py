@@ -149,7 +149,7 @@ class _Texts:
             callers: True if the caller removed them; otherwise a policy had inserted them, or does
                 now.
         """
-        last = self._turns[-1] if self._turns else None
+        last = self._session.last if self._session is not None else None
         if last is None:
             return (), () if callers else _of_role(_put_in(self._prepared), role)
         if callers:

@@ -161,7 +161,8 @@ class Compacting:
 
     async def _write(self, chat: ChatRequest, wish: CompactionWish, again: Turn | None) -> Written:
         most = self._services.settings.compaction_tokens
-        raw = msgspec.json.encode(question_body(chat.body, wish, max_tokens=most))
+        messages = [*chat.body["messages"], wish.question()]
+        raw = msgspec.json.encode(question_body(chat.body, messages, max_tokens=most))
         asked = replace(
             parse_chat(raw, chat.headers, chat.tenant), compaction=None, continues=chat.continues
         )

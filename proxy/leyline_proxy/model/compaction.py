@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from leyline_policies.builtin.summarize import HEADING
+from leyline_policies.builtin.summarize import HEADING, TASK
 
 from .history import FRAME
 from .messages import Message, text_of
@@ -30,13 +30,6 @@ MAX_SUMMARY = 256 * 1024
 _MAX_KEPT = 32 * 1024
 """Largest size of the kept messages, as JSON."""
 
-_ASKED = (
-    "Summarize this conversation, so that you can go on with the summary in place of it. Keep what "
-    "you were asked to do, what you found out (names, paths, values, errors), what you have "
-    "changed, which ways failed, and what is left to do. Be exact and brief. Call no tool. Write "
-    "the summary alone."
-)
-
 
 @dataclass(frozen=True, slots=True)
 class CompactionWish:
@@ -51,7 +44,7 @@ class CompactionWish:
     def question(self) -> Message:
         """Return the message that asks the model for the summary."""
         own = (self.instructions or "").strip()
-        return {"role": "user", "content": f"{_ASKED}\n\n{own}" if own else _ASKED}
+        return {"role": "user", "content": f"{TASK}\n\n{own}" if own else TASK}
 
 
 @dataclass(frozen=True, slots=True)

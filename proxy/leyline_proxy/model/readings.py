@@ -86,6 +86,7 @@ class Readings:
         *,
         hidden: bool,
         answers: bool = True,
+        key: str = "",
     ) -> Readings:
         """Return the readings after a turn.
 
@@ -95,11 +96,15 @@ class Readings:
             names: of its messages.
             hidden: as :attr:`Text.hidden`.
             answers: True if its answer has a name in the session's ledger.
+            key: the policy's question that it answers; empty for an answer to the client.
         """
         known = {text.name for text in self.texts}
         texts = (*self.texts, *_strangers(index, prepared, names, known))
         if answers:
-            texts = (*texts, Text(output_span(turn), index, hidden=hidden))
+            own = Text(output_span(turn), index, hidden=hidden)
+            if key:
+                own = replace(own, kind="policy", role="policy", key=key)
+            texts = (*texts, own)
         read = dict(self.read)
         for name in _sent(prepared, names):
             read[name] = _extended(read.get(name, ()), index)

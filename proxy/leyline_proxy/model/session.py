@@ -30,6 +30,9 @@ MAX_HISTORY = 512
 MAX_DEPARTED = 4096
 """Largest number of names of past turns that a session remembers."""
 
+MAX_QUESTIONS = 2
+"""Number of policies' questions that stay as sources beside the session's own turns."""
+
 _NAME_BYTES = 160
 """Size of a name and its fingerprint."""
 
@@ -76,6 +79,8 @@ class RetainedTurn:
     """The model's name as the caller gave it, with that of its adapter."""
     sentences: tuple[Sentence, ...] = field(default=(), kw_only=True)
     """Those of its answer, if that is a text without calls: a later list may quote it."""
+    for_policy: bool = field(default=False, kw_only=True)
+    """True if a policy asked in it: the client has neither its last message nor its answer."""
 
     @cached_property
     def tokens(self) -> array[int]:
@@ -135,7 +140,9 @@ class Departed:
                 if lost:
                     messages[value] = tuple(dict.fromkeys((*messages.get(value, ()), *lost)))
         claimed = {name.id for turn in (*gone, *kept) for name in turn.names.client}
-        outputs = (output_span(turn.turn) for turn in gone if turn.output_ids)
+        # The client never has the answer to a policy's question.
+        written = (turn for turn in gone if turn.output_ids and not turn.for_policy)
+        outputs = (output_span(turn.turn) for turn in written)
         result = Departed(
             messages, (*self.outputs, *(name for name in outputs if name not in claimed))
         )
@@ -236,8 +243,8 @@ class Session:
 
     @property
     def last(self) -> RetainedTurn | None:
-        """The latest retained turn; None if there is none."""
-        return self.turns[-1] if self.turns else None
+        """The latest retained turn of the client's; None if there is none."""
+        return next((turn for turn in reversed(self.turns) if not turn.for_policy), None)
 
     @property
     def answered(self) -> bool:
@@ -257,13 +264,15 @@ class Session:
     def retain(
         self, turn: RetainedTurn | None, summary: TurnSummary, *, keep: int, now: float
     ) -> Session:
-        """Return the session after a turn, with the last ``keep`` turns as sources.
+        """Return the session after a turn, with the client's last ``keep`` turns as sources.
 
-        Without ``turn`` (the engine doesn't hold it) only the account grows.
+        Policies' questions don't count; each stays a turn longer than the turns before it. Without
+        ``turn`` (the engine doesn't hold it) only the account grows.
         """
         turns = self.turns if turn is None else (*self.turns, turn)
-        first = max(0, len(turns) - keep)
-        session = self._with_turns(turns[first:], gone=turns[:first])
+        stay = _staying(turns, keep)
+        gone = [each for at, each in enumerate(turns) if at not in stay]
+        session = self._with_turns(tuple(turns[at] for at in stay), gone=gone)
         return replace(
             session,
             history=(*self.history, summary)[-MAX_HISTORY:],
@@ -280,8 +289,9 @@ class Session:
         messages remains, so that they keep their names."""
         last = self.last
         if last is None:
-            return self
-        kept = self._with_turns((last.without_tokens(),), gone=self.turns[:-1])
+            return self.forget_sources()
+        gone = [turn for turn in self.turns if turn is not last]
+        kept = self._with_turns((last.without_tokens(),), gone=gone)
         if last.output_ids:
             outputs = (*kept.departed.outputs, output_span(last.turn))
             kept = replace(kept, departed=replace(kept.departed, outputs=outputs))
@@ -351,3 +361,11 @@ class Session:
                 readings=self.readings.lose(self.next_index),
             )
         return replace(self, turns=turns, departed=departed)
+
+
+def _staying(turns: Sequence[RetainedTurn], keep: int) -> list[int]:
+    """Return the indices of the turns that stay as sources; see :meth:`Session.retain`."""
+    own = [at for at, turn in enumerate(turns) if not turn.for_policy]
+    first = own[-keep - 1] if len(own) > keep else 0
+    asked = [at for at, turn in enumerate(turns) if turn.for_policy and at >= first]
+    return sorted([*own[-keep:], *asked[-MAX_QUESTIONS:]])

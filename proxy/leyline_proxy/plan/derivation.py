@@ -70,6 +70,7 @@ def readings_after(
     hidden: bool,
     retained: bool,
     answers: bool,
+    key: str = "",
 ) -> Session:
     """Return a session whose readings have a settled turn.
 
@@ -78,11 +79,12 @@ def readings_after(
         hidden: True if its KV may remember more than its prompt shows.
         retained: True if its messages keep their names.
         answers: True if its answer has a name.
+        key: the policy's question that it answers; empty for an answer to the client.
     """
     index, readings = session.next_index, session.readings
     if names is not None:
         readings = readings.after(
-            turn, index, prepared, names, hidden=hidden, answers=retained and answers
+            turn, index, prepared, names, hidden=hidden, answers=retained and answers, key=key
         ).forget(demanded_names(prepared, names))
     if not (retained and answers):
         readings = readings.lose(index if retained else index + 1)

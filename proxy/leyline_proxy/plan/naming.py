@@ -137,7 +137,8 @@ class _Naming:
     ) -> None:
         """Name answers of earlier turns that the client's list may contain now."""
         roles = [message.get("role") for message in self._client]
-        unclaimed = [a for a in alignments if a.source.output_ids and self._free(a.source)]
+        written = [a for a in alignments if a.source.output_ids and not a.source.for_policy]
+        unclaimed = [alignment for alignment in written if self._free(alignment.source)]
         following: dict[int, list[RetainedTurn]] = {}
         for alignment in unclaimed:
             place = alignment.follower

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import anyio.to_thread
 import structlog
 
+from ..edits.editing import Edited
 from ..edits.editor import Editor
 from ..edits.policy_facts import renderer_of, token_counter
 from ..errors import ProxyError, UnsupportedError
@@ -62,8 +63,22 @@ class Planner:
         Raises:
             PolicyFailedClosedError, BadRequestError: the request must not be sent.
         """
+        return await self._drafted(given, partial(self._draft, given, session_id), replica)
+
+    async def plan_edited(self, given: PlanInput, prepared: Prepared, replica: Replica) -> Planned:
+        """Return the request to the engine for messages that are edited already."""
+
+        def draft() -> Draft:
+            return draft_turn(given, Edited(prepared), self._metrics)
+
+        planned = await self._drafted(given, draft, replica)
+        return replace(planned, verdicts=())  # the turn that edited them brought these
+
+    async def _drafted(
+        self, given: PlanInput, draft_of: Callable[[], Draft], replica: Replica
+    ) -> Planned:
         inline = not given.policies and len(given.request.raw) <= INLINE_BYTES
-        draft, planned = await _worked(inline, partial(self._planned, given, session_id))
+        draft, planned = await _worked(inline, partial(self._planned, given, draft_of))
         if planned is not None:
             return planned
         question = prompt_question(given, draft)
@@ -71,9 +86,11 @@ class Planner:
             tokens = await self._tokens(question, replica) if question is not None else None
         return await _worked(inline, partial(self._plan, given, draft, tokens))
 
-    def _planned(self, given: PlanInput, session_id: str) -> tuple[Draft, Planned | None]:
+    def _planned(
+        self, given: PlanInput, draft_of: Callable[[], Draft]
+    ) -> tuple[Draft, Planned | None]:
         """Return the draft, and also the plan unless the engine must be asked first."""
-        draft = self._draft(given, session_id)
+        draft = draft_of()
         asks = prompt_question(given, draft) is not None
         return draft, None if asks else self._plan(given, draft)
 

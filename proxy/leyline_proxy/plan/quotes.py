@@ -9,6 +9,8 @@ whole history in view, so their KV exists::
                                                     ╰ quote
 
 An answer that stands where the model wrote it, after the messages that it answers, is no quote.
+
+A policy's question is a turn, too, and its answer a quote where the policy's own edit puts it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass, field
 
 from ..model.diff import MessageDiff
 from ..model.history import CONTINUES
+from ..model.prepared import Prepared
 from ..model.rendered import MessageSpan, Rendered
 from ..model.session import RetainedTurn
 from .token_diff import Kept
@@ -42,7 +45,8 @@ class Quotes:
     of_turn: tuple[tuple[Kept, ...], ...] = ()
     """For each retained turn, runs of its answer in the order of the prompt, disjoint."""
     messages: frozenset[int] = field(default=frozenset())
-    """Indices of the sent messages that quote."""
+    """Indices of the sent messages that quote what the caller got. If there are none, the quotes
+    show nothing about the caller."""
     end: int = 0
     """End of the last quote in the prompt."""
 
@@ -56,28 +60,46 @@ def find_quotes(
     """Return the answers that a prompt quotes, each with at least :data:`MIN_QUOTE` tokens.
 
     Args:
-        turns: retained turns, newest last. None is found if the prompt begins with the newest.
+        turns: retained turns, newest last. None is found if the prompt begins with the caller's
+            newest.
         fingerprints: of the messages that the prompt was made of.
     """
-    if not turns or _begins_with(fingerprints, turns[-1]):
+    newest = next((turn for turn in reversed(turns) if not turn.for_policy), None)
+    if not turns or (newest is not None and _begins_with(fingerprints, newest)):
         return Quotes()
     known = {value for turn in turns for value in turn.prepared.sent_fingerprints}
     # A list that keeps all messages of a turn has its answer where it belongs.
     went_on = [_begins_with(fingerprints, turn) for turn in turns]
     spans = [span for span in prompt.spans if fingerprints[span.message] not in known]
     taken: list[Kept] = []
+    callers: list[Kept] = []
     found: list[tuple[Kept, ...]] = [()] * len(turns)
     for at in range(len(turns) - 1, -1, -1):
-        if went_on[at] or not turns[at].sentences or len(turns[at].output_ids) < MIN_QUOTE:
+        turn = turns[at]
+        is_quotable = turn.sentences or turn.for_policy
+        if went_on[at] or not is_quotable or len(turn.output_ids) < MIN_QUOTE:
             continue
-        runs = _quoted(turns[at], prompt.tokens, spans, taken)
+        runs = _quoted(turn, prompt.tokens, spans, taken)
         if sum(run.length for run in runs) >= MIN_QUOTE:
             found[at] = tuple(sorted(runs, key=lambda run: run.dest))
             taken += runs
+            callers += () if turn.for_policy else runs
     messages = frozenset(
-        span.message for span in spans if any(_lies_in(run, span) for run in taken)
+        span.message for span in spans if any(_lies_in(run, span) for run in callers)
     )
     return Quotes(tuple(found), messages, max((run.dest_end for run in taken), default=0))
+
+
+def is_vouched(turn: RetainedTurn, prepared: Prepared, prompt: Rendered) -> bool:
+    """Return True if a turn's answer may be moved wherever the prompt quotes it.
+
+    The answer to a policy's question has read the whole list, so the caller must still send all of
+    it: then nothing but edits of policies has removed what the answer remembers.
+    """
+    if not turn.for_policy:
+        return True
+    shown = set(turn.prepared.client_fingerprints).issubset(prepared.client_fingerprints)
+    return shown and turn.rendered.context == prompt.context
 
 
 def compacted_messages(

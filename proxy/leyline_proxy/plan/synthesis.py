@@ -34,7 +34,7 @@ from ..model.spans import ANYTHING, SpanNames, span_labels
 from ..model.undeclared import COMPACTION, UndeclaredRules
 from .candidates import Candidate, Edit, consider, demand_cause, quoting, record_of, records_of
 from .cover import MIN_SWITCH, Piece, cover
-from .quotes import find_quotes
+from .quotes import find_quotes, is_vouched
 from .reach import Reach, reach_of
 from .stripped import Decode
 from .uncached import StandingEdits
@@ -110,14 +110,17 @@ def synthesize(
     usable = _of_model(turns, model_fingerprint, model)
     # A forget binds wherever the span may be held, not only in the turn that serves as source.
     thorough = bool(prepared.forget_marks)
-    quotes = find_quotes(usable, rendered, prepared.sent_fingerprints)
+    vouched = [turn for turn in usable if is_vouched(turn, prepared, rendered)]
+    quotes = find_quotes(vouched, rendered, prepared.sent_fingerprints)
     compare = partial(consider, recompute=recompute, decode=decode, quotes=quotes)
+    # A policy's question holds nothing of a prompt but its answer that no other turn has.
+    compared = usable if thorough else [turn for turn in usable if not turn.for_policy]
     candidates: list[Candidate] = []
-    for index in range(len(usable) - 1, -1, -1):
-        turn, later = usable[index], usable[index + 1 :]
+    for index in range(len(compared) - 1, -1, -1):
+        turn, later = compared[index], compared[index + 1 :]
         candidate = compare(turn, prepared, rendered, rules, names, later=later)
         candidates.append(candidate)
-        longest_left = max((len(turn.tokens) for turn in usable[:index]), default=0)
+        longest_left = max((len(turn.tokens) for turn in compared[:index]), default=0)
         if not thorough and candidate.reusable >= longest_left and not _has_holes(candidate):
             break  # the turn continues this one; no older one can offer more
     if any(candidate.forgets for candidate in candidates):
@@ -125,7 +128,7 @@ def synthesize(
     elif forget:
         plan = _unheld_plan(candidates, prepared)
     elif candidates:
-        plan = _splicing_plan(candidates, rendered.tokens, sink, quoting(usable, quotes))
+        plan = _splicing_plan(candidates, rendered.tokens, sink, quoting(vouched, quotes))
     else:
         plan = TurnPlan()
     if any(map(_is_compacted, candidates)):
@@ -174,8 +177,9 @@ def _splicing_plan(
     """
     best = _most_reusable(candidates)
     chosen = candidates[best]
-    if any(_compacts(candidate) for candidate in candidates):
-        candidates = (*candidates, *(quote for quote in quotes if _may_quote(chosen, quote)))
+    compacts = any(map(_compacts, candidates))
+    quoted = [quote for quote in quotes if compacts or quote.turn.for_policy]
+    candidates = (*candidates, *(quote for quote in quoted if _may_quote(chosen, quote)))
     pieces = cover([candidate.copies for candidate in candidates], best)
     order = [best, *sorted({piece.source for piece in pieces} - {best})]
     used = [candidates[index] for index in order]

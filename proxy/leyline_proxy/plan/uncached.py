@@ -65,7 +65,7 @@ def uncached_edits(
         return UncachedEdits()
     turns = session.turns if session is not None else ()
     departed = session.departed.messages if session is not None else {}
-    history = _History(turns, departed)
+    history = _History([turn for turn in turns if not turn.for_policy], departed)
     places = {record.message for record in shown if record.message is not None}
     put_in = {(record.role, record.cause) for record in shown if record.message is None}
     new: list[EditRecord] = []

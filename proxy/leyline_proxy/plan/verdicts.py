@@ -31,7 +31,8 @@ def standing_verdicts(given: PlanInput, key: bytes) -> Mapping[int, Verdict]:
         index = VerdictIndex(session.verdicts)
         client = unedited(request.messages, request.fingerprints)
         # The newest list suffices: an older text that returns is found by its hash.
-        names = name_spans(given.turn, client, session.turns[-1:], session.departed, None).client
+        last = (session.last,) if session.last is not None else ()
+        names = name_spans(given.turn, client, last, session.departed, None).client
         for place, value in enumerate(request.fingerprints):
             verdict = index.find(names[place], keyed_print(value, key))
             said = request.annotations.get(place)

@@ -1,4 +1,5 @@
-"""Requests that a compaction makes: the one for the summary, and the compacted one."""
+"""Requests that a compaction makes: the one for the summary, and the compacted one; also those of
+policies that ask for a summary."""
 
 from __future__ import annotations
 
@@ -52,15 +53,16 @@ class CompactOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 def question_body(
-    body: Mapping[str, Any], wish: CompactionWish, *, max_tokens: int
+    body: Mapping[str, Any], messages: Sequence[Message], *, max_tokens: int
 ) -> dict[str, Any]:
-    """Return the body that asks for a summary: the conversation as it stands, and one message.
+    """Return the body that asks something about a request's conversation.
 
-    Its prompt begins like the request's own, so the engine has most of it, and writes the summary
+    Its prompt begins like the request's own, so the engine has most of it, and writes the answer
     with the whole conversation in view.
 
     Args:
         body: the chat request's.
+        messages: the conversation, and what is asked.
     """
     asked = {name: body[name] for name in _PROMPT if body.get(name) is not None}
     if isinstance(body.get("tool_choice"), str) and body["tool_choice"] != "required":
@@ -70,7 +72,7 @@ def question_body(
     return {
         **asked,
         **({OPTIONS_FIELD: options} if options else {}),
-        "messages": [*body["messages"], wish.question()],
+        "messages": [*messages],
         "max_tokens": max_tokens,
         "temperature": 0,
     }

@@ -333,7 +333,7 @@ async def _by_history(
 def _goes_on(
     session: Session, request: ChatRequest, roles: Sequence[str], match: HistoryMatch
 ) -> bool:
-    stored = session.turns[-1].prepared.client_fingerprints if session.turns else ()
+    stored = session.last.prepared.client_fingerprints if session.last is not None else ()
     return goes_on(stored, request.fingerprints, roles, match.length)
 
 

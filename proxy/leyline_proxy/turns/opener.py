@@ -8,16 +8,17 @@ from typing import Any
 from uuid import uuid4
 
 from leyline_policies import Policy
+from leyline_policies.context import Completion
 from leyline_policies.faults import may_forget
 
 from ..edits.rules import PolicyCatalog, effective_rules, reasoning_edits
 from ..model.history import history_chain
-from ..model.session import turn_name
+from ..model.session import Session, turn_name
 from ..model.undeclared import UndeclaredRules
 from ..plan.forgetting import is_unvouched, untraced_before
 from ..plan.outgoing import outgoing_body, turn_envelope
 from ..plan.planner import Planner
-from ..plan.planning import PlanInput
+from ..plan.planning import PlanInput, Planned
 from ..request.identify import Identity, identify
 from ..request.parse import ChatRequest
 from ..sessions import SessionStore
@@ -27,7 +28,9 @@ from ..upstream.replica import Replica
 from .cache_scope import check_scope
 from .named import NamedSources
 from .predecessors import Predecessors
+from .questions import SessionMovedError, check_place, question_list, question_request, refuses
 from .replanning import RecallPlans
+from .retaining import known
 from .turn import Turn
 from .under_way import TurnsUnderWay
 
@@ -117,7 +120,42 @@ class TurnOpener:
         given = self._input(request, identity, effective, replica)
         given = replace(given, before=await self._predecessors.of(request, identity))
         given, planned = await self._plans.plan(given, identity, replica)
-        session, message_id = given.session, f"m-{uuid4().hex}"
+        return await self._turn(given, planned, identity, replica)
+
+    async def ask(self, turn: Turn, wanted: Completion, settled: Session) -> Turn:
+        """Begin a turn that puts a policy's question after the list that another turn has sent.
+
+        Args:
+            turn: it has ended.
+            settled: the session after it.
+
+        Raises:
+            SessionGoneError: the session has expired since.
+            SessionMovedError: its engine has forgotten the session since, or is about to.
+        """
+        request, identity, replica = turn.request, turn.identity, turn.replica
+        session = known(await self._store.get(request.tenant.name, identity.session_id))
+        check_place(session, turn.status.retains_as, settled=settled)
+        asked = question_request(turn, wanted)
+        # It holds nobody's place: the client may go on meanwhile.
+        identity = replace(identity, session=session, hold=None)
+        given = self._input(asked, identity, effective_rules(asked, self._catalog), replica)
+        given = replace(given, policies=())
+        with asked.clock.working():
+            planned = await self._planner.plan_edited(given, question_list(turn, wanted), replica)
+            if refuses(turn, planned):
+                joined = question_list(turn, wanted, joined=True)
+                planned = await self._planner.plan_edited(given, joined, replica)
+            if planned.plan.forgets or given.status.retains_as != turn.status.retains_as:
+                raise SessionMovedError
+            opened = await self._turn(given, planned, identity, replica)
+        asked.clock.sent()
+        return replace(opened, asks=wanted)
+
+    async def _turn(
+        self, given: PlanInput, planned: Planned, identity: Identity, replica: Replica
+    ) -> Turn:
+        request, session, message_id = given.request, given.session, f"m-{uuid4().hex}"
         envelope = turn_envelope(
             given,
             planned,

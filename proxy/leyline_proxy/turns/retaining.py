@@ -8,15 +8,35 @@ from leyline_engine.contract import Reason
 
 from ..model.asides import MAX_ASIDES
 from ..model.places import all_owed
-from ..model.prepared import Prepared
 from ..model.session import RetainedTurn, Session, TurnSummary
 from ..model.spans import ANYTHING
 from ..model.verdicts import with_verdicts
 from ..plan.derivation import readings_after
 from ..request.identify import NAMED
 from .placing import Placing
+from .questions import is_same
 from .settled import SettledTurn
 from .turn import Turn
+
+MAX_COMPLETIONS = 8
+"""Largest number of a session's texts that models wrote for policies."""
+
+
+class SessionGoneError(Exception):
+    """The session that a text is written for has expired meanwhile."""
+
+
+def known(session: Session | None) -> Session:
+    """Return the session. Raises SessionGoneError if it has expired."""
+    if session is None:
+        raise SessionGoneError
+    return session
+
+
+def with_completion(session: Session, key: str, text: str) -> Session:
+    """Return the session with a text that a model wrote for a policy."""
+    kept = {**session.completions, key: text}
+    return replace(session, completions=dict(list(kept.items())[-MAX_COMPLETIONS:]))
 
 
 def session_after(
@@ -31,8 +51,13 @@ def session_after(
         session: its current state; None if it begins with this turn.
         keep: number of turns that stay as sources.
         now: seconds since the epoch.
+
+    Raises:
+        SessionGoneError: a policy asked, and the session that waits for the answer has expired.
     """
-    turn, receipt, source = settled.turn, settled.receipt, settled.source
+    turn, receipt = settled.turn, settled.receipt
+    # An answer for a policy may hold what was to be forgotten meanwhile.
+    source, written = (settled.source, settled.written) if _fits(session, turn) else (None, None)
     plan = turn.planned.plan
     # After the forget that it confirms, the engine may have received what others read.
     obeyed = settled.obeyed and not _is_overtaken(session, turn)
@@ -58,8 +83,7 @@ def session_after(
     index = current.next_index
     kept = replace(source, index=index) if source is not None else None
     current = _with_readings(current, settled, kept)
-    current = _with_verdicts(_with_policies(current, turn.planned.prepared), turn)
-    current = _with_recalls(current, settled)
+    current = _with_recalls(_with_policies(current, turn, written), settled)
     summary = TurnSummary(
         index=index,
         turn=turn.name,
@@ -163,6 +187,7 @@ def _with_readings(session: Session, settled: SettledTurn, source: RetainedTurn 
         hidden=bool(settled.receipt.lineage) or (turn.enveloped and settled.record is None),
         retained=source is not None,
         answers=source is not None and bool(source.output_ids),
+        key=turn.asks.key if turn.asks is not None else "",
     )
 
 
@@ -176,7 +201,26 @@ def _with_recalls(session: Session, settled: SettledTurn) -> Session:
     return replace(session, asides=(*session.asides, *new)[-MAX_ASIDES:], recalled=recalled)
 
 
-def _with_policies(session: Session, prepared: Prepared) -> Session:
-    """Return the session with its policies' new state, less texts that they no longer ask for."""
-    written = {key: text for key, text in session.completions.items() if key in prepared.used}
-    return replace(session, policy_states=prepared.states, completions=written)
+def _with_policies(session: Session, turn: Turn, written: str | None) -> Session:
+    """Return the session with what policies leave for its next turn.
+
+    Args:
+        written: the answer to the turn's question, if a policy asked.
+    """
+    if turn.asks is not None:
+        return session if written is None else with_completion(session, turn.asks.key, written)
+    prepared = turn.planned.prepared
+    # Texts that they no longer ask for go.
+    kept = {key: text for key, text in session.completions.items() if key in prepared.used}
+    session = replace(session, policy_states=prepared.states, completions=kept)
+    return _with_verdicts(session, turn)
+
+
+def _fits(session: Session | None, turn: Turn) -> bool:
+    """Return True if a turn's answer may become a part of the session.
+
+    Raises:
+        SessionGoneError: a policy asked, and the session has expired.
+    """
+    before = turn.identity.session
+    return turn.asks is None or (before is not None and is_same(known(session), before))

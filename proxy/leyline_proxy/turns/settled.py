@@ -46,6 +46,8 @@ class SettledTurn:
     """What became of the texts that were recalled into its prompt."""
     paid: Paid | None = None
     """The reasons for its prefilled tokens; None without the engine's counts."""
+    written: str | None = None
+    """The answer to a policy's question; None if the model gave none."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -84,6 +86,8 @@ def source_of(
         return None
     source = retained_turn(turn, record, receipt, run)
     renderer = turn.status.rendering.renderer
+    if source is not None and turn.asks is not None:
+        return replace(source, for_policy=True)
     if source is None or not quotable or renderer is None:
         return source
     return replace(source, sentences=sentences_of(renderer.decode(source.output_ids), key))

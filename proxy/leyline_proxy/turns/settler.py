@@ -105,6 +105,7 @@ class TurnSettler:
         came: TurnRecord | None = None,
         aside: Aside | None = None,
         quotable: bool = False,
+        written: str | None = None,
     ) -> Account:
         """Add a turn that the engine has answered in full to its session, and account for it.
 
@@ -112,6 +113,10 @@ class TurnSettler:
             came: the record that came with the answer.
             aside: the proxy's own answer to calls in it.
             quotable: True if it is a text without calls, which a later list may quote.
+            written: its text, if it answers a policy's question.
+
+        Raises:
+            SessionGoneError: see :func:`~.retaining.session_after`.
         """
         deadline = turn.replica.records.deadline()
         with receipt_span(usage):
@@ -140,10 +145,11 @@ class TurnSettler:
                     aside=aside,
                     recalled=recall_outcomes(turn, receipt),
                     paid=self._paid(turn, receipt, record, usage, cache),
+                    written=written,
                 )
                 session = await self._retain(settled)
             if turn.planned.prepared.wanted:
-                self._writing.start(turn)
+                self._writing.start(turn, session, self)
             account = self._account(turn, receipt, session, settled.recalled, settled.paid)
             self._erasures.start(session)
             for observer in self._observers:
@@ -199,7 +205,9 @@ class TurnSettler:
         def change(session: Session | None) -> Session:
             return session_after(session, settled, self._placing, keep=keep, now=now)
 
-        session = await self._under_way.end(turn, change, turn.identity.chain)
+        # By then the client may have gone on from the list that a policy's question is about.
+        chain = turn.identity.chain if turn.asks is None else None
+        session = await self._under_way.end(turn, change, chain)
         # Its client may send the next turn before this one's connection is finished.
         self._under_way.leave(turn)
         return session

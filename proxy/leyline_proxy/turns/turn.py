@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from leyline_policies.context import Completion
+
 from ..model.asides import Aside, RecalledTexts
 from ..plan.planning import Planned
 from ..request.identify import Identity
@@ -50,3 +52,5 @@ class Turn:
     """Asides with texts that the request's working set brought back."""
     told: RecalledTexts | None = None
     """The texts that were put back; None if nothing was to be."""
+    asks: Completion | None = None
+    """The policy's question that it asks; None for a request of the client."""

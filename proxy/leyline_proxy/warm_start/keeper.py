@@ -147,7 +147,8 @@ class RunKeeper:
             # Another proxy may have demanded it.
             self._book.drop(owner)
             self._stale.set()
-        run = run_of(settled, session)
+        # A policy's question is its turn's prompt again, and may end after the next turn.
+        run = run_of(settled, session) if turn.asks is None else None
         if run is not None:
             self._book.settle(run, turn.name, turn.demands)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from leyline_policies import Message, SpecError, load_pipeline
-from leyline_policies.builtin.summarize import HEADING, Summarize
+from leyline_policies.builtin.summarize import HEADING, TASK, Summarize
 from leyline_policies.context import Completion, Context, apply
 
 POLICY = Summarize(trigger_tokens=100, keep_messages=4, summarized_tokens=60)
@@ -127,14 +128,25 @@ def test_a_changed_history_throws_the_summary_away() -> None:
     assert session.wanted and not session.completions
 
 
-def test_the_model_is_shown_the_newest_part_that_fits() -> None:
+@pytest.mark.parametrize("model", ["", "own"])
+def test_the_sessions_model_is_asked_after_the_conversation(model: str) -> None:
+    """It has all of it before the question, which is one message."""
+    session = Session(replace(POLICY, model=model))
+    session.send(talk(6), model="own", policy="summarize")
+    (question,) = session.wanted
+    assert question.continues and question.policy == "summarize"
+    assert question.messages == ({"role": "user", "content": TASK},)
+    assert question.max_tokens == 800 and question.model == ""
+
+
+def test_another_model_is_shown_the_newest_part_that_fits() -> None:
     """Whole messages, the oldest left out."""
-    session = Session()
-    session.send(talk(6))
+    session = Session(replace(POLICY, model="other"))
+    session.send(talk(6), model="own")
     (question,) = session.wanted
     shown = str(question.messages[1]["content"])
     assert "3 3 3" in shown and "0 0 0" not in shown
-    assert question.max_tokens == 800 and question.model == ""
+    assert question.max_tokens == 800 and question.model == "other" and not question.continues
 
 
 def test_the_window_triggers_too() -> None:

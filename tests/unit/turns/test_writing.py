@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from leyline_proxy.model.session import Place, Session
-from leyline_proxy.turns.writing import SessionMovedError, _asking
+from leyline_proxy.turns.questions import SessionMovedError
+from leyline_proxy.turns.writing import _asking
 
 
 @pytest.mark.parametrize("places", [{}, {"r1": Place("a", owed=True)}])

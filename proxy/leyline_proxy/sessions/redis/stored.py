@@ -189,9 +189,9 @@ def opening_of(session: Session, chain: Sequence[int]) -> int | None:
     It covers the task and the first answer. A history edited after them has the same hash, so one
     entry serves for all common lengths.
     """
-    if not session.turns:
+    if session.last is None:
         return None  # an edited history is compared with the newest turn's
-    roles = [str(message.get("role")) for message in session.turns[-1].prepared.client]
+    roles = [str(message.get("role")) for message in session.last.prepared.client]
     length = shortest_partial(roles)
     return chain[length - 1] if length <= len(chain) else None
 
