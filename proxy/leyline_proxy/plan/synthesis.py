@@ -111,6 +111,7 @@ def synthesize(
     # A forget binds wherever the span may be held, not only in the turn that serves as source.
     thorough = bool(prepared.forget_marks)
     quotes = find_quotes(usable, rendered, prepared.sent_fingerprints)
+    quoted = quoting(usable, quotes)
     compare = partial(consider, recompute=recompute, decode=decode, quotes=quotes)
     candidates: list[Candidate] = []
     for index in range(len(usable) - 1, -1, -1):
@@ -125,12 +126,13 @@ def synthesize(
     elif forget:
         plan = _unheld_plan(candidates, prepared)
     elif candidates:
-        plan = _splicing_plan(candidates, rendered.tokens, sink, quoting(usable, quotes))
+        plan = _splicing_plan(candidates, rendered.tokens, sink, quoted)
     else:
         plan = TurnPlan()
     if any(map(_is_compacted, candidates)):
         plan = replace(plan, retire=tuple(turn.turn for turn in usable))
-    reach = reach_of(candidates[_most_reusable(candidates)]) if candidates else Reach()
+    best = candidates[_most_reusable(candidates)] if candidates else None
+    reach = reach_of(best, quotes=quoted) if best is not None else Reach()
     return replace(plan, spans=span_labels(rendered, names.sent), forget=forget, reach=reach)
 
 
