@@ -98,6 +98,7 @@ def test_doctor_tells_who_splices() -> None:
         assert (code, "This engine splices" in output) == (0, True)
         code, output = run("doctor", f"{origin}/v1", "--json")
         assert (code, json.loads(output)["engine"]) == (0, "fake")
+        assert "reasoning_edits" not in json.loads(output), "an engine has no such setting"
         engine.capability = type(CAPABILITY)(
             **{
                 name: getattr(CAPABILITY, name)

@@ -210,7 +210,7 @@ def test_a_compaction_is_spliced_or_pays(begin: Begin, mode: str) -> None:
 
 
 def test_an_emptied_cache_is_the_engines_loss(begin: Begin) -> None:
-    """Tokens ahead of an edit are lost to SGLang, which dropped them; those after it to the edit."""
+    """Tokens ahead of an edit are lost to SGLang, which dropped them; others to it."""
     session = begin("busts-flushed")
     session.grow()
     before = chat(TURNS - 1, session.name)
