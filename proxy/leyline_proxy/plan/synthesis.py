@@ -34,7 +34,7 @@ from ..model.spans import ANYTHING, SpanNames, span_labels
 from ..model.undeclared import COMPACTION, UndeclaredRules
 from .candidates import Candidate, Edit, consider, demand_cause, quoting, record_of, records_of
 from .cover import MIN_SWITCH, Piece, cover
-from .quotes import find_quotes
+from .quotes import callers_own, find_quotes
 from .reach import Reach, reach_of
 from .stripped import Decode
 from .uncached import StandingEdits
@@ -110,7 +110,8 @@ def synthesize(
     usable = _of_model(turns, model_fingerprint, model)
     # A forget binds wherever the span may be held, not only in the turn that serves as source.
     thorough = bool(prepared.forget_marks)
-    quotes = find_quotes(usable, rendered, prepared.sent_fingerprints)
+    own = callers_own(usable, prepared.client_fingerprints)
+    quotes = find_quotes(usable, rendered, prepared.sent_fingerprints, own)
     quoted = quoting(usable, quotes)
     compare = partial(consider, recompute=recompute, decode=decode, quotes=quotes)
     candidates: list[Candidate] = []
