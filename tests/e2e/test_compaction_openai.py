@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from compaction_kit import (
     compacting_stack,
     prompts,
 )
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 from support.scripted_model import (
     SCRIPTED,
     Prompt,
@@ -26,9 +29,13 @@ from support.scripted_model import (
     Script,
     ScriptedModel,
     build_scripted,
+    scripted_model,
 )
+from support.stack import serving
 
 from leyline_proxy.http import signs
+from leyline_proxy.http.app import create_app
+from leyline_proxy.settings import Settings
 
 TENANTS = {name: {"api_keys": [f"key-of-{name}"]} for name in ("red", "blue")}
 RULES = "You are an agent that looks into folders."
@@ -321,3 +328,42 @@ def test_a_summary_that_fails_late_ends_its_stream(
         assert (status, [each["type"] for each in events][:2]) == (200, BEGUN)
         assert [each["type"] for each in events[-1]["response"]["output"]] == ["message"]
         assert events[-1]["response"]["leyline"]["compaction"]["reason"] == "no_summary"
+
+
+class Tiring:
+    """An engine that answers once, and then is gone for chat requests."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.answered = 0
+        self.refused = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] == "http" and scope["path"].endswith("/chat/completions"):
+            if self.answered:
+                self.refused += 1
+                await Response(status_code=503)(scope, receive, send)
+                return
+            self.answered += 1
+        await self._app(scope, receive, send)
+
+
+def test_another_engine_answers_after_the_stream_has_begun(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has seen nothing of an answer yet, so its turn may go elsewhere."""
+    monkeypatch.setattr(signs, "FIRST_SIGN_S", 0.1)
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        models = [enter(scripted_model(files, slowly(SUMMARY, 0.4))) for _ in "ab"]
+        engines = [Tiring(model.app) for model in models]
+        upstreams = {f"e{at}": enter(serving(each)) for at, each in enumerate(engines)}
+        app = create_app(Settings(upstreams=upstreams, log_level="error", tenants=TENANTS))
+        origin = enter(serving(app))
+        options = {"input": items("Elsewhere."), "context_management": MANAGED}
+        status, _, events = streamed(origin, **options)
+        assert sorted((each.answered, each.refused) for each in engines) == [(1, 0), (1, 1)]
+        assert (status, [each["type"] for each in events][:2]) == (200, BEGUN)
+        output = events[-1]["response"]["output"]
+        assert [each["type"] for each in output] == ["compaction", "message"]
