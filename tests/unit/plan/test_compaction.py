@@ -261,8 +261,8 @@ def test_calls_are_not_quoted(templates_dir: Path) -> None:
 
 
 def test_a_list_that_grew_quotes_in_a_policys_messages_only(templates_dir: Path) -> None:
-    """Messages that the caller adds aren't searched; those that a policy puts into the list are, and
-    so is all that a caller sends who removed something."""
+    """Messages that the caller adds aren't searched; those that a policy puts into the list are,
+    and so is all that a caller sends who removed something."""
     session = worked(templates_dir / "Qwen3-Coder.jinja")
     turns = session.agent.turns
     given = list(turns[-1].prepared.client)
