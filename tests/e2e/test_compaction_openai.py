@@ -331,7 +331,7 @@ def test_a_summary_that_fails_late_ends_its_stream(
 
 
 class Tiring:
-    """An engine that answers once, and then is gone for chat requests."""
+    """An engine that answers one chat request, and ends the streams of others before they begin."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -343,7 +343,7 @@ class Tiring:
         if scope["type"] == "http" and scope["path"].endswith("/chat/completions"):
             if self.answered:
                 self.refused += 1
-                await Response(status_code=503)(scope, receive, send)
+                await Response(media_type="text/event-stream")(scope, receive, send)
                 return
             self.answered += 1
         await self._app(scope, receive, send)
