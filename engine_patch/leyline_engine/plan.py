@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leyline_engine.contract import (
+    MAX_EXTENTS,
     CopySegment,
     Directive,
     Extent,
@@ -77,6 +78,13 @@ class Plan:
         if not self.kinds:
             return self.copies
         return tuple(copy for copy in self.copies if self.kinds[copy.source] is None)
+
+    @property
+    def spliced_extents(self) -> tuple[Extent, ...]:
+        """Half-open extents of the prompt that are copied for edits, merged where they meet; empty
+        if there are more than :data:`~.contract.MAX_EXTENTS`."""
+        extents = joined((copy.dest, copy.dest_end) for copy in self.edit_copies)
+        return tuple(extents) if len(extents) <= MAX_EXTENTS else ()
 
     def reused_of(self, kind: ReuseKind) -> int:
         """Return the number of tokens that are copied for reuse of a kind."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support.engine_http import engine_tokenizer
-from support.scripted_model import Prompt, Reply, ScriptedModel, scripted_model
+from support.scripted_model import Prompt, Reply, Script, ScriptedModel, scripted_model
 from support.stack import serving
 
 from leyline_proxy.http.app import create_app
@@ -37,7 +37,9 @@ def script(prompt: Prompt) -> tuple[Reply, bool]:
 
 
 @contextmanager
-def compacting_stack(files: Path, **settings: Any) -> Iterator[tuple[str, ScriptedModel]]:
+def compacting_stack(
+    files: Path, script: Script = script, **settings: Any
+) -> Iterator[tuple[str, ScriptedModel]]:
     """The origin of a proxy before that model, and the model."""
     with scripted_model(files, script) as model:
         app = create_app(Settings(log_level="error", **settings), engine_app=model.app)

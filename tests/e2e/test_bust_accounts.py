@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from support.agent_history import agent_history
+from support.bust_accounts import causes, check
 from support.stack import embedded_stack
 
 TURNS = 6
@@ -59,21 +60,6 @@ def last_account(text: str) -> Any:
     return json.loads(line.removeprefix("data: "))["leyline"]
 
 
-def check(account: dict[str, Any]) -> None:
-    """The engine's counts are the prompt, lost and new tokens are what it prefilled, and entries
-    are the lost ones."""
-    tokens = account["tokens"]
-    parts = ("prefix", "spliced", "reused", "prefilled")
-    assert sum(tokens[name] for name in parts) == tokens["prompt"]
-    busts = account.get("busts")
-    if busts is None:
-        return
-    assert busts["lost_tokens"] + busts["new_tokens"] == tokens["prefilled"]
-    if "entries" in busts:
-        assert sum(each["tokens"] for each in busts["entries"]) == busts["lost_tokens"]
-        assert all(each["tokens"] > 0 for each in busts["entries"])
-
-
 def chat(count: int, tag: str) -> Chat:
     """A history that shares no token with another one's but what the template begins with."""
     messages = agent_history(count, f"Look into {tag}.", secret="key=7391", lines=12)
@@ -111,14 +97,6 @@ def paged() -> Iterator[Proxy]:
     """A proxy before an engine with pages of 16 tokens, without prices."""
     with proxied({"page_tokens": 16}) as found:
         yield found
-
-
-def causes(account: dict[str, Any]) -> dict[str, int]:
-    """Lost tokens by cause."""
-    found: dict[str, int] = {}
-    for each in account["busts"]["entries"]:
-        found[each["cause"]] = found.get(each["cause"], 0) + each["tokens"]
-    return found
 
 
 def test_a_session_that_only_grows_pays_for_new_tokens_only(proxy: Proxy) -> None:

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
-from compaction_kit import ANSWER, LISTING, SUMMARY, compacting_stack, prompts
-from support.scripted_model import SCRIPTED, ScriptedModel, build_scripted
+from compaction_kit import (
+    ANSWER,
+    LISTING,
+    SUMMARY,
+    asks_for_summary,
+    compacting_stack,
+    prompts,
+)
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from support.scripted_model import (
+    SCRIPTED,
+    Prompt,
+    Reply,
+    Script,
+    ScriptedModel,
+    build_scripted,
+    scripted_model,
+)
+from support.stack import serving
+
+from leyline_proxy.http import signs
+from leyline_proxy.http.app import create_app
+from leyline_proxy.settings import Settings
 
 TENANTS = {name: {"api_keys": [f"key-of-{name}"]} for name in ("red", "blue")}
 RULES = "You are an agent that looks into folders."
@@ -222,3 +248,122 @@ def test_proxies_that_share_a_secret_share_compactions(files: Path) -> None:
                 continue
             with pytest.raises(openai.BadRequestError, match="encrypted_content"):
                 ask(other, given)
+
+
+def slowly(text: str, seconds: float) -> Script:
+    """A model that takes its time for a summary."""
+
+    def write(prompt: Prompt) -> tuple[Reply, bool]:
+        asked = asks_for_summary(prompt)
+        time.sleep(seconds if asked else 0)
+        return Reply(text if asked else ANSWER), asked
+
+    return write
+
+
+def streamed(origin: str, **options: Any) -> tuple[int, list[str], list[dict[str, Any]]]:
+    """A stream's status, its comments before the first item, and its events."""
+    request = {"model": SCRIPTED, "stream": True, **options}
+    headers = {"authorization": "Bearer key-of-red"}
+    answer = httpx.post(f"{origin}/v1/responses", json=request, headers=headers, timeout=60)
+    ahead = answer.text.partition("response.output_item")[0].splitlines()
+    found = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:6] == "data: "]
+    assert [each.get("sequence_number") for each in found] == list(range(len(found)))
+    return answer.status_code, [line for line in ahead if line.startswith(":")], found
+
+
+BEGUN = ["response.created", "response.in_progress"]
+TRIGGER = {"type": "compaction_trigger"}
+
+
+@pytest.mark.parametrize("how", ["managed", "trigger"])
+def test_a_stream_lives_while_a_summary_is_written(
+    files: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It begins at once, comments follow, and then all is as if the summary had been there; the SDK
+    reads it, and it can be continued by its id."""
+    monkeypatch.setattr(signs, "FIRST_SIGN_S", 0.1)
+    monkeypatch.setattr(signs, "SIGN_S", 0.2)
+    given = [*items("Slow."), *([TRIGGER] if how == "trigger" else [])]
+    options: dict[str, Any] = {"context_management": MANAGED} if how == "managed" else {}
+    with (
+        compacting_stack(files, slowly(SUMMARY, 0.7), tenants=TENANTS) as (origin, model),
+        client_of(origin) as sdk,
+    ):
+        status, comments, events = streamed(origin, input=given, **options)
+        assert (status, len(comments) >= 2) == (200, True)
+        kinds = [each["type"] for each in events]
+        assert kinds[:2] == BEGUN and kinds.count(BEGUN[0]) == 1
+        assert kinds[2:4] == ["response.output_item.added", "response.output_item.done"]
+        begun = time.perf_counter()
+        stream = sdk.responses.create(
+            model=SCRIPTED, instructions=RULES, input=given, stream=True, **options
+        )
+        first = next(iter(stream))
+        assert (first.type, time.perf_counter() - begun < 0.7) == ("response.created", True)
+        response = [*stream][-1].response  # type: ignore[union-attr]
+        assert response.id == first.response.id
+        assert next(each.type for each in response.output) == "compaction"
+        assert ask(sdk, "Go on.", previous_response_id=response.id).output_text == ANSWER
+        assert prompts(model)[-1].messages[2][1].endswith(SUMMARY)
+
+
+def test_a_summary_that_fails_late_ends_its_stream(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request for a compaction alone gets the API's own events of a failure, another its answer;
+    what fails before the stream has begun is an error with a status."""
+    managed = {"input": items("Fails."), "context_management": MANAGED}
+    trigger = {"input": [*items("Fails."), TRIGGER]}
+    with compacting_stack(files, slowly("", 0.4), tenants=TENANTS) as (origin, _):
+        with client_of(origin) as sdk, pytest.raises(openai.InternalServerError) as raised:
+            sdk.responses.create(model=SCRIPTED, stream=True, **trigger)
+        assert (raised.value.status_code, raised.value.code) == (502, "no_summary")
+        monkeypatch.setattr(signs, "FIRST_SIGN_S", 0.1)
+        status, _, events = streamed(origin, **trigger)
+        kinds = [each["type"] for each in events]
+        assert (status, kinds) == (200, [*BEGUN, "error", "response.failed"])
+        assert events[2]["code"] == "no_summary"
+        status, _, events = streamed(origin, **managed)
+        assert (status, [each["type"] for each in events][:2]) == (200, BEGUN)
+        assert [each["type"] for each in events[-1]["response"]["output"]] == ["message"]
+        assert events[-1]["response"]["leyline"]["compaction"]["reason"] == "no_summary"
+
+
+class Tiring:
+    """An engine that answers one chat request, and ends the streams of others before they begin."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.answered = 0
+        self.refused = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] == "http" and scope["path"].endswith("/chat/completions"):
+            if self.answered:
+                self.refused += 1
+                await Response(media_type="text/event-stream")(scope, receive, send)
+                return
+            self.answered += 1
+        await self._app(scope, receive, send)
+
+
+def test_another_engine_answers_after_the_stream_has_begun(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has seen nothing of an answer yet, so its turn may go elsewhere."""
+    monkeypatch.setattr(signs, "FIRST_SIGN_S", 0.1)
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        models = [enter(scripted_model(files, slowly(SUMMARY, 0.4))) for _ in "ab"]
+        engines = [Tiring(model.app) for model in models]
+        upstreams = {f"e{at}": enter(serving(each)) for at, each in enumerate(engines)}
+        app = create_app(Settings(upstreams=upstreams, log_level="error", tenants=TENANTS))
+        origin = enter(serving(app))
+        options = {"input": items("Elsewhere."), "context_management": MANAGED}
+        status, _, events = streamed(origin, **options)
+        assert sorted((each.answered, each.refused) for each in engines) == [(1, 0), (1, 1)]
+        assert (status, [each["type"] for each in events][:2]) == (200, BEGUN)
+        output = events[-1]["response"]["output"]
+        assert [each["type"] for each in output] == ["compaction", "message"]

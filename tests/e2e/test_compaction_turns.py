@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.bust_accounts import causes, check
 from support.scripted_model import (
     SCRIPTED,
     Prompt,
@@ -138,12 +139,17 @@ def test_a_compacted_session_goes_on(client: httpx.Client, harness: str) -> None
     messages = compacted(harness, chat, summary)
     _, account = ask(client, messages, headers, tools=TOOLS)
     assert (account["session"], account["outcome"]) == (session, "spliced"), account["edits"]
-    causes = {(edit["cause"], edit["mode"]) for edit in account["edits"]}
-    assert ("compaction", "amortize") in causes
+    edits = {(edit["cause"], edit["mode"]) for edit in account["edits"]}
+    assert ("compaction", "amortize") in edits
     tokens = account["tokens"]
     # New are the preamble, the question around the summary, and the next task.
     new = sum(len(text) for text in (PREAMBLE, "Go on.", "What did we do so far?")) + 40
     assert tokens["prefilled"] <= new + 0.05 * tokens["prompt"], tokens
+    check(account)
+    lost = causes(account)
+    assert set(lost) <= {"compaction", "undeclared"}, account["busts"]
+    # The tokens that the template writes after a message stand for what the list no longer has.
+    assert sum(lost.values()) <= 32, account["busts"]
     said, _ = ask(client, messages, headers, tools=TOOLS)
     _, after = ask(
         client,
@@ -263,6 +269,13 @@ def test_a_tenant_may_want_it_exact(files: Path) -> None:
         _, account = ask(client, messages, headers, tools=TOOLS)
         assert (account["session"], account["outcome"]) == (session, "reprefilled")
         assert ("compaction", "exact") in {(e["cause"], e["mode"]) for e in account["edits"]}
+        check(account)
+        # A token has about two characters: the summary and the kept round are lost to nothing else.
+        kept = sum(len(message["content"]) for message in chat[-2:]) + len(summary)
+        assert causes(account)["compaction"] > 0.4 * kept
+        entry = account["busts"]["entries"][0]
+        assert (entry["cause"], entry["mode"], entry["why"]) == ("compaction", "exact", "exact")
+        assert entry["messages"][0] == 1, "the summary is in the user's message"
         more = {"leyline": {"compaction_edits": "amortize"}}
         _, account = ask(client, [*messages, *messages[-1:]], headers, tools=TOOLS, **more)
         assert account["session"] == session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -133,6 +134,10 @@ def check_doctor(origin: str, effect: str, tokens: int) -> None:
     words = {"kept": f"amortize copied {tokens:,}", "lost": f"exact prefilled {tokens:,}"}[effect]
     result = CliRunner().invoke(build_app(), ["doctor", origin], env={"COLUMNS": "200"})
     assert words in result.stdout
+    result = CliRunner().invoke(build_app(), ["doctor", origin, "--json"])
+    document = json.loads(result.stdout)
+    other = {"kept": "lost", "lost": "kept"}[effect]
+    assert document["splices"] and document["reasoning_edits"] == {effect: tokens, other: 0}
     host, port = origin.removeprefix("http://").rstrip("/").split(":")
     mode = "amortize" if effect == "kept" else "exact"
     settings = Settings(host=host, port=int(port), reasoning_edits=mode)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 from support.fake_engine import CAPABILITY, FakeEngine
 from support.stack import serving
@@ -93,11 +95,18 @@ def test_a_misspelt_variable_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doctor_tells_who_splices() -> None:
     """Exit code 0 and a table for an engine that splices; 1 and a reason for all others."""
     engine = FakeEngine()
-    with serving(engine) as origin:
+
+    async def measured(scope: Scope, receive: Receive, send: Send) -> None:
+        shows = scope["type"] == "http" and scope["path"] == "/metrics"
+        app = PlainTextResponse("sglang_up 1\n") if shows else engine
+        await app(scope, receive, send)
+
+    with serving(measured) as origin:
         code, output = run("doctor", origin)
         assert (code, "This engine splices" in output) == (0, True)
         code, output = run("doctor", f"{origin}/v1", "--json")
         assert (code, json.loads(output)["engine"]) == (0, "fake")
+        assert "reasoning_edits" not in json.loads(output), "an engine has no such setting"
         engine.capability = type(CAPABILITY)(
             **{
                 name: getattr(CAPABILITY, name)

@@ -7,6 +7,7 @@ import msgspec
 from .claim_commands import ClaimRefusal
 from .envelope import LineageRun, SkippedAction
 from .proof import Proof
+from .recompute import Extent
 from .reuse import ReuseCounts
 from .vocabulary import Mode, Outcome, Reason
 
@@ -74,6 +75,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Set exactly if the request asked for reuse, and the engine looked for it."""
     lineage: tuple[LineageRun, ...] = ()
     """The lineage map of the turn as it now lies in the cache."""
+    extents: tuple[Extent, ...] = ()
+    """Half-open token extents of the prompt that were spliced, sorted and merged where they meet.
+    Empty if there are more than :data:`~.reuse.MAX_EXTENTS`."""
     skipped_actions: tuple[SkippedAction, ...] = ()
     refused: ClaimRefusal | None = None
     """Set exactly if the request could not run because of claims (``Reason.REFUSED_BY_CLAIM``),

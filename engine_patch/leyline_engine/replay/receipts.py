@@ -38,6 +38,7 @@ def receipt_of(
         forgot=admission.forgot,
         reuse=admission.reuse,
         lineage=admission.lineage,
+        extents=plan.spliced_extents,
         skipped_actions=request.skipped,
         splice_us=(time.perf_counter_ns() - started) // 1000,
     )

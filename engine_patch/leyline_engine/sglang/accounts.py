@@ -62,6 +62,8 @@ class Accounts:
         assert checked is not None and plan is not None  # noqa: S101 - set before READY
         executed, counts = as_admitted(plan, turn.req.prefix_len, turn.loaded)
         turn.receipt = _receipt(turn, checked, executed, counts)
+        # SGLang takes all in front of the first chunk for cached, what stage rows computed, too.
+        turn.req.already_computed = max(0, turn.req.prefix_len - counts.served)
         self._sender.send(TurnRecord(receipt=turn.receipt), turn.scope)
 
     def refused(self, turn: Turn, refusal: ClaimRefusal, *, began: bool) -> None:
@@ -161,6 +163,7 @@ def _receipt(turn: Turn, checked: CheckedRequest, plan: Plan, counts: TokenCount
         forgot=turn.forgot,
         reuse=reuse,
         lineage=turn.lineage,
+        extents=plan.spliced_extents,
         skipped_actions=turn.skipped,
         stages=plan.stages,
         splice_us=turn.spent_ns // 1000,

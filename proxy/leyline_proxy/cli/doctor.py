@@ -192,11 +192,18 @@ def _ask_engine(url: str, timeout: float, as_json: bool) -> None:
         else:
             Console(stderr=True).print(f"[red]{escape(str(finding))}[/red]")
         raise typer.Exit(NOT_WELL) from finding
+    effects = _reasoning_edits(url, timeout)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(capability), indent=2).decode())
+        document = msgspec.to_builtins(capability)
+        if effects is not None:
+            document["reasoning_edits"] = effects
+        typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
     else:
         _print(capability)
-        _print_reasoning_edits(url, timeout)
+        if effects is not None:
+            from ..doctor.reasoning import told
+
+            Console().print(f"Stripped thinking: {told(effects)}.", highlight=False)
     if not capability.splices:
         raise typer.Exit(NOT_WELL)
 
@@ -234,21 +241,26 @@ def fetch_capability(url: str, timeout: float) -> Capability:
         raise Unreachable(f"{base} returns no valid capability document: {error}") from error
 
 
-def _print_reasoning_edits(url: str, timeout: float) -> None:
-    """Print what the other setting of ``reasoning_edits`` would have done, if this is a proxy."""
+def _reasoning_edits(url: str, timeout: float) -> dict[str, int] | None:
+    """Return what the other setting of ``reasoning_edits`` would have done; None if this isn't a
+    proxy that shows its metrics."""
     import httpx
 
     try:
-        from ..doctor.reasoning import effects_in, told
+        from ..doctor.reasoning import effects_in
     except ModuleNotFoundError:  # an engine's installation asks an engine
-        return
+        return None
     base = url if "://" in url else f"http://{url}"
     try:
         answer = _get(base.rstrip("/").removesuffix("/v1") + "/metrics", timeout)
     except (httpx.HTTPError, httpx.InvalidURL):
-        return
-    if answer.status_code == httpx.codes.OK and "leyline_build_info" in answer.text:
-        Console().print(f"Stripped thinking: {told(effects_in(answer.text))}.", highlight=False)
+        return None
+    if answer.status_code != httpx.codes.OK or "leyline_build_info" not in answer.text:
+        return None
+    try:
+        return effects_in(answer.text)
+    except ValueError:
+        return None
 
 
 def _get(url: str, timeout: float) -> httpx.Response:

@@ -106,6 +106,10 @@ class ApiCall(ABC):
         """Return the mapping of chunks to this API's events, or None to pass the chunks on."""
         return None
 
+    def opening(self) -> bytes | None:
+        """Return what a stream may begin with before an engine answers; None if that is nothing."""
+        return None
+
     def compacts(self, chat: ChatRequest, report: CompactionReport) -> None:
         """Note the compaction of the request, which its answer reports.
 

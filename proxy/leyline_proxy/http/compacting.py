@@ -50,6 +50,7 @@ from .api import ApiCall
 from .forwarding import open_chat
 from .limits import until_disconnect
 from .refusal import answer_of, refusal_of_answer
+from .signs import Sign, signing
 from .sse import is_text
 from .time_limit import within
 
@@ -94,10 +95,13 @@ class Compacting:
         self._services = services
         self._call = call
 
-    async def step(self, turn: Turn, receive: Receive) -> Step:
+    async def step(self, turn: Turn, receive: Receive, sign: Sign | None = None) -> Step:
         """Return how a request goes on whose turn has been planned, but not sent.
 
         A compaction that fails leaves the request as it is, unless that asks for nothing else.
+
+        Args:
+            sign: see :meth:`write`.
 
         Raises:
             ClientDisconnected: the client left meanwhile.
@@ -115,7 +119,7 @@ class Compacting:
         await self._services.ends.release(turn)
         try:
             self._services.gate.check_rate(chat.tenant)
-            written = await self.write(chat, wish, receive, again=turn)
+            written = await self.write(chat, wish, receive, again=turn, sign=sign)
         except ClientDisconnected:
             raise
         except ProxyError as error:
@@ -139,11 +143,13 @@ class Compacting:
         receive: Receive,
         *,
         again: Turn | None = None,
+        sign: Sign | None = None,
     ) -> Written:
         """Return the summary of a request's conversation.
 
         Args:
             again: a turn of the same request, in whose session this one is.
+            sign: shows the client that an engine is writing; called now and then.
 
         Raises:
             ProxyError: the engine gave none.
@@ -152,14 +158,16 @@ class Compacting:
         settings, metrics = self._services.settings, self._services.metrics
         result = "failed"
         try:
-            work = until_disconnect(receive, self._write(chat, wish, again))
+            work = until_disconnect(receive, self._write(chat, wish, again, sign))
             written = await within(settings.total_timeout_s, work)
             result = "written"
         finally:
             metrics.compactions.labels(result).inc()
         return written
 
-    async def _write(self, chat: ChatRequest, wish: CompactionWish, again: Turn | None) -> Written:
+    async def _write(
+        self, chat: ChatRequest, wish: CompactionWish, again: Turn | None, sign: Sign | None
+    ) -> Written:
         most = self._services.settings.compaction_tokens
         messages = [*chat.body["messages"], wish.question()]
         raw = msgspec.json.encode(question_body(chat.body, messages, max_tokens=most))
@@ -169,8 +177,8 @@ class Compacting:
         turn, ends = await self._services.turns.begin(asked, again=again), self._services.ends
         pending = True
         try:
-            async with open_chat(self._services, turn, self._call.headers_upstream()) as upstream:
-                body = await read(upstream)
+            # Whatever is refused before has a status of its own: the stream hasn't begun.
+            upstream, body = await signing(self._answered(turn), sign)
             if upstream.status_code != httpx.codes.OK:
                 pending = upstream.is_server_error
                 raise await ends.refusal(turn) or refusal_of_answer(upstream.status_code, body)
@@ -187,6 +195,10 @@ class Compacting:
             finally:
                 await ends.release(turn)
         return Written(self._report(turn, answer, account, pause=wish.pause), turn, account)
+
+    async def _answered(self, turn: Turn) -> tuple[httpx.Response, bytes]:
+        async with open_chat(self._services, turn, self._call.headers_upstream()) as upstream:
+            return upstream, await read(upstream)
 
     def _report(
         self, turn: Turn, answer: Mapping[str, Any], account: Account, *, pause: bool

@@ -187,9 +187,17 @@ class ResponsesCall(ApiCall):
         return {"usage": counted, **account.members}
 
     def events(self, turn: Turn) -> ResponseEvents:
-        """Return the mapping to a response's events."""
-        self._events = ResponseEvents(self._read.opening)
+        """Return the mapping to a response's events, of which some may have been sent."""
+        if self._events is None:
+            self._events = ResponseEvents(self._read.opening)
+        else:
+            self._events.goes_on(self._read.opening)
         return self._events
+
+    def opening(self) -> bytes:
+        """Return the events that open a response."""
+        self._events = ResponseEvents(self._read.opening)
+        return encoded(self._events.begin())
 
     async def settled(self, turn: Turn, body: bytes | None) -> None:
         """Store the response, if its request asks for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
 import httpx
@@ -46,6 +47,9 @@ from .time_limit import within
 
 log = structlog.get_logger("leyline.http")
 
+_COMMENT = b": compacting\n\n"
+"""A line that clients ignore, and that keeps a stream alive."""
+
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Failures before the engine got a byte."""
 
@@ -80,6 +84,8 @@ class TurnExchange(Exchange):
         self._events: Events | None = None
         """The mapping of a stream to the client's API."""
         self._events_made = False
+        self._answering = False
+        """True once a part of an engine's answer was sent: another engine can't answer any more."""
 
     async def serve(
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
@@ -96,7 +102,8 @@ class TurnExchange(Exchange):
             self._call.planned(turn)
             self.extra_headers["x-leyline-session"] = turn.identity.session_id
             if chat.compaction is not None:
-                step = await self._compacting.step(turn, receive)
+                sign = partial(self._sign, send) if chat.stream else None
+                step = await self._compacting.step(turn, receive, sign)
                 self._spent_s += step.spent_s
                 if step.paused is not None:
                     await self._pause(step.paused, scope, receive, send)
@@ -134,10 +141,24 @@ class TurnExchange(Exchange):
             answer.headers.update(self.extra_headers)
             await self.answer(answer, scope, receive, send)
             return
-        await self.start_stream(send, STREAM_HEADERS)
+        if not self.started:
+            await self.start_stream(send, STREAM_HEADERS)
         await self.send_chunk(send, answer)
         self.complete = True
         await self.end_stream(send)
+
+    async def _sign(self, send: Send) -> None:
+        """Show the client that its answer is under way: the events that open it, then comments."""
+        if self.started:
+            await super().send_chunk(send, _COMMENT)
+        elif (opening := self._call.opening()) is not None:
+            await self.start_stream(send, STREAM_HEADERS)
+            await super().send_chunk(send, opening)
+
+    async def send_chunk(self, send: Send, chunk: bytes) -> None:
+        """Send a part of the answer itself."""
+        self._answering = True
+        await super().send_chunk(send, chunk)
 
     def _may_go_on(self, chat: ChatRequest, failed: Collection[str]) -> bool:
         """Return True if another engine could serve the request after this one fails."""
@@ -159,7 +180,7 @@ class TurnExchange(Exchange):
             return await within(limit_s, work, spent_s=self._spent_s)
         except UpstreamUnreachableError as error:
             self._pending = self._pending and not isinstance(error.__cause__, _NEVER_SENT)
-            if self._others and not self.started:
+            if self._others and not self._answering:
                 raise ReplicaFailedError(error.message, code=error.code) from error
             raise
         finally:

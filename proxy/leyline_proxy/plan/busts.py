@@ -73,6 +73,7 @@ def settle(
     tokens: TokenCounts,
     *,
     copies: Sequence[Interval] = (),
+    extents: Sequence[Interval] = (),
     told: int | None = None,
     reconciled: bool = True,
     page: int | None = None,
@@ -82,6 +83,7 @@ def settle(
     Args:
         tokens: as the engine reports; contradictory numbers are used as far as they fit.
         copies: prompt ranges that the engine was asked to splice, by position.
+        extents: ranges that it did splice, by position; empty if it doesn't report them.
         told: ``cached_tokens`` of the engine's usage; None if absent.
         reconciled: True if the cached tokens should agree with the plan.
         page: tokens per page of the engine's pool; None if unknown.
@@ -91,7 +93,7 @@ def settle(
     spliced = min(max(0, tokens.spliced), prompt - cached)
     reused = min(max(0, tokens.reused), prompt - cached - spliced)
     prefilled = prompt - cached - spliced - reused
-    done = _done(copies, cached, spliced)
+    done = _done(copies, extents, cached, spliced)
     lost = list(_lost(reach, prompt, cached, done, page))
     losses = tuple(_limited(lost, prefilled))
     busts = _by_cause(losses)
@@ -117,9 +119,14 @@ def settle(
     )
 
 
-def _done(copies: Sequence[Interval], cached: int, spliced: int) -> list[Interval]:
-    """Return the copies that were made. An engine leaves out the first ones: those in its own
-    cache, and the beginning of the prompt, which it always computes."""
+def _done(
+    copies: Sequence[Interval], extents: Sequence[Interval], cached: int, spliced: int
+) -> list[Interval]:
+    """Return the copies that were made. An engine that doesn't report them is taken to leave out
+    the first ones: those in its own cache, and the beginning of the prompt, which it always
+    computes."""
+    if extents and sum(end - start for start, end in extents) == spliced:
+        return list(extents)
     ahead = [(max(start, cached), end) for start, end in copies if end > cached]
     left_out = max(0, sum(end - start for start, end in ahead) - spliced)
     done: list[Interval] = []

@@ -16,7 +16,7 @@ A policy's question is a turn, too, and its answer a quote where the policy's ow
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..model.diff import MessageDiff
@@ -54,14 +54,30 @@ class Quotes:
         return bool(self.messages)
 
 
+def callers_own(turns: Sequence[RetainedTurn], client: Sequence[int]) -> frozenset[int]:
+    """Return the fingerprints of a caller's list if it only adds to the newest turn's, else none.
+
+    The caller's messages then quote nothing in place of what is gone; only a policy's own can.
+    """
+    if not turns:
+        return frozenset()
+    before = turns[-1].prepared.client_fingerprints
+    grew = tuple(client[: len(before)]) == tuple(before)
+    return frozenset(client) if grew else frozenset()
+
+
 def find_quotes(
-    turns: Sequence[RetainedTurn], prompt: Rendered, fingerprints: Sequence[int]
+    turns: Sequence[RetainedTurn],
+    prompt: Rendered,
+    fingerprints: Sequence[int],
+    own: Collection[int] = frozenset(),
 ) -> Quotes:
     """Return the answers that a prompt quotes, each with at least :data:`MIN_QUOTE` tokens.
 
     Args:
         turns: retained turns, newest last. None is found if the prompt begins with the caller's
             newest.
+        own: fingerprints of messages that quote nothing; see :func:`callers_own`.
         fingerprints: of the messages that the prompt was made of.
     """
     newest = next((turn for turn in reversed(turns) if not turn.for_policy), None)
@@ -70,6 +86,7 @@ def find_quotes(
     known = {value for turn in turns for value in turn.prepared.sent_fingerprints}
     # A list that keeps all messages of a turn has its answer where it belongs.
     went_on = [_begins_with(fingerprints, turn) for turn in turns]
+    known.update(own)
     spans = [span for span in prompt.spans if fingerprints[span.message] not in known]
     taken: list[Kept] = []
     callers: list[Kept] = []

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from leyline_engine.contract import uncovered
 
 from ..model.diff import diff_messages
 from ..model.messages import text_of
 from ..model.prepared import Prepared
 from ..model.session import EditMode, RetainedTurn
+from ..model.undeclared import COMPACTION
 from ..model.vocabulary import CAUSES
 from .candidates import Candidate, Edit
 
@@ -71,18 +75,26 @@ class Reach:
     """Name of the retained turn."""
 
 
-def reach_of(candidate: Candidate, moved: Moved = "") -> Reach:
-    """Return the parts of a prompt that a retained turn has, from the comparison of both."""
+def reach_of(candidate: Candidate, moved: Moved = "", quotes: Sequence[Candidate] = ()) -> Reach:
+    """Return the parts of a prompt that a retained turn has, from the comparison of both.
+
+    Args:
+        quotes: answers that the prompt quotes. Those for a policy are within reach, too, and in a
+            compaction all are.
+    """
     turn = candidate.turn
-    # The last generated token has never been read and has no KV.
-    limit = len(turn.tokens) - bool(turn.output_ids)
+    kept = list(_held(candidate))
+    compacted = any(each.cause == COMPACTION for edit in candidate.edits for each in edit.causes)
+    near = [quote for quote in quotes if compacted or quote.turn.for_policy]
+    quoted = sorted(run for quote in near for run in _held(quote))
+    kept = sorted([*kept, *(part for run in quoted for part in uncovered(run, kept))])
     stretches: list[Stretch] = []
     edits = sorted(candidate.edits, key=lambda edit: edit.hunk.new_start)
     ahead = deque(edits)
     first = hard = other = ""
     thinking = False
-    for run in candidate.diff.kept:
-        left, end = run.dest, run.dest + min(run.end, limit) - run.start
+    for start, end in kept:
+        left = start
         while left < end:
             while ahead and ahead[0].hunk.new_start <= left:
                 edit = ahead.popleft()
@@ -98,6 +110,15 @@ def reach_of(candidate: Candidate, moved: Moved = "") -> Reach:
             left = right
     cuts = tuple(map(_cut, edits))
     return Reach(tuple(stretches), known=True, moved=moved, cuts=cuts, turn=turn.turn)
+
+
+def _held(candidate: Candidate) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a prompt that a retained turn has KV of."""
+    # The last generated token has never been read and has no KV.
+    limit = len(candidate.turn.tokens) - bool(candidate.turn.output_ids)
+    for run in candidate.diff.kept:
+        if run.start < limit:
+            yield run.dest, run.dest + min(run.end, limit) - run.start
 
 
 def reach_by_messages(

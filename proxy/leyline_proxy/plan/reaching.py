@@ -9,8 +9,9 @@ from leyline_engine.contract import Recompute
 from ..model.session import RetainedTurn
 from ..model.spans import SpanNames
 from ..render import steering_digest
-from .candidates import consider
+from .candidates import consider, quoting
 from .planning import PlanInput, Planned, decode_of, edited_by_messages
+from .quotes import find_quotes
 from .reach import Moved, Reach, reach_by_messages, reach_of
 
 
@@ -59,6 +60,8 @@ def _compared(
 ) -> Reach:
     if planned.rendered is None:
         return Reach()
+    turns = [turn for turn in given.retained if turn.model == last.model]
+    quotes = find_quotes(turns, planned.rendered, planned.prepared.sent_fingerprints)
     found = consider(
         last,
         planned.prepared,
@@ -67,8 +70,9 @@ def _compared(
         names,
         recompute=Recompute(),
         decode=decode_of(given.status),
+        quotes=quotes,
     )
-    return reach_of(found, moved)
+    return reach_of(found, moved, quoting(turns, quotes))
 
 
 def _with(planned: Planned, reach: Reach) -> Planned:

@@ -34,7 +34,7 @@ from ..model.spans import ANYTHING, SpanNames, span_labels
 from ..model.undeclared import COMPACTION, UndeclaredRules
 from .candidates import Candidate, Edit, consider, demand_cause, quoting, record_of, records_of
 from .cover import MIN_SWITCH, Piece, cover
-from .quotes import find_quotes, is_vouched
+from .quotes import callers_own, find_quotes, is_vouched
 from .reach import Reach, reach_of
 from .stripped import Decode
 from .uncached import StandingEdits
@@ -111,7 +111,10 @@ def synthesize(
     # A forget binds wherever the span may be held, not only in the turn that serves as source.
     thorough = bool(prepared.forget_marks)
     vouched = [turn for turn in usable if is_vouched(turn, prepared, rendered)]
-    quotes = find_quotes(vouched, rendered, prepared.sent_fingerprints)
+    callers = [turn for turn in vouched if not turn.for_policy]
+    own = callers_own(callers, prepared.client_fingerprints)
+    quotes = find_quotes(vouched, rendered, prepared.sent_fingerprints, own)
+    quoted = quoting(vouched, quotes)
     compare = partial(consider, recompute=recompute, decode=decode, quotes=quotes)
     # A policy's question holds nothing of a prompt but its answer that no other turn has.
     compared = usable if thorough else [turn for turn in usable if not turn.for_policy]
@@ -128,12 +131,13 @@ def synthesize(
     elif forget:
         plan = _unheld_plan(candidates, prepared)
     elif candidates:
-        plan = _splicing_plan(candidates, rendered.tokens, sink, quoting(vouched, quotes))
+        plan = _splicing_plan(candidates, rendered.tokens, sink, quoted)
     else:
         plan = TurnPlan()
     if any(map(_is_compacted, candidates)):
         plan = replace(plan, retire=tuple(turn.turn for turn in usable))
-    reach = reach_of(candidates[_most_reusable(candidates)]) if candidates else Reach()
+    best = candidates[_most_reusable(candidates)] if candidates else None
+    reach = reach_of(best, quotes=quoted) if best is not None else Reach()
     return replace(plan, spans=span_labels(rendered, names.sent), forget=forget, reach=reach)
 
 

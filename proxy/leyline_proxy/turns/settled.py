@@ -109,6 +109,7 @@ def cache_account(turn: Turn, receipt: Receipt, usage: Mapping[str, Any] | None)
         plan.reach,
         receipt.tokens,
         copies=_copies(plan),
+        extents=receipt.extents,
         told=cached_of_usage(usage),
         # A forget also removes KV that has read the text, cached or not.
         reconciled=not plan.forgets,

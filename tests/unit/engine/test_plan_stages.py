@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_engine.contract import CopySegment
+from leyline_engine.contract import MAX_EXTENTS, CopySegment, ReuseKind
 from leyline_engine.plan import Plan, copy_runs, plan_turn
 
 RUNS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 30)), min_size=1, max_size=5)
@@ -62,3 +62,15 @@ def test_runs_of_pages_are_weighed_whole() -> None:
     copies = [CopySegment(0, 40, 60, 40), CopySegment(1, 5, 25, 60)]
     assert plan_turn(99, 16, copies, [99, 99], sink=0, stage_cost=32, page=16).stages == 1
     assert not plan_turn(99, 16, copies, [99, 99], sink=0, stage_cost=33, page=16).copies
+
+
+def test_the_spliced_extents_are_reported_up_to_a_bound() -> None:
+    """Copies that meet are one extent, those for reuse none, and too many are not listed."""
+    copies = [CopySegment(0, 5, 9, 5), CopySegment(1, 9, 20, 9), CopySegment(2, 30, 40, 30)]
+    kinds = (None, None, ReuseKind.SESSION)
+    plan = plan_turn(60, 3, copies, [60] * 3, sink=0, kinds=kinds)
+    assert plan.spliced_extents == ((5, 20),)
+    for count in (MAX_EXTENTS, MAX_EXTENTS + 1):
+        length, many = laid([(1, 1)] * count, 0)
+        found = plan_turn(length, 0, many, [length], sink=0).spliced_extents
+        assert len(found) == (count if count == MAX_EXTENTS else 0)

@@ -16,7 +16,7 @@ from leyline_proxy.model.vocabulary import CAUSES
 from leyline_proxy.plan.busts import PAGE, settle
 from leyline_proxy.plan.candidates import Candidate, Edit
 from leyline_proxy.plan.causes import Cause
-from leyline_proxy.plan.reach import Moved, Reach, Stretch, reach_of
+from leyline_proxy.plan.reach import Cut, Moved, Reach, Stretch, reach_of
 from leyline_proxy.plan.token_diff import Hunk, Kept, TokenDiff
 
 EDITS = ["policy", "declared", "undeclared", "template", "tools"]
@@ -232,3 +232,16 @@ def test_the_first_edit_before_a_token_is_its_cause() -> None:
         Stretch(110, 200, "policy", ""),
         Stretch(210, 299, "policy", "undeclared"),
     )
+
+
+def test_a_copy_that_an_engine_left_out_is_lost_where_it_was() -> None:
+    """An engine that reports its copies shows which are missing; else the first ones are taken."""
+    cuts = tuple(Cut(at, "undeclared", "amortize", "tool", at) for at in (100, 520))
+    stretches = tuple(Stretch(*each, "undeclared", "") for each in ((120, 500), (530, 550)))
+    reach = Reach((Stretch(0, 100, "", ""), *stretches), known=True, cuts=cuts)
+    copies = [(0, 100), (120, 500), (530, 550)]
+    tokens = TokenCounts(1000, 100, 380, prefilled=520)
+    for extents, place in (([(120, 500)], 520), ([], 100), ([(120, 300)], 100)):
+        (loss,) = settle(reach, tokens, copies=copies, extents=extents).losses
+        assert loss.cut is not None
+        assert (loss.cut.position, loss.tokens) == (place, 20)

@@ -23,7 +23,7 @@ from leyline_proxy.model.session import Departed, RetainedTurn
 from leyline_proxy.model.spans import SpanNames
 from leyline_proxy.model.undeclared import UndeclaredRules
 from leyline_proxy.plan.naming import name_spans
-from leyline_proxy.plan.quotes import MIN_QUOTE_RUN, find_quotes
+from leyline_proxy.plan.quotes import MIN_QUOTE_RUN, callers_own, find_quotes
 from leyline_proxy.plan.synthesis import TurnPlan, synthesize
 from leyline_proxy.render import ChatRenderer
 
@@ -258,6 +258,31 @@ def test_calls_are_not_quoted(templates_dir: Path) -> None:
     session.agent.turns[-1] = replace(session.agent.turns[-1], sentences=())
     plan, _ = session.agent.ask(as_claude_code(session.history, SUMMARY))
     assert plan.planned is Outcome.REPREFILLED
+
+
+def test_a_list_that_grew_quotes_in_a_policys_messages_only(templates_dir: Path) -> None:
+    """Messages that the caller adds aren't searched; those that a policy puts into the list are,
+    and so is all that a caller sends who removed something."""
+    session = worked(templates_dir / "Qwen3-Coder.jinja")
+    turns = session.agent.turns
+    given = list(turns[-1].prepared.client)
+    quoting: Message = {"role": "user", "content": f"{PREAMBLE}{SUMMARY}"}
+    sent = prepare([given[0], quoting, NEXT], (), (), 9)
+    rendered = session.agent.renderer.render(sent.messages, [])
+    own = {
+        name: callers_own(turns, prepare(client, (), (), 9).client_fingerprints)
+        for name, client in (
+            ("policy", [*given, {"role": "assistant", "content": SUMMARY}, NEXT]),
+            ("caller", [*given, quoting, NEXT]),
+            ("removed", [*given[:1], *given[2:], quoting, NEXT]),
+        )
+    }
+    found = {
+        name: find_quotes(turns, rendered, sent.sent_fingerprints, each).messages
+        for name, each in own.items()
+    }
+    assert found == {"policy": {1}, "caller": set(), "removed": {1}}
+    assert callers_own([], sent.client_fingerprints) == frozenset()
 
 
 @given(st.data())

@@ -55,11 +55,25 @@ class ResponseEvents:
         self.ended = False
         self.response: dict[str, Any] | None = None
         self._number = 0
+        self._fed = False
         self._model: object = None
         self._output: list[dict[str, Any]] = []
         self._item: _Item | None = None
         self._called: list[object] = []
         self._answer = StreamedAnswer()
+
+    def begin(self) -> Iterator[Event]:
+        """Yield the events that open the response, once; the first chunk brings them, too."""
+        if self.started:
+            return
+        self.started = True
+        document = {**self._opening.document("in_progress", model=self._model), "usage": None}
+        yield self._event("response.created", response=document)
+        yield self._event("response.in_progress", response=document)
+
+    def goes_on(self, opening: Opening) -> None:
+        """Take what is known now of a response that may have begun."""
+        self._opening = opening
 
     def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the events that a chunk adds.
@@ -67,12 +81,10 @@ class ResponseEvents:
         Raises:
             AnswerError: tool calls can't be distinguished.
         """
-        if not self.started:
-            self.started = True
+        if not self._fed:
+            self._fed = True
             self._model = chunk.get("model")
-            document = {**self._opening.document("in_progress", model=self._model), "usage": None}
-            yield self._event("response.created", response=document)
-            yield self._event("response.in_progress", response=document)
+            yield from self.begin()
             for item in self._opening.before:
                 index = len(self._output)
                 yield self._event("response.output_item.added", output_index=index, item=item)
