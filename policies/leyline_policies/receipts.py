@@ -20,7 +20,7 @@ from operator import is_, is_not
 from leyline_policies.alignment import align, identities
 from leyline_policies.compose import Wrapper
 from leyline_policies.context import Context, run
-from leyline_policies.conversation import RESULT_ROLES, nth_last
+from leyline_policies.conversation import RESULT_ROLES
 from leyline_policies.marks import MarkedMessage, edit, is_dropped, mark_of
 from leyline_policies.policy import Message, Policy
 
@@ -44,7 +44,7 @@ class Receipts(Wrapper):
         given = set(map(id, messages))
         borne: dict[int, _Gap] = {}
         for gap in _gaps(messages, edited):
-            at = _bearer(gap, edited, messages)
+            at = _bearer(gap, edited)
             if at is not None:
                 borne[at] = gap.joined(borne.get(at))
         result = list(edited)
@@ -142,22 +142,14 @@ def _is_summary(message: Message) -> bool:
     return mark is not None and mark.cause == SUMMARY
 
 
-def _bearer(gap: _Gap, edited: Sequence[Message], messages: Sequence[Message]) -> int | None:
+def _bearer(gap: _Gap, edited: Sequence[Message]) -> int | None:
     """Return the place of the message that bears the receipt of a gap.
 
-    It is the nearest: one that was put in for the gap, the last before it, the first after it. The
-    user's last message only if there is no other.
+    It is one that was put in for the gap, the last before it, or the first after it: a choice that
+    nothing but the gap decides, so that it stays from turn to turn.
     """
-    task = nth_last(messages, "user", 1)
-    last_user = None if task is None else id(messages[task])
-    before, after = range(gap.at - 1, -1, -1), range(gap.at, len(edited))
-    last: int | None = None
-    for at in chain(gap.put_in, before, after):
-        if _bears(edited[at]):
-            if last_user not in identities(edited[at]):
-                return at
-            last = at
-    return last
+    places = chain(gap.put_in, range(gap.at - 1, -1, -1), range(gap.at, len(edited)))
+    return next((at for at in places if _bears(edited[at])), None)
 
 
 def _bears(message: Message) -> bool:

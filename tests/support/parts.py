@@ -55,8 +55,9 @@ def _own(before: Sequence[Message], after: Sequence[Message]) -> int:
 def _nothing_is_lost(
     before: Sequence[Message], after: Sequence[Message], parts: dict[str, Evicted]
 ) -> None:
-    """Each text that was given is sent or in a part, unless it is to be forgotten."""
+    """Each text that was given is sent, in a part or in pieces, unless it is to be forgotten."""
     texts = [text_of(message) for message in after] + [part.text for part in parts.values()]
+    texts += ["".join(part.text for part in evicted_by(message)) for message in after]
     for message in before:
         if message["role"] in INSTRUCTION_ROLES or is_forgotten(message):
             continue

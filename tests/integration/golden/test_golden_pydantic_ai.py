@@ -135,12 +135,15 @@ def _requests(messages: Sequence[Message]) -> Iterator[int]:
     for index, message in enumerate(messages):
         if message["role"] == "assistant" and index > 1:
             yield index
-    yield len(messages)
+    if messages[-1]["role"] != "assistant":
+        yield len(messages)
 
 
 def _original(capability: Any, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
     """The capability's result for one request."""
-    context = RunContext(deps=None, model=MODEL, usage=RunUsage())
+    context = RunContext(
+        deps=None, model=MODEL, usage=RunUsage(), messages=[*messages], pending_messages=[]
+    )
     request = ModelRequestContext(
         model=MODEL,
         messages=[*messages],
@@ -148,7 +151,15 @@ def _original(capability: Any, messages: Sequence[ModelMessage]) -> list[ModelMe
         model_request_parameters=ModelRequestParameters(),
     )
     done = asyncio.run(capability.before_model_request(context, request))
-    return list(done.messages)
+    # A queued prompt is for this request alone: most models get it as the user's, at the end.
+    queued = [
+        UserPromptPart(str(part.content))
+        for pending in context.pending_messages or ()
+        for message in pending.messages
+        for part in message.parts
+        if isinstance(part, SystemPromptPart)
+    ]
+    return [*done.messages, *([ModelRequest(parts=queued)] if queued else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +176,7 @@ class _Beside:
         held: list[ModelMessage] = []
         done = 0
         for turn, end in enumerate(_requests(messages)):
-            compared = turn % EVERY == 0 or end == len(messages)
+            compared = turn % EVERY == 0 or end >= len(messages) - 1
             if compared or self.carried:
                 sent = _original(self.capability, [*held, *whole[done : end - merged]])
                 if self.carried:
