@@ -153,11 +153,13 @@ class CompactOnRequest:
         if not asked:
             return
         last: dict[int, int] = {}
+        pending: set[int] = set()
         for call in calls:
             last[call.message] = max(last.get(call.message, 0), *call.results, 0)
+            pending |= set() if call.results else {call.message}
         for call in asked:
             end = whole_pairs(messages, last[call.message] + 1, calls)
-            if end > call.message:
+            if end > call.message and call.message not in pending:
                 yield _Request(call, call.results[-1], end)
 
     def _focused(self, focus: str) -> tuple[Policy, ...]:
