@@ -103,6 +103,8 @@ class Relevance:
         if trigger is None or context.total(sent) < trigger:
             context.state.pop("asked", None)
             return sent
+        if context.state.get("settled") == context.turn:
+            return sent  # the same request again gives the same
         length = talk.asked(context.total(sent))
         if length is None:
             return sent
@@ -202,8 +204,10 @@ class _Talk:
             policy.judge_step_tokens,
             policy.focus,
         )
+        # The same messages may be asked about twice: the key names the steps, too.
+        asked = joined_print([self._state["asked"]["key"], policy.focus, *map(str, chosen)])
         answer = context.complete(
-            self._state["asked"]["key"],
+            asked,
             question.messages,
             model=policy.model,
             max_tokens=question.answer_tokens,
@@ -231,7 +235,8 @@ class _Talk:
         self._state.pop("asked", None)
         end = steps[-1].end
         written = "".join(fates[place] for place in range(len(steps)))
-        self._state.update(fates=written, end=end, key=self._print(end))
+        turn = self._context.turn
+        self._state.update(fates=written, end=end, key=self._print(end), settled=turn)
         sent = self.sent()
         if more:
             self._state.pop("quiet", None)
@@ -304,7 +309,7 @@ class _Talk:
     def _rest(self, total: int) -> None:
         """Ask no more until the conversation has grown."""
         self._state.pop("asked", None)
-        self._state["quiet"] = total
+        self._state.update(quiet=total, settled=self._context.turn)
 
     @property
     def _end(self) -> int:
