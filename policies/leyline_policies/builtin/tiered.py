@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from leyline_policies.builtin.inner import adopt, check_inner, check_limit, limit_of, trusts
 from leyline_policies.builtin.tool_results import check_numbers
-from leyline_policies.compose import Pipeline, whole_pairs
-from leyline_policies.context import Context, State
+from leyline_policies.compose import whole_pairs
+from leyline_policies.context import Context, State, run
 from leyline_policies.faults import OnFault, strictest_on_fault
 from leyline_policies.marks import without_dropped
 from leyline_policies.policy import Message, Mode, Policy
@@ -121,10 +121,11 @@ class Tiered:
             end = ends.get(str(level), 0)
             if end <= done:
                 continue
-            part = [*sent, *messages[done:end]]
-            tiers = Pipeline(self.name, self.tiers[:level])
-            sent = without_dropped(tiers.transform(part, turn_idx, context.inner(str(level))))
-            done = end
+            sent, done = [*sent, *messages[done:end]], end
+            inner = context.inner(str(level))
+            for place, tier in enumerate(self.tiers[:level]):
+                own = inner.inner(f"{place}.{tier.name}")
+                sent = without_dropped(run(tier, sent, turn_idx, own))
         if not done:
             return messages
         sent = [*sent, *messages[done:]]
