@@ -54,11 +54,11 @@ SPECS: dict[str, tuple[str, ...]] = {
         "sliding_window:max_messages=3,keep_messages=2,keep_first=0",
         "sliding_window:max_tokens=60",
         "sliding_window:max_fraction=0.5",
-        "sliding_window:max_messages=4,receipts=true",
+        "sliding_window:max_messages=4,notices=true",
     ),
     "summarize": (
         "summarize:trigger_tokens=60,keep_messages=2",
-        "summarize:trigger_tokens=60,keep_messages=2,receipts=true",
+        "summarize:trigger_tokens=60,keep_messages=2,notices=true",
     ),
     "tiered": (
         "tiered:target_tokens=70,tiers=['clear_tool_uses:trigger_tokens=0,keep=1';"

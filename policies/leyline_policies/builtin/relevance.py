@@ -313,7 +313,7 @@ class _Talk:
 
     @property
     def _end(self) -> int:
-        """Where the judged steps end; 0 if none was judged."""
+        """End of the judged steps; 0 if none was judged."""
         end: int = self._state.get("end", 0)
         return end
 

@@ -1,4 +1,4 @@
-"""Policies that hold others, the judge, receipts and offloading beside pydantic-ai-harness."""
+"""Policies that hold others, the judge, notices and offloading beside pydantic-ai-harness."""
 
 from __future__ import annotations
 
@@ -242,8 +242,8 @@ class _Written(dict[str, str]):
         return self._text
 
 
-def test_receipts_say_the_same_numbers(traces_dir: Path) -> None:
-    """A receipt counts the messages and tokens that the library's counts."""
+def test_notices_say_the_same_numbers(traces_dir: Path) -> None:
+    """A notice counts the messages and tokens that the library's receipt counts."""
     numbers = re.compile(r"(\d+) messages?[ ,(]+~(\d+) tokens")
     compared = 0
     for messages in map(_whole, recorded(traces_dir, FILES[0])):
@@ -253,7 +253,7 @@ def test_receipts_say_the_same_numbers(traces_dir: Path) -> None:
         expected = restored(compacted(window, converted(messages)))
         receipt = [m["content"] for m in expected if m["content"].startswith("[History before")]
         # The library's receipt is one of the messages that it keeps.
-        sent = _ours(f"{WINDOW},receipts=true", messages)
+        sent = _ours(f"{WINDOW},notices=true", messages)
         told = [m["content"] for m in sent if "[Here, " in str(m["content"])]
         assert len(told) == len(receipt)
         for ours, theirs in zip(told, receipt, strict=True):

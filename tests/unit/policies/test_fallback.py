@@ -82,7 +82,7 @@ def test_a_failure_of_all_is_a_failure() -> None:
 
 
 def test_without_a_limit_only_failures_count() -> None:
-    """What the first leaves is sent, however much it is; with a share of the window, no longer."""
+    """All that the first leaves is sent, unless a share of the window is the limit."""
     assert session(SUMMARY, CUT, patience_turns=0).send(LONG) == LONG
     limited = session(SUMMARY, CUT, patience_turns=0, max_fraction=0.1)
     assert limited.send(LONG) == LONG
@@ -90,7 +90,7 @@ def test_without_a_limit_only_failures_count() -> None:
 
 
 def test_a_policy_that_forgets_has_no_fallback() -> None:
-    """What replaced it wouldn't keep its promise; other settings are checked as well."""
+    """Its replacement wouldn't keep its promise; other settings are checked as well."""
     (redact,) = load_pipeline("redact:pattern=x")
     policies: tuple[Policy, ...] = (redact,)
     with pytest.raises(ValueError, match="redact forgets"):

@@ -77,7 +77,7 @@ def test_what_was_decided_stays() -> None:
 
 
 def test_the_next_question_is_on_what_is_new_first() -> None:
-    """What was kept is judged again, what was shortened or dropped isn't."""
+    """Kept steps are judged again, shortened and dropped ones aren't."""
     session, _ = judged(6, "1: 0 0\n2: 80 0\n3: 0 0\n4: 0 0\n5: 0 0")
     session.send(talk(12), count=size)
     shown = str(session.wanted[0].messages)

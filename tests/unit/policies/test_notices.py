@@ -1,4 +1,4 @@
-"""Receipts tell the model what was removed."""
+"""Notices tell the model what was removed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tool_talks import SYSTEM, USER, asks, call, result, steps
 
 from leyline_policies import Message, Policy, SpecError, drop, load_pipeline
 from leyline_policies.compose import pipeline
+from leyline_policies.notices import notice, notices
 from leyline_policies.recall import evicted_by
-from leyline_policies.receipts import receipt, receipts
 from leyline_policies.testing import check_policy
 
-WINDOW = "sliding_window:max_messages=8,keep_messages=4,receipts=true"
+WINDOW = "sliding_window:max_messages=8,keep_messages=4,notices=true"
 
 
 def size(message: Message) -> int:
@@ -27,15 +27,15 @@ def talk(number: int) -> list[Message]:
     return [SYSTEM, USER, *steps(*(("bash", f"{i} " * 200) for i in range(number)))]
 
 
-def test_a_receipt_is_where_messages_are_gone() -> None:
+def test_a_notice_is_where_messages_are_gone() -> None:
     """It counts them, stays the same while the gap does, and changes when it grows."""
     session = Talk(WINDOW)
     noted = session.send(talk(5), count=size)
     gone = talk(5)[2:6]
     tokens = sum(map(size, gone))
-    assert noted[1]["content"] == f"Fix it.\n\n{receipt(4, tokens, 'sliding_window')}"
+    assert noted[1]["content"] == f"Fix it.\n\n{notice(4, tokens, 'sliding_window')}"
     assert noted[2:] == talk(5)[6:]
-    assert receipt(4, tokens, "sliding_window") == (
+    assert notice(4, tokens, "sliding_window") == (
         f"[Here, 4 messages (~{tokens} tokens) of the history were dropped by sliding_window. They "
         "are no longer in your context; verify critical facts again at their sources.]"
     )
@@ -47,11 +47,11 @@ def test_a_receipt_is_where_messages_are_gone() -> None:
 
 
 def test_it_costs_no_more_edits_than_the_removal() -> None:
-    """On made-up sessions, a receipt never changes text that the policy would have kept."""
+    """On made-up sessions, a notice never changes text that the policy would have kept."""
     for spec in ("sliding_window:max_messages=10", "drop_failed_calls"):
         (plain,), (noted,) = (
             load_pipeline(spec),
-            load_pipeline(f"{spec}{',' if ':' in spec else ':'}receipts=true"),
+            load_pipeline(f"{spec}{',' if ':' in spec else ':'}notices=true"),
         )
         bare, told = check_policy(plain), check_policy(noted)
         assert told.sent_tokens > bare.sent_tokens
@@ -59,8 +59,8 @@ def test_it_costs_no_more_edits_than_the_removal() -> None:
 
 
 def test_a_summary_is_named_as_one() -> None:
-    """The receipt stands with it, once, for all that it covers."""
-    session = Talk("summarize:trigger_tokens=60,keep_messages=2,receipts=true")
+    """The notice stands with it, once, for all that it covers."""
+    session = Talk("summarize:trigger_tokens=60,keep_messages=2,notices=true")
     facts: dict[str, Any] = {"count": lambda message: 60 + len(str(message["content"])) // 4}
     session.send(talk(5), **facts)
     session.answer("they looked")
@@ -73,9 +73,9 @@ def test_a_summary_is_named_as_one() -> None:
 
 
 def test_a_small_gap_has_none() -> None:
-    """A receipt that is longer than what is gone would be a loss."""
+    """A notice that is longer than what is gone would be a loss."""
     messages = [SYSTEM, USER, *steps(("bash", "Error: no"), ("bash", "fine"))]
-    sent = Talk("drop_failed_calls:receipts=true").send(messages, count=size)
+    sent = Talk("drop_failed_calls:notices=true").send(messages, count=size)
     assert sent == [SYSTEM, USER, *messages[4:]]
 
 
@@ -100,7 +100,7 @@ def test_each_gap_has_its_own() -> None:
             return [drop(m) if i in gone else m for i, m in enumerate(messages)]
 
     policy: Any = Drops()
-    sent = Talk(receipts(policy)).send(messages, count=size)
+    sent = Talk(notices(policy)).send(messages, count=size)
     assert [message["role"] for message in sent] == ["system", "user", "assistant", "tool", "user"]
     assert sent[1]["content"][0] == parts[0]
     assert "2 messages" in sent[1]["content"][1]["text"]
@@ -120,7 +120,7 @@ def test_messages_before_any_that_could_bear_it() -> None:
             return [messages[0], *messages[3:]]
 
     policy: Any = Drops()
-    sent = Talk(receipts(policy)).send(messages, count=size)
+    sent = Talk(notices(policy)).send(messages, count=size)
     assert [m is given for m, given in zip(sent, [SYSTEM, *messages[3:]], strict=True)] == [
         True,
         True,
@@ -129,7 +129,7 @@ def test_messages_before_any_that_could_bear_it() -> None:
     ]
 
 
-def test_stubs_and_receipts_go_together() -> None:
+def test_stubs_and_notices_go_together() -> None:
     """A text has its address, and the model is told that it is gone."""
     session = Talk(f"{WINDOW},recallable=true")
     sent = session.send(talk(6), count=size)
@@ -139,7 +139,7 @@ def test_stubs_and_receipts_go_together() -> None:
 
 def test_what_is_shortened_in_its_place_has_none() -> None:
     """Its placeholder says so itself."""
-    session = Talk("truncate_older_than:n=1,max_chars=70,receipts=true")
+    session = Talk("truncate_older_than:n=1,max_chars=70,notices=true")
     assert "[Here, " not in str(session.send(talk(4)))
     unchanged = [SYSTEM, USER, asks(call("c")), result("c", "x")]
     assert session.send(unchanged) is unchanged
@@ -147,8 +147,8 @@ def test_what_is_shortened_in_its_place_has_none() -> None:
 
 def test_what_forgets_has_none() -> None:
     """The note would be an edit that forgets; policies that hold such a one are refused, too."""
-    with pytest.raises(SpecError, match="receipts=true: redact forgets"):
-        load_pipeline("redact:pattern=x,receipts=true")
+    with pytest.raises(SpecError, match="notices=true: redact forgets"):
+        load_pipeline("redact:pattern=x,notices=true")
     held: Policy = pipeline(*load_pipeline("prune | redact:pattern=x"))
     with pytest.raises(ValueError, match="forgets"):
-        receipts(held)
+        notices(held)

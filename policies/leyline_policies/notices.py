@@ -1,6 +1,6 @@
-"""Receipts: notes to the model on messages that a policy removed.
+"""Notices: notes to the model on messages that a policy removed.
 
-A policy with the setting ``receipts`` leaves one where it removes messages::
+A policy with the setting ``notices`` leaves one where it removes messages::
 
     [Here, 12 messages (~2314 tokens) of the history were dropped by sliding_window. ...]
 
@@ -27,17 +27,17 @@ from leyline_policies.policy import Message, Policy
 SUMMARY = "summary"
 """Cause in the mark of an edit that put in a summary."""
 
-_CAUSE = "receipt"
+_CAUSE = "notice"
 _BEARERS = frozenset({"user", *RESULT_ROLES})
-"""Roles of messages that may bear a receipt: those that the model answers, never its own."""
+"""Roles of messages that may bear a notice: those that the model answers, never its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Receipts(Wrapper):
+class Notices(Wrapper):
     """A policy that leaves a note where it removes messages."""
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """Return the inner policy's messages, with receipts."""
+        """Return the inner policy's messages, with notices."""
         edited = run(self.policy, messages, turn_idx, context.inner(self.policy.name))
         if edited is messages:
             return messages
@@ -54,16 +54,16 @@ class Receipts(Wrapper):
         return edited if all(map(is_, edited, result)) else result
 
     def _noted(self, bearer: Message, gap: _Gap, context: Context, layer: bool) -> Message | None:
-        """Return the message with the receipt of a gap; None if the receipt is the longer."""
+        """Return the message with the notice of a gap; None if the notice is the longer."""
         removed = context.total(gap.removed)
-        note = receipt(len(gap.removed), removed, self.policy.name, summarized=gap.summarized)
+        note = notice(len(gap.removed), removed, self.policy.name, summarized=gap.summarized)
         if removed <= context.count({"role": "user", "content": note}):
             return None
-        bear = partial(_with_receipt, note=note, layer=layer)
+        bear = partial(_with_notice, note=note, layer=layer)
         return context.once(bearer, bear, (_CAUSE, layer, note))
 
 
-def receipts(policy: Policy) -> Policy:
+def notices(policy: Policy) -> Policy:
     """Return ``policy`` with a note wherever it removes messages.
 
     Raises:
@@ -71,14 +71,14 @@ def receipts(policy: Policy) -> Policy:
     """
     if policy.mode == "forget":
         raise ValueError(
-            f"receipts=true: {policy.name} forgets, and a note is an edit that it would forget, "
-            "too; leave out receipts"
+            f"notices=true: {policy.name} forgets, and a note is an edit that it would forget, "
+            "too; leave out notices"
         )
-    return Receipts(policy)
+    return Notices(policy)
 
 
-def receipt(messages: int, tokens: int, policy: str, *, summarized: bool = False) -> str:
-    """Return the text of a receipt, which depends on its arguments alone."""
+def notice(messages: int, tokens: int, policy: str, *, summarized: bool = False) -> str:
+    """Return the text of a notice, which depends on its arguments alone."""
     count = "1 message" if messages == 1 else f"{messages} messages"
     done = "summarized" if summarized else "dropped"
     left = "The summary is secondhand" if summarized else "They are no longer in your context"
@@ -143,7 +143,7 @@ def _is_summary(message: Message) -> bool:
 
 
 def _bearer(gap: _Gap, edited: Sequence[Message]) -> int | None:
-    """Return the place of the message that bears the receipt of a gap.
+    """Return the place of the message that bears the notice of a gap.
 
     It is one that was put in for the gap, the last before it, or the first after it: a choice that
     nothing but the gap decides, so that it stays from turn to turn.
@@ -156,8 +156,8 @@ def _bears(message: Message) -> bool:
     return message.get("role") in _BEARERS and not is_dropped(message)
 
 
-def _with_receipt(message: Message, note: str, layer: bool) -> Message:
-    """Return a message with a receipt after its content.
+def _with_notice(message: Message, note: str, layer: bool) -> Message:
+    """Return a message with a notice after its content.
 
     Args:
         layer: True if the policy hasn't edited it.
