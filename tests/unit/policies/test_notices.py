@@ -10,6 +10,7 @@ from tool_talks import SYSTEM, USER, asks, call, result, steps
 
 from leyline_policies import Message, Policy, SpecError, drop, load_pipeline
 from leyline_policies.compose import pipeline
+from leyline_policies.marks import mark_of
 from leyline_policies.notices import notice, notices
 from leyline_policies.recall import evicted_by
 from leyline_policies.testing import check_policy
@@ -70,6 +71,8 @@ def test_a_summary_is_named_as_one() -> None:
     assert text.endswith("verify critical facts again at their sources.]")
     assert "[Here, 8 messages (" in text and "were summarized by summarize. The summary is" in text
     assert str(sent).count("[Here, ") == 1
+    mark = mark_of(sent[1])
+    assert mark is not None and mark.cause == "summary"
 
 
 def test_a_small_gap_has_none() -> None:

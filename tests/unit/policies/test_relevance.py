@@ -9,9 +9,11 @@ import pytest
 from talking import Talk
 from tool_talks import SYSTEM, USER, asks, call, contents, result, steps
 
-from leyline_policies import Message, SpecError, load_pipeline
+from leyline_policies import Message, SpecError, load_pipeline, pair_calls
 from leyline_policies.builtin.judging import Judgement, judgements_in, question_on
 from leyline_policies.builtin.relevance import Relevance
+from leyline_policies.builtin.steps import steps_of
+from leyline_policies.context import Context, apply
 
 POLICY = Relevance(trigger_tokens=100, target_tokens=70, keep_tokens=20, truncated_result_chars=10)
 STRICT = Relevance(trigger_tokens=100, target_tokens=41, keep_tokens=20, truncated_result_chars=10)
@@ -116,6 +118,7 @@ def test_what_the_user_says_is_never_dropped() -> None:
     assert sent[4] is messages[4]
     assert messages[5] in sent
     assert results(sent) == ["xyz-", "005"]
+    assert session.notes[0].values == {"kept": 0, "reduced": 2, "dropped": 5}
 
 
 def test_results_that_come_late_keep_their_call() -> None:
@@ -151,7 +154,7 @@ def test_a_question_that_nobody_answers_is_given_up() -> None:
 def test_a_question_has_a_bounded_size() -> None:
     """Steps that don't fit are judged with the next one; long ones show their ends."""
     bounded = Relevance(
-        trigger_tokens=100, target_tokens=40, keep_tokens=20, judge_tokens=60, judge_step_tokens=20
+        trigger_tokens=100, target_tokens=99, keep_tokens=20, judge_tokens=60, judge_step_tokens=20
     )
     session = Talk(bounded)
     session.send(talk(8), count=size)
@@ -162,11 +165,39 @@ def test_a_question_has_a_bounded_size() -> None:
     assert "characters omitted" in text
     session.answer("1: 0 0\n2: 0 0\n3: 0 0")
     sent = session.send(talk(8), count=size)
-    # Its share of the room is that of its tokens, so that not all of it goes for the rest's sake.
-    assert results(sent)[-5:] == ["003", "004", "005", "006", "007"]
+    # Of the room for 59 tokens, three of seven steps get three sevenths.
+    assert results(sent) == ["000", "003", "004", "005", "006", "007"]
     assert session.wanted == []
     assert session.send(talk(8), count=size) == sent
     assert session.wanted[0].key != asked.key
+
+
+def test_a_request_that_is_sent_twice_is_answered_alike() -> None:
+    """After an answer, the next question waits for the next turn."""
+
+    class Always(dict[str, str]):
+        def get(self, key: str, default: object = None) -> str:
+            return "1: 0 0"
+
+    policy = replace(STRICT, judge_tokens=1)
+    context = Context(turn=3, count=size, completions=Always())
+    first = apply(policy, talk(6), 3, context)
+    assert len(first) == len(talk(5))
+    assert apply(policy, talk(6), 3, context) == first
+
+
+def test_calls_that_overlap_are_one_step() -> None:
+    """A call whose result comes after another call stays or goes with that one."""
+    late = [asks(call("a")), asks(call("b")), result("a", "1"), result("b", "2")]
+    messages = [SYSTEM, USER, *late, *talk(2)[2:]]
+    found = steps_of(messages, [1] * len(messages), pair_calls(messages), (2, len(messages)))
+    assert [(step.start, step.end, step.tokens, step.spared) for step in found] == [
+        (2, 6, 4, False),
+        (6, 8, 2, False),
+        (8, 10, 2, False),
+    ]
+    cut = steps_of(messages, [1] * len(messages), pair_calls(messages), (2, 5))
+    assert [(step.end, step.spared) for step in cut] == [(5, True)]
 
 
 def test_the_judge_is_shown_data_and_no_orders() -> None:

@@ -58,6 +58,18 @@ def test_a_deeper_tier_gets_what_the_first_left_and_stays_when_the_first_acts_ag
     assert session.send(talk(6), count=size) == later
 
 
+def test_a_summary_stands_until_the_next_one_has_come() -> None:
+    """When the tier that summarizes is reached again, it continues from what it had."""
+    session = tiered(70)
+    session.send(talk(4), count=size)
+    session.answer("they looked around")
+    session.send(talk(4), count=size)
+    meanwhile = session.send(talk(9), count=size)
+    assert session.wanted and "they looked around" in meanwhile[1]["content"]
+    session.answer("they looked twice")
+    assert "they looked twice" in session.send(talk(9), count=size)[1]["content"]
+
+
 def test_later_tiers_wait_for_an_answer_but_not_for_ever() -> None:
     """While a model is asked, no further step is made; after the patience the next tier is."""
     session = tiered(60, more=",patience_turns=2")
