@@ -57,7 +57,9 @@ def _nothing_is_lost(
 ) -> None:
     """Each text that was given is sent, in a part or in pieces, unless it is to be forgotten."""
     texts = [text_of(message) for message in after] + [part.text for part in parts.values()]
-    texts += ["".join(part.text for part in evicted_by(message)) for message in after]
+    for message in after:  # equal pieces are one part
+        shown = [parts.get(stub.address) for stub in stubs_in(text_of(message))]
+        texts.append("".join(part.text for part in shown if part is not None))
     for message in before:
         if message["role"] in INSTRUCTION_ROLES or is_forgotten(message):
             continue

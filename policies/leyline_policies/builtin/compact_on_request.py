@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from leyline_policies.builtin.inner import check_inner, trusts
+from leyline_policies.builtin.inner import check_inner, run_all, trusts
 from leyline_policies.builtin.notes import with_note
 from leyline_policies.builtin.tool_results import check_numbers, with_edits
-from leyline_policies.compose import Pipeline, whole_pairs
+from leyline_policies.compose import whole_pairs
 from leyline_policies.context import Context
 from leyline_policies.conversation import ToolCall
 from leyline_policies.faults import OnFault, strictest_on_fault
-from leyline_policies.marks import without_dropped
 from leyline_policies.policy import Message, Mode, Policy
 
 TOOL: dict[str, Any] = {
@@ -122,9 +121,9 @@ class CompactOnRequest:
         if accepted is None:
             return told
         part = told[: accepted.end]
-        policies = Pipeline(self.name, self._focused(_focus(messages, accepted.call)))
-        edited = policies.transform(part, turn_idx, context.inner("compact"))
-        return told if edited is part else [*without_dropped(edited), *told[accepted.end :]]
+        policies = self._focused(_focus(messages, accepted.call))
+        edited = run_all(policies, part, turn_idx, context.inner("compact"))
+        return told if edited is part else [*edited, *told[accepted.end :]]
 
     def _judged(self, messages: list[Message], context: Context) -> Iterator[tuple[_Request, str]]:
         """Yield the requests, each with the reason why it is refused; empty if it isn't."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leyline_policies.context import Context
+from leyline_policies.context import Context, run
 from leyline_policies.faults import may_forget
-from leyline_policies.policy import Policy
+from leyline_policies.marks import without_dropped
+from leyline_policies.policy import Message, Policy
 
 
 def check_inner(key: str, policies: Sequence[Policy], most: int | None = None) -> None:
@@ -39,6 +40,19 @@ def limit_of(tokens: int | None, fraction: float | None, context: Context) -> in
     if fraction is None or context.window is None:
         return None
     return max(1, int(context.window * fraction))
+
+
+def run_all(
+    policies: Sequence[Policy], messages: list[Message], turn_idx: int, context: Context
+) -> list[Message]:
+    """Return the messages after all of the policies; the given list if none edits.
+
+    Unlike a pipeline's, its policies never forget, so no promise has to outlast a later edit.
+    """
+    for place, policy in enumerate(policies):
+        own = context.inner(f"{place}.{policy.name}")
+        messages = without_dropped(run(policy, messages, turn_idx, own))
+    return messages
 
 
 def trusts(policies: Sequence[Policy]) -> bool:

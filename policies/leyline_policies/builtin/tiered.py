@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from operator import is_
 from typing import ClassVar
 
-from leyline_policies.builtin.inner import adopt, check_inner, check_limit, limit_of, trusts
+from leyline_policies.builtin.inner import (
+    adopt,
+    check_inner,
+    check_limit,
+    limit_of,
+    run_all,
+    trusts,
+)
 from leyline_policies.builtin.tool_results import check_numbers
 from leyline_policies.compose import whole_pairs
-from leyline_policies.context import Context, State, run
+from leyline_policies.context import Context, State
 from leyline_policies.faults import OnFault, strictest_on_fault
-from leyline_policies.marks import without_dropped
 from leyline_policies.policy import Message, Mode, Policy
 
 _MOST_TIERS = 6
@@ -122,10 +128,7 @@ class Tiered:
             if end <= done:
                 continue
             sent, done = [*sent, *messages[done:end]], end
-            inner = context.inner(str(level))
-            for place, tier in enumerate(self.tiers[:level]):
-                own = inner.inner(f"{place}.{tier.name}")
-                sent = without_dropped(run(tier, sent, turn_idx, own))
+            sent = run_all(self.tiers[:level], sent, turn_idx, context.inner(str(level)))
         if not done:
             return messages
         sent = [*sent, *messages[done:]]
