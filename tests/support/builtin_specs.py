@@ -63,7 +63,7 @@ SPECS: dict[str, tuple[str, ...]] = {
     "tiered": (
         "tiered:target_tokens=70,tiers=['clear_tool_uses:trigger_tokens=0,keep=1';"
         "'sliding_window:max_messages=4']",
-        "tiered:target_fraction=0.5,patience_turns=1,tiers=['deduplicate_calls | drop_images';"
+        "tiered:target_fraction=0.5,patience_turns=1,tiers=[deduplicate_calls;drop_images;"
         "'summarize:trigger_tokens=1,keep_messages=2';'sliding_window:max_messages=3']",
     ),
     "tool_output_trimmer": (
