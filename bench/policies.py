@@ -35,10 +35,15 @@ GOAL_MS = 2.0
 
 SETTINGS = {
     "clear_tool_uses": "trigger_tokens=20000",
+    "compact_on_request": "tool=bash,policies=['clear_tool_uses:trigger_tokens=20000']",
+    "fallback": "max_tokens=50000,policies=['summarize:trigger_tokens=50000';"
+    "'sliding_window:max_messages=200']",
     "quarantine": "",
     "redact": "detectors=[email;aws_key]",
+    "relevance": "trigger_tokens=50000",
     "remove_regex": "remove=['<diff>.*?</diff>']",
     "sliding_window": "max_messages=1000",
+    "tiered": "target_tokens=50000,tiers=['deduplicate_calls';'sliding_window:max_messages=200']",
 }
 """Settings that give each of them something to do."""
 

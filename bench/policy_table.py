@@ -23,12 +23,17 @@ OPTIONS = TrialOptions(window=32_000, idle_s=600.0)
 SETTINGS = {
     "cache_ttl_prune": "min_prunable_chars=20000",
     "clear_tool_uses": "trigger_tokens=4000",
+    "compact_on_request": "policies=['sliding_window:max_messages=40']",
     "deduplicate_reads": "tools=[get_reservation_details],path_keys=[reservation_id]",
+    "fallback": "max_tokens=8000,policies=['summarize:trigger_tokens=4000';"
+    "'sliding_window:max_messages=40']",
     "observation_masking": "attention_window=20",
     "prune": "protect_tokens=2000,minimum_tokens=500",
     "redact": "detectors=[keys;pii]",
     "remove_regex": r"remove=['<returncode>0</returncode>\n';'\[Python Interpreter: .*?\]\n']",
     "sliding_window": "max_messages=40",
+    "tiered": "target_tokens=4000,tiers=['clear_tool_uses:trigger_tokens=0';"
+    "'sliding_window:max_messages=40']",
 }
 """Settings where the defaults are for longer sessions, or for other tools."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Union
 
 from leyline_policies.grammar import Value
+from leyline_policies.policy import Policy
 
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _CONTAINERS: dict[object, Callable[[Iterable[object]], object]] = {
@@ -54,6 +55,8 @@ def kind_of(annotation: Any) -> Kind:
     origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin is Literal and all(isinstance(each, str) for each in arguments):
         return _choice(arguments)
+    if origin is tuple and arguments == (Policy, Ellipsis):
+        return POLICIES
     if origin in (types.UnionType, Union):
         return _any_of([kind_of(each) for each in arguments], annotation)
     if origin in _CONTAINERS and set(arguments) <= {str, Ellipsis}:
@@ -85,7 +88,9 @@ def _first(converters: Sequence[Callable[[Any], object]]) -> Callable[[Any], obj
     return convert
 
 
-def _list(container: Callable[[Iterable[object]], object]) -> Kind:
+def _list(
+    container: Callable[[Iterable[object]], object], words: str = "a list such as [a;b]"
+) -> Kind:
     def take(value: object) -> object:
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list | tuple | set | frozenset):
@@ -94,7 +99,7 @@ def _list(container: Callable[[Iterable[object]], object]) -> Kind:
 
     texts = {"type": "array", "items": {"type": "string"}}
     return Kind(
-        "a list such as [a;b]",
+        words,
         lambda value: container(_strings(value)),
         take,
         {"anyOf": [texts, {"type": "string"}]},
@@ -160,3 +165,7 @@ _SCALARS: dict[object, Kind] = {
     float: Kind("a number", lambda value: _number(float(value.text)), _number, {"type": "number"}),
     bool: Kind("true or false", _bool, _truth, {"type": "boolean"}),
 }
+
+POLICIES = _list(tuple, "a list of specs such as ['prune';'sliding_window:max_tokens=9000']")
+"""Policies inside another (``tuple[Policy, ...]``): read as specs, of which
+`leyline_policies.spec.build_policy` makes policies."""

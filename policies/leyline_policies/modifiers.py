@@ -35,6 +35,7 @@ class Modifiers:
     protect_tools: Annotated[tuple[str, ...], "tools whose calls and results stay"] = ()
     protect_tags: Annotated[tuple[str, ...], "messages with one of these tags stay"] = ()
     recallable: Annotated[bool, "leave a stub with an address where it evicts text"] = False
+    notices: Annotated[bool, "leave a note to the model where it removes messages"] = False
     dry_run: Annotated[bool, "report what it would do, and edit nothing"] = False
     on_fault: Annotated[OnFault | None, "when it fails: refuse the request, or skip it"] = None
 
@@ -55,12 +56,12 @@ class Modifiers:
 
         Raises:
             ValueError: a number out of range, a trigger that can't be read, a policy that forgets
-            and is to be recallable.
+            and is to be recallable or to leave notices.
         """
         from leyline_policies.compose import Chosen, all_gates, dry_run
         from leyline_policies.gates import at_least_gate, every_gate, when_gate
 
-        policy = self._recallable(self._protected(policy))
+        policy = self._with_notices(self._recallable(self._protected(policy)))
         gates = [
             *([when_gate(_trigger(self.when))] if self.when else ()),
             *([every_gate(self.every)] if self.every != 1 else ()),
@@ -76,6 +77,13 @@ class Modifiers:
         from leyline_policies.recallable import recallable
 
         return recallable(policy)
+
+    def _with_notices(self, policy: Policy) -> Policy:
+        if not self.notices:
+            return policy
+        from leyline_policies.notices import notices
+
+        return notices(policy)
 
     def _protected(self, policy: Policy) -> Policy:
         guards = (

@@ -169,6 +169,9 @@ class _Edits:
         if role in INSTRUCTION_ROLES or forgets(new, {id(old)}) or _holds(new, old):
             return _Own(new)
         text = text_of(old)
+        mark = mark_of(new)
+        if mark is not None and "".join(each.text for each in mark.evicted) == text:
+            return _Own(new)  # the policy has left the addresses itself
         bare = {"role": role, "content": text}
         part = Evicted(
             address_of(text),

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from leyline_policies.errors import SpecError
-from leyline_policies.grammar import Step, Value, parse_steps
+from leyline_policies.grammar import MAX_STEPS, Step, Value, parse_steps
+from leyline_policies.kinds import POLICIES
 from leyline_policies.modifiers import MODIFIERS, Modifiers
-from leyline_policies.parameters import convert_settings
+from leyline_policies.parameters import SettingError, convert_settings
 from leyline_policies.policy import Policy
 from leyline_policies.registry import Registry
 
@@ -45,9 +46,44 @@ def build_policy(name: str, settings: Iterable[tuple[str, object]], registry: Re
     taken = {parameter.name for parameter in definition.parameters}
     arguments = convert_settings(name, definition.parameters, settings, MODIFIERS)
     own = {key: value for key, value in arguments.items() if key in taken}
+    for parameter in definition.parameters:
+        if parameter.type is POLICIES and parameter.name in own:
+            own[parameter.name] = _inner(name, parameter.name, own[parameter.name], registry)
     around: dict[str, Any] = {key: value for key, value in arguments.items() if key not in taken}
     policy = definition.create(own)
     try:
         return Modifiers(**around).around(policy) if around else policy
     except ValueError as error:
         raise SpecError(f"{name}: {error}") from error
+
+
+def _inner(name: str, key: str, specs: Any, registry: Registry) -> tuple[Policy, ...]:
+    """Return the policies of a setting that is a list of specs; a pipeline counts as one."""
+    built: list[Policy] = []
+    for spec in specs:
+        try:
+            policies = load_pipeline(spec, registry)
+        except SpecError as error:
+            raise SettingError(f"{name}: {key}: {error}", key) from error
+        if not policies:
+            raise SettingError(f"{name}: {key} has a spec without a policy; leave it out", key)
+        built.append(policies[0] if len(policies) == 1 else _as_one(policies))
+    if sum(map(_size, built)) > MAX_STEPS:
+        raise SettingError(f"{name}: {key} has more than {MAX_STEPS} policies inside", key)
+    return tuple(built)
+
+
+def _as_one(policies: tuple[Policy, ...]) -> Policy:
+    """Return policies of one spec, one after the other, as one."""
+    from leyline_policies.compose import pipeline  # most specs hold no pipeline inside
+
+    return pipeline(*policies)
+
+
+def _size(policy: Policy) -> int:
+    """Return the number of policies that one is, those inside it included."""
+    wrapped = getattr(policy, "policy", None)
+    if wrapped is not None:
+        return _size(wrapped)
+    held: tuple[Policy, ...] = getattr(policy, "policies", ())
+    return max(1, sum(map(_size, held)))

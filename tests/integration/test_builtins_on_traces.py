@@ -30,6 +30,8 @@ DOCUMENT = REPOSITORY / "docs" / "policies.md"
 KINDS = ("sessions", "edited")
 WINDOW = 4_000
 EVERY = 5
+WRITTEN = "They looked around.\n" + "\n".join(f"{n}: {n % 7} {n % 5}" for n in range(1, 60))
+"""A model's answer to every policy: a summary, and ratings of steps."""
 EDITS_INSTRUCTIONS = {"pin_system", "redact"}
 FIRST = [specs[0] for specs in SPECS.values()]
 STUBS = [recallable(spec) for spec in FIRST if recallable(spec) in RECALLABLE]
@@ -118,7 +120,7 @@ def played(spec: str, sessions: Sequence[RecordedSession]) -> Iterator[Turn]:
             prepared = prepare(request.messages, policies, (), index, session=facts)
             states = {slot: dict(state) for slot, state in prepared.states.items()}
             written = {key: text for key, text in written.items() if key in prepared.used}
-            written |= {each.key: "They looked around." for each in prepared.wanted}
+            written |= {each.key: WRITTEN for each in prepared.wanted}
             is_last = index == len(session.requests) - 1
             yield Turn(f"{spec} on {session.id}, turn {index}", request, prepared, is_last)
 

@@ -20,6 +20,7 @@ from support.fake_engine import (
 from support.waiting import until
 
 from leyline_policies.builtin.summarize import TASK
+from leyline_policies.recall import stubs_in
 
 CHAT = "/v1/chat/completions"
 POLICY = "summarize:trigger_tokens=500,keep_messages=2"
@@ -98,3 +99,37 @@ async def test_what_another_model_was_asked_about_is_unreachable() -> None:
         account = await ask(client, 3, leyline={"policy": "redact:pattern='List the folders'"})
     assert "custom_params" not in json.loads(engine.bodies[1])
     assert account["forgot"]["result"] == "unreachable"
+
+
+async def test_a_judge_is_asked_beside_the_requests_and_heard_on_a_later_turn() -> None:
+    """The turn that wants it is sent in full; then the steps that it rated lowest are gone."""
+    engine = FakeEngine()
+    engine.answers = [chat_json(), chat_json("1: 0 0\n2: 0 0")]
+    policy = "relevance:trigger_tokens=500,keep_tokens=10"
+    async with proxy_before(engine, policy=policy, edit_timing="now") as client:
+        await ask(client, 3)
+        await written(client, "written", 1)
+        first, question = map(json.loads, engine.bodies)
+        assert "Rate each earlier step" in question["messages"][0]["content"]
+        account = await ask(client, 3)
+    assert len(first["messages"]) == len(tool_session(3))
+    assert engine.sent["messages"] == [tool_session(3)[0], *tool_session(3)[-2:]]
+    (note,) = account["policy_notes"]
+    assert (note["kind"], note["dropped"]) == ("judged", 2)
+
+
+async def test_what_is_offloaded_can_be_recalled_by_its_address() -> None:
+    """The engine gets a preview, and the client the whole text by the address in it."""
+    engine = FakeEngine()
+    text = tool_session(3)[2]["content"]
+    policy = f"offload:max_chars={len(text)},preview_chars=20"
+    async with proxy_before(engine, policy=policy, edit_timing="now", recall="on") as client:
+        await ask(client, 3)
+        shown = engine.sent["messages"][2]["content"]
+        assert text not in shown and "Tool output too large" in shown
+        (stub, *_) = stubs_in(shown)
+        found = await client.post(
+            "/v1/leyline/sessions/summed/recall", json={"addresses": [stub.address]}
+        )
+    (piece,) = found.json()["pieces"]
+    assert text in piece.values()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from leyline_policies import Message, Policy, approximate_tokens, text_of
 from leyline_policies.conversation import INSTRUCTION_ROLES
+from leyline_policies.marks import MarkedMessage
 from leyline_policies.recall import ADDRESS, Evicted, address_of, evicted_by, stubs_in
 from leyline_policies.verbs import is_forgotten
 
@@ -46,17 +47,29 @@ def _own(before: Sequence[Message], after: Sequence[Message]) -> int:
     """Tokens that the policy itself adds: notes and messages of its own."""
     given = {id(message) for message in before}
     return sum(
-        max(0, approximate_tokens(message) - approximate_tokens(getattr(message, "origin", {})))
+        max(0, approximate_tokens(message) - approximate_tokens(_given(message, given)))
         for message in after
         if id(message) not in given
     )
 
 
+def _given(message: Message, given: Collection[int]) -> Message:
+    """The given message that one was made from; an empty one if it was put in."""
+    while isinstance(message, MarkedMessage) and message.origin is not message:
+        message = message.origin
+        if id(message) in given:
+            return message
+    return {}
+
+
 def _nothing_is_lost(
     before: Sequence[Message], after: Sequence[Message], parts: dict[str, Evicted]
 ) -> None:
-    """Each text that was given is sent or in a part, unless it is to be forgotten."""
+    """Each text that was given is sent, in a part or in pieces, unless it is to be forgotten."""
     texts = [text_of(message) for message in after] + [part.text for part in parts.values()]
+    for message in after:  # equal pieces are one part
+        shown = [parts.get(stub.address) for stub in stubs_in(text_of(message))]
+        texts.append("".join(part.text for part in shown if part is not None))
     for message in before:
         if message["role"] in INSTRUCTION_ROLES or is_forgotten(message):
             continue

@@ -27,7 +27,7 @@ class ClearToolUses:
     ``stop_when_enough`` the oldest results are cleared only until so many tokens are gone.
 
     The rule is Anthropic's ``clear_tool_uses_20250919`` and, with ``stop_when_enough``, LangChain's
-    ``ClearToolUsesEdit`` (langchain 1.4.7, agents/middleware/context_editing.py). Different from
+    ``ClearToolUsesEdit`` (langchain 1.5.2, agents/middleware/context_editing.py). Different from
     both: the cleared results are a function of the messages alone, so the same request gives the
     same prompt. Different from LangChain: a result belongs to the latest call of its id, not only
     to a call in the assistant message just before it, and a result whose call is gone is cleared.

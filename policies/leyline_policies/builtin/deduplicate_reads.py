@@ -62,7 +62,7 @@ class DeduplicateReads(ClearedResults):
     of the file, which its further arguments name, gives way to one of the same part or of the
     whole; arguments in ``ignore_keys`` name no part.
 
-    After pydantic-ai-harness 0.36 (``DeduplicateFileReads``), which leaves the identity of a file
+    After pydantic-ai-harness 0.62 (``DeduplicateFileReads``), which leaves the identity of a file
     to a function. Unlike there a reading that failed replaces none (`leyline_policies.failures`).
     """
 

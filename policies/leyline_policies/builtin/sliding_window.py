@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -21,15 +21,16 @@ class SlidingWindow:
 
     The limits are ``max_messages`` (the instructions at the front not counted), ``max_tokens`` and
     ``max_fraction`` of the model's context window; with none of them, 100 messages. Past one of
-    them the newest ``keep_messages`` or ``keep_tokens`` stay, by default half of the limit, so that
-    the cut moves seldom and the cache is lost as seldom. The instructions and the ``keep_first``
+    them the newest ``keep_messages`` stay, or the newest with ``keep_tokens`` tokens or a little
+    more; by default half of the limit, so that the cut moves seldom and the cache is lost as
+    seldom. The instructions and the ``keep_first``
     messages after them stay as well, and so does the last message of the user. Calls and their
     results go together.
 
     The messages alone determine the cut: the policy looks at each request that the conversation
     holds, as the harness did when it sent it.
 
-    The rule is that of pydantic-ai-harness 0.36 (``SlidingWindowCompaction``), the default limit
+    The rule is that of pydantic-ai-harness 0.62 (``SlidingWindowCompaction``), the default limit
     and the halving those of OpenHands (``AmortizedForgettingCondenser``: 100 events). Unlike
     there the user's last message stays; with a single task, that is the first message anyway.
     """
@@ -145,7 +146,8 @@ class _Window:
         if self.most.tokens is not None and sums[self.head] + sums[end] - sums[cut] > (
             self.most.tokens
         ):
-            aims.append(bisect_left(sums, sums[end] - (self.target.tokens or 0), cut, end))
+            # The latest place after which there are still that many tokens.
+            aims.append(bisect_right(sums, sums[end] - (self.target.tokens or 0), cut, end) - 1)
         aim = max(aims)
         return max(cut, self.blocks.floor(min(aim, end - 1))) if aim > cut else cut
 

@@ -27,7 +27,7 @@ class _Level:
         """Text of the warning to the model."""
         critical = self.used >= self.limit
         return (
-            f"[WarnNearLimits]\n{'CRITICAL' if critical else 'URGENT'}: "
+            f"{'CRITICAL' if critical else 'URGENT'}: "
             "Configured run limits are approaching.\n"
             f"- Context window: {self.used}/{self.limit} tokens used "
             f"({self.used / self.limit:.0%}); {max(0, self.limit - self.used)} remaining.\n"
@@ -43,12 +43,12 @@ class WarnNearLimits:
     known, there is no warning. The warning goes into the message with which the limit was reached,
     and stays there: history before it is not touched, so nothing of the cache is lost. When another
     policy makes the conversation short again, the warning is removed. With ``place="end"`` it is
-    instead a message of the user after the last one, with the figures of this turn; that is what
-    the original does, but some templates then drop the thinking of the run at hand.
+    instead a message of the user after the last one, with the figures of this turn, as the original
+    sends it to most models; some templates then drop the thinking of the run at hand.
 
     On every turn near the limit the note ``near_limit`` reports the ``fraction``.
 
-    Text and levels are those of pydantic-ai-harness 0.36 (``WarnNearLimits``), of whose limits this
+    Text and levels are those of pydantic-ai-harness 0.62 (``WarnNearLimits``), of whose limits this
     knows the context window.
     """
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from leyline_policies import PluginError, PolicyDefinition, PolicyError, Registry
 from leyline_policies.grammar import Step, value_of, write_steps
+from leyline_policies.kinds import POLICIES
 from leyline_policies.modifiers import MODIFIERS
 from leyline_policies.parameters import Parameter
 from leyline_policies.policy import MODES, FunctionPolicy
@@ -19,6 +20,8 @@ from leyline_policies.registry import BUILT_IN
 from leyline_policies.spec import build_policy
 
 _TEXT = "example"
+_NUMBER = 60_000
+_POLICIES = ["truncate_older_than:n=4", "sliding_window"]
 _WIDE = 100
 
 
@@ -119,7 +122,7 @@ def examples(definition: PolicyDefinition, registry: Registry) -> list[str]:
 
 def _needed(definition: PolicyDefinition, registry: Registry) -> dict[str, object] | None:
     """Return the fewest settings that the policy can be built with; None if not found."""
-    required = {each.name: _TEXT for each in definition.parameters if each.required}
+    required = {each.name: _example(each) for each in definition.parameters if each.required}
     for settings in _candidates(definition.parameters, required):
         if _builds(definition.name, settings, registry):
             return settings
@@ -127,11 +130,19 @@ def _needed(definition: PolicyDefinition, registry: Registry) -> dict[str, objec
 
 
 def _candidates(
-    parameters: Sequence[Parameter], required: dict[str, str]
+    parameters: Sequence[Parameter], required: dict[str, object]
 ) -> Iterator[dict[str, object]]:
     yield dict(required)
     for each in parameters:
-        yield {**required, each.name: _TEXT}
+        if not each.required:
+            yield {**required, each.name: _example(each)}
+
+
+def _example(parameter: Parameter) -> object:
+    """Return a value of a parameter that may be one that the policy takes."""
+    if parameter.type is POLICIES:
+        return _POLICIES
+    return _NUMBER if parameter.type.schema == {"type": "integer"} else _TEXT
 
 
 def _builds(name: str, settings: dict[str, object], registry: Registry) -> bool:

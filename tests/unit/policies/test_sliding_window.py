@@ -86,11 +86,13 @@ def test_the_cut_of_a_prefix_is_the_cut_it_had() -> None:
 
 
 def test_tokens_are_limited() -> None:
-    """Past ``max_tokens`` the newest messages stay whose tokens fit into half of it."""
+    """Past ``max_tokens`` the newest messages stay that have half of it, or ``keep_tokens``."""
     context = Context(count=lambda message: 10)
     messages = _talk(6)
     after = apply(SlidingWindow(max_tokens=130), messages, 0, context)
-    assert after == [*messages[:2], *messages[-6:]]
+    assert after == [*messages[:2], *messages[-8:]]
+    exact = apply(SlidingWindow(max_tokens=130, keep_tokens=40), messages, 0, context)
+    assert exact == [*messages[:2], *messages[-4:]]
     assert apply(SlidingWindow(max_tokens=140), messages, 0, context) == messages
     kept = apply(SlidingWindow(max_tokens=130, keep_tokens=20), messages, 0, context)
     assert kept == [*messages[:2], *messages[-2:]]
@@ -100,7 +102,7 @@ def test_a_fraction_needs_a_window() -> None:
     """The limit follows the model; where its window is unknown nothing is cut."""
     messages, policy = _talk(6), SlidingWindow(max_fraction=0.5)
     tens = Context(window=260, count=lambda message: 10)
-    assert apply(policy, messages, 0, tens) == [*messages[:2], *messages[-6:]]
+    assert apply(policy, messages, 0, tens) == [*messages[:2], *messages[-8:]]
     assert apply(policy, messages, 0, Context(count=lambda message: 10)) == messages
 
 

@@ -12,7 +12,7 @@ from leyline_policies.builtin.warn_near_limits import WarnNearLimits
 from leyline_policies.context import apply
 
 URGENT = (
-    "[WarnNearLimits]\nURGENT: Configured run limits are approaching.\n"
+    "URGENT: Configured run limits are approaching.\n"
     "- Context window: {} tokens used ({}); {} remaining.\n"
     "Complete the current task efficiently and avoid unnecessary tool calls."
 )
