@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from leyline_policies.builtin.notes import with_note
 from leyline_policies.builtin.tool_results import check_numbers
+from leyline_policies.builtin.transcripts import joined_print, print_of, told
 from leyline_policies.context import Context
-from leyline_policies.conversation import RESULT_ROLES, instructions_end, nth_last, text_of
+from leyline_policies.conversation import RESULT_ROLES, instructions_end, nth_last
 from leyline_policies.policy import Message, Mode
 
 TASK = (
@@ -65,7 +64,7 @@ class Summarize:
     of it, and only the question is prefilled. Another ``model`` is given the older part as text,
     cut to its newest ``summarized_tokens`` tokens by whole messages.
 
-    The rule is that of LangChain's ``SummarizationMiddleware`` (langchain 1.4.7). Different from
+    The rule is that of LangChain's ``SummarizationMiddleware`` (langchain 1.5.2). Different from
     it: no request waits for the summary, and the user's last message stays.
     """
 
@@ -99,7 +98,7 @@ class Summarize:
         front = instructions_end(messages)
         if not context.state and not self._is_due(messages, context):
             return messages
-        prints = context.each(messages, _digest)
+        prints = context.each(messages, print_of)
         standing = self._last(prints, front, context)
         sent = self._sent(messages, front, standing, context)
         least = standing.end if standing is not None else front
@@ -128,7 +127,7 @@ class Summarize:
         if (
             asked is not None
             and least < asked["end"] <= len(prints)
-            and _joined(prints[front : asked["end"]]) == asked["key"]
+            and joined_print(prints[front : asked["end"]]) == asked["key"]
             and context.turn - asked["turn"] < _PATIENCE_TURNS
         ):
             return asked
@@ -137,7 +136,7 @@ class Summarize:
             return None
         context.state["asked"] = fresh = {
             "end": cut,
-            "key": _joined(prints[front:cut]),
+            "key": joined_print(prints[front:cut]),
             "turn": context.turn,
         }
         return fresh
@@ -148,7 +147,7 @@ class Summarize:
         if known is None:
             return None
         end, key = known["end"], known["key"]
-        if not front < end <= len(prints) or _joined(prints[front:end]) != key:
+        if not front < end <= len(prints) or joined_print(prints[front:end]) != key:
             del context.state["standing"]
             return None
         text = context.completed(key)
@@ -188,32 +187,14 @@ class Summarize:
 
     def _question(self, span: Sequence[Message], context: Context) -> list[Message]:
         """Return the question to another model: the newest part of ``span`` that fits, as text."""
-        left, told = self.summarized_tokens, list[str]()
+        left, newest = self.summarized_tokens, list[str]()
         for message in reversed(span):
             left -= context.tokens(message)
-            if left < 0 and told:
+            if left < 0 and newest:
                 break
-            told.append(_told(message)[-8 * self.summarized_tokens :])
-        transcript = "\n\n".join(reversed(told))
+            newest.append(told(message)[-8 * self.summarized_tokens :])
+        transcript = "\n\n".join(reversed(newest))
         return [
             {"role": "system", "content": _TASK_OF_ANOTHER},
             {"role": "user", "content": f"<conversation>\n{transcript}\n</conversation>"},
         ]
-
-
-def _told(message: Message) -> str:
-    calls = [
-        f"{call['function'].get('name')}({call['function'].get('arguments')})"
-        for call in message.get("tool_calls") or ()
-        if isinstance(call, dict) and isinstance(call.get("function"), dict)
-    ]
-    return f"{message.get('role')}: " + "\n".join([text_of(message), *calls]).strip()
-
-
-def _digest(message: Message) -> str:
-    text = json.dumps(message, sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
-
-
-def _joined(prints: Sequence[str]) -> str:
-    return hashlib.blake2b("".join(prints).encode(), digest_size=12).hexdigest()
