@@ -73,7 +73,7 @@ class CompactOnRequest:
     next request on, the policies act, one after the other, on the messages up to that answer;
     newer messages stay whole until the next call. The policies' own triggers hold as well, so set
     them low. A ``focus`` that the model gives reaches the policies that can use one
-    (``relevance``). The messages alone determine what is compacted.
+    (``relevance``, ``summarize``). The messages alone determine what is compacted.
 
     A call is refused with fewer than ``min_tokens`` tokens since the last accepted one, and after
     ``max_requests``; the answer then ends with a note that says so.

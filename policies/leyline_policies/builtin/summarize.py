@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from leyline_policies.builtin.notes import with_note
@@ -62,7 +62,8 @@ class Summarize:
 
     The session's own model is asked after the conversation as it was sent, so that it has read all
     of it, and only the question is prefilled. Another ``model`` is given the older part as text,
-    cut to its newest ``summarized_tokens`` tokens by whole messages.
+    cut to its newest ``summarized_tokens`` tokens by whole messages. With a ``focus``,
+    the summaries written from then on give it particular weight.
 
     The rule is that of LangChain's ``SummarizationMiddleware`` (langchain 1.5.2). Different from
     it: no request waits for the summary, and the user's last message stays.
@@ -78,6 +79,7 @@ class Summarize:
     summarized_tokens: int = 4_000
     summary_tokens: int = 800
     model: str = ""
+    focus: str = ""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number out of range or a policy that would never act."""
@@ -92,6 +94,10 @@ class Summarize:
             raise ValueError(f"trigger_fraction={self.trigger_fraction} must be above 0, at most 1")
         if self.trigger_tokens is None and self.trigger_fraction is None:
             raise ValueError("trigger_tokens and trigger_fraction are both none; give one")
+
+    def with_focus(self, focus: str) -> Summarize:
+        """Return a policy whose next summaries give particular weight to ``focus``."""
+        return replace(self, focus=focus)
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with the summary in place of those that it covers."""
@@ -180,10 +186,13 @@ class Summarize:
     def _answer(self, key: str, span: Sequence[Message], context: Context) -> str | None:
         """Return the summary of ``span``, if it has come."""
         if self.model in ("", context.model):
-            task: Message = {"role": "user", "content": TASK}
+            task: Message = {"role": "user", "content": self._task(TASK)}
             return context.continue_with(key, task, max_tokens=self.summary_tokens)
         question = self._question(span, context)
         return context.complete(key, question, model=self.model, max_tokens=self.summary_tokens)
+
+    def _task(self, task: str) -> str:
+        return f"{task} Give particular weight to: {self.focus}" if self.focus else task
 
     def _question(self, span: Sequence[Message], context: Context) -> list[Message]:
         """Return the question to another model: the newest part of ``span`` that fits, as text."""
@@ -195,6 +204,6 @@ class Summarize:
             newest.append(told(message)[-8 * self.summarized_tokens :])
         transcript = "\n\n".join(reversed(newest))
         return [
-            {"role": "system", "content": _TASK_OF_ANOTHER},
+            {"role": "system", "content": self._task(_TASK_OF_ANOTHER)},
             {"role": "user", "content": f"<conversation>\n{transcript}\n</conversation>"},
         ]

@@ -8,9 +8,10 @@ import pytest
 from talking import Talk
 from tool_talks import SYSTEM, USER, asks, call, result, steps
 
-from leyline_policies import Message, SpecError, load_pipeline
+from leyline_policies import Message, Policy, SpecError, load_pipeline
 from leyline_policies.builtin.compact_on_request import TOOL, CompactOnRequest
 from leyline_policies.builtin.relevance import Relevance
+from leyline_policies.builtin.summarize import Summarize
 
 SPEC = "compact_on_request:policies=['sliding_window:max_messages=4,keep_messages=2']"
 
@@ -105,9 +106,18 @@ def test_a_refused_request_says_why() -> None:
         ("[]", False),
     ],
 )
-def test_the_focus_reaches_the_judge(arguments: str, shown: bool) -> None:
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Relevance(trigger_tokens=1, keep_tokens=5),
+        Summarize(trigger_tokens=1, keep_messages=1),
+        Summarize(trigger_tokens=1, keep_messages=1, model="another"),
+    ],
+    ids=["judge", "summary", "summary by another"],
+)
+def test_the_focus_reaches_the_model(policy: Policy, arguments: str, shown: bool) -> None:
     """A policy that can give weight to it gets it; arguments that can't be read are none."""
-    talk = Talk(CompactOnRequest((Relevance(trigger_tokens=1, keep_tokens=5),)))
+    talk = Talk(CompactOnRequest((policy,)))
     talk.send([*HISTORY, *request("r1", arguments)])
     (question,) = talk.wanted
     assert ("weight to: the plan" in str(question.messages)) is shown
