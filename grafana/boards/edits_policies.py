@@ -261,6 +261,21 @@ def _add_words(board: dashboard.Dashboard) -> None:
     )
     board.with_panel(
         time_series(
+            "Tokens of texts for policies",
+            "Tokens per minute of policies' questions about a conversation, by source, and of the "
+            "answers. Bad: as many prefilled as cached; the questions don't share the session's "
+            "cache.",
+            [
+                Query(
+                    per_minute("leyline_policy_completion_tokens_total", "", "source"), "{{source}}"
+                )
+            ],
+            unit="cpm",
+            width=8,
+        )
+    )
+    board.with_panel(
+        time_series(
             "Compactions",
             "Summaries per minute that requests asked for in place of their conversation, by "
             "result. Bad: failed; the requests are answered with their whole conversation.",

@@ -144,6 +144,16 @@ def written(http: httpx.Client, count: int) -> None:
         time.sleep(0.02)
 
 
+TURNS = "leyline_turns_total"
+
+
+def counts(http: httpx.Client) -> dict[str, float]:
+    """The counters of the proxy, by name and labels."""
+    lines = http.get("/metrics").text.splitlines()
+    pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+    return {name: float(value) for name, _, value in pairs}
+
+
 def prefilled(account: dict[str, Any]) -> int:
     """Tokens that a turn computed."""
     return int(account["tokens"]["prefilled"])
@@ -177,6 +187,12 @@ def test_a_summary_shares_the_sessions_cache_both_ways(files: Path) -> None:
         question = talk.session("both")["history"][-1]
         assert question["receipt"]["tokens"]["prefix"] > 2000
         assert question["receipt"]["tokens"]["prefilled"] <= TASK_TOKENS
+        counted = counts(http)
+        for source, kind in (("cached", "prefix"), ("prefilled", "prefilled")):
+            tokens = question["receipt"]["tokens"][kind]
+            assert counted[f'leyline_policy_completion_tokens_total{{source="{source}"}}'] == tokens
+        # No caller sent it: its turns are those of the three requests.
+        assert sum(n for name, n in counted.items() if name.startswith(TURNS)) == 3
         account = talk.ask("Go on.")
         assert HEADING + SUMMARY in prompts(model)[-1].messages[1][1]
         assert (account["outcome"], account["reason"]) == ("spliced", "spliced")

@@ -19,8 +19,11 @@ class TurnMetrics:
         self._metrics = metrics
 
     def settled(self, settled: SettledTurn, session: Session) -> None:
-        """Add a turn."""
+        """Add a turn; of a policy's question, which no caller sent, its tokens alone."""
         metrics, turn = self._metrics, settled.turn
+        if turn.asks is not None:
+            _count_question(metrics, settled)
+            return
         _count_turn(metrics, settled)
         result = forget_result(turn, settled.receipt, len(owed(session.places)))
         if result is not None:
@@ -66,6 +69,20 @@ def _count_turn(metrics: Metrics, settled: SettledTurn) -> None:
     for direction, tokens in (("lost", account.missing), ("found", account.found)):
         if tokens:
             metrics.cache_discrepancy_tokens.labels(tenant, model, direction).inc(tokens)
+
+
+def _count_question(metrics: Metrics, settled: SettledTurn) -> None:
+    tokens = settled.receipt.tokens
+    counts = {
+        "cached": tokens.prefix,
+        "spliced": tokens.spliced,
+        "reused": tokens.reused,
+        "prefilled": tokens.prefilled,
+        "generated": generated_tokens(settled.record, settled.usage),
+    }
+    for source, count in counts.items():
+        if count:
+            metrics.policy_completion_tokens.labels(source).inc(count)
 
 
 def _count_edits(metrics: Metrics, turn: Turn, tenant: str, reason: str) -> None:

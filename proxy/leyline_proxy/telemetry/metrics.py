@@ -77,6 +77,7 @@ class Metrics:
     policy_refusals: Counter
     policy_reloads: Counter
     policy_completions: Counter
+    policy_completion_tokens: Counter
     compactions: Counter
     policy_notes: Counter
     recalls: Counter

@@ -73,6 +73,16 @@ _EDITS: tuple[CatalogueEntry, ...] = (
         starts=(("written",), ("failed",)),
     ),
     counter(
+        "policy_completion_tokens",
+        "leyline_policy_completion_tokens",
+        "Tokens of policies' questions about a conversation, by source, and of the answers "
+        "(generated). No other metric of turns or tokens has them.",
+        ("source",),
+        bad="prefilled above some hundreds per text: the question doesn't find its conversation "
+        "in the cache.",
+        starts=(("cached",), ("spliced",), ("reused",), ("prefilled",), ("generated",)),
+    ),
+    counter(
         "compactions",
         "leyline_compactions",
         "Summaries that requests asked for in place of their conversation, written or failed.",
