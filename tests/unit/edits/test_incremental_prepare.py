@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugin_kit import Plugin
+from support.builtin_specs import SPECS
 from support.examples import examples
 
 from leyline_engine.contract import Mode
@@ -31,19 +32,6 @@ TEXTS = (
     "word " * 200,
     "",
 )
-SETTINGS = {
-    "cache_ttl_prune": "window_tokens=60,min_prunable_chars=0,keep_last_assistants=1",
-    "clear_tool_uses": "trigger_tokens=20",
-    "head_tail_clamp": "max_chars=400,head_chars=9,tail_chars=9",
-    "last_n_observations": "n=2",
-    "loop_guard": "repeats=2",
-    "observation_masking": "attention_window=4",
-    "prune": "protect_tokens=10,minimum_tokens=5,recent_turns=1",
-    "redact": "detectors=[email]",
-    "sliding_window": "max_messages=14",
-    "tool_output_trimmer": "recent_turns=1,max_output_chars=20,preview_chars=5",
-    "truncate_older_than": "n=1,max_chars=40",
-}
 
 
 @st.composite
@@ -122,8 +110,7 @@ def _same(now: Prepared, scratch: Prepared) -> None:
 
 
 def _built_in(name: str) -> tuple[Policy, ...]:
-    spec = {"remove_regex": "", "sliding_window": "max_messages=14"} | SETTINGS
-    return load_pipeline(f"{name}:{spec[name]}" if spec.get(name) else name)
+    return load_pipeline(SPECS[name][0])
 
 
 @settings(max_examples=examples(60))
