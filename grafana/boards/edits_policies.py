@@ -48,6 +48,7 @@ def build() -> dashboard.Dashboard:
         _add_decisions,
         _add_policies,
         _add_words,
+        _add_completions,
         _add_recalls,
         _add_forgets,
     ):
@@ -233,7 +234,7 @@ def _add_policies(board: dashboard.Dashboard) -> None:
 
 
 def _add_words(board: dashboard.Dashboard) -> None:
-    """Add the policies' notes and completions."""
+    """Add the policies' notes, and the reloads of their file."""
     board.with_panel(
         time_series(
             "Notes of policies",
@@ -249,6 +250,20 @@ def _add_words(board: dashboard.Dashboard) -> None:
             width=8,
         )
     )
+    board.with_panel(
+        time_series(
+            "Reloads of the policies file",
+            "Changes of the policies file since the proxy started, loaded or refused. "
+            "Bad: a step of refused; the previous policies apply.",
+            [Query(total(RELOADS, "", "result"), "{{result}}")],
+            unit="short",
+            width=8,
+        )
+    )
+
+
+def _add_completions(board: dashboard.Dashboard) -> None:
+    """Add the texts that models write for policies and in place of conversations."""
     board.with_panel(
         time_series(
             "Texts written for policies",
@@ -281,16 +296,6 @@ def _add_words(board: dashboard.Dashboard) -> None:
             "result. Bad: failed; the requests are answered with their whole conversation.",
             [Query(per_minute("leyline_compactions_total", "", "result"), "{{result}}")],
             unit="cpm",
-            width=8,
-        )
-    )
-    board.with_panel(
-        time_series(
-            "Reloads of the policies file",
-            "Changes of the policies file since the proxy started, loaded or refused. "
-            "Bad: a step of refused; the previous policies apply.",
-            [Query(total(RELOADS, "", "result"), "{{result}}")],
-            unit="short",
             width=8,
         )
     )

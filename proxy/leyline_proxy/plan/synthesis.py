@@ -34,7 +34,7 @@ from ..model.spans import ANYTHING, SpanNames, span_labels
 from ..model.undeclared import COMPACTION, UndeclaredRules
 from .candidates import Candidate, Edit, consider, demand_cause, quoting, record_of, records_of
 from .cover import MIN_SWITCH, Piece, cover
-from .quotes import callers_own, find_quotes, is_vouched
+from .quotes import Quotes, callers_own, find_quotes, is_vouched
 from .reach import Reach, reach_of
 from .stripped import Decode
 from .uncached import StandingEdits
@@ -110,11 +110,7 @@ def synthesize(
     usable = _of_model(turns, model_fingerprint, model)
     # A forget binds wherever the span may be held, not only in the turn that serves as source.
     thorough = bool(prepared.forget_marks)
-    vouched = [turn for turn in usable if is_vouched(turn, prepared, rendered)]
-    callers = [turn for turn in vouched if not turn.for_policy]
-    own = callers_own(callers, prepared.client_fingerprints)
-    quotes = find_quotes(vouched, rendered, prepared.sent_fingerprints, own)
-    quoted = quoting(vouched, quotes)
+    quotes, quoted = _quoted(usable, prepared, rendered)
     compare = partial(consider, recompute=recompute, decode=decode, quotes=quotes)
     # A policy's question holds nothing of a prompt but its answer that no other turn has.
     compared = usable if thorough else [turn for turn in usable if not turn.for_policy]
@@ -139,6 +135,17 @@ def synthesize(
     best = candidates[_most_reusable(candidates)] if candidates else None
     reach = reach_of(best, quotes=quoted) if best is not None else Reach()
     return replace(plan, spans=span_labels(rendered, names.sent), forget=forget, reach=reach)
+
+
+def _quoted(
+    turns: Sequence[RetainedTurn], prepared: Prepared, rendered: Rendered
+) -> tuple[Quotes, tuple[Candidate, ...]]:
+    """Return the answers that a prompt quotes, as quotes and as sources."""
+    vouched = [turn for turn in turns if is_vouched(turn, prepared, rendered)]
+    callers = [turn for turn in vouched if not turn.for_policy]
+    own = callers_own(callers, prepared.client_fingerprints)
+    quotes = find_quotes(vouched, rendered, prepared.sent_fingerprints, own)
+    return quotes, quoting(vouched, quotes)
 
 
 def _of_model(
