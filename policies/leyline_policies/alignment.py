@@ -11,7 +11,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from difflib import SequenceMatcher
-from itertools import pairwise
+from itertools import compress, count, pairwise
+from operator import is_not
 
 from leyline_policies.marks import MarkedMessage, is_dropped, longest_rising, pair_by_origin
 from leyline_policies.policy import Message
@@ -45,6 +46,29 @@ def align(before: Sequence[Message], after: Sequence[Message]) -> Pairs:
         if len(pairs) == min(len(before), len(after)):
             break
     return pairs
+
+
+def align_changed(
+    before: Sequence[Message], after: Sequence[Message]
+) -> tuple[Pairs, tuple[int, int], tuple[int, int]]:
+    """Return the pairs between the messages that both lists begin and end with, and these ends.
+
+    Returns:
+        The pairs, by places in the whole lists; the places just before the part that is compared,
+        and just after it.
+    """
+    head = _shared_start(before, after)
+    tail = _shared_start(before[::-1], after[::-1])
+    tail = min(tail, len(before) - head, len(after) - head)
+    ends = len(before) - tail, len(after) - tail
+    pairs = align(before[head : ends[0]], after[head : ends[1]])
+    return [(old + head, new + head) for old, new in pairs], (head - 1, head - 1), ends
+
+
+def _shared_start(first: Sequence[Message], second: Sequence[Message]) -> int:
+    """Return the number of messages that both lists begin with."""
+    differ: Iterator[int] = compress(count(), map(is_not, first, second))
+    return next(differ, min(len(first), len(second)))
 
 
 def put_back(

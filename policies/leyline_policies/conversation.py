@@ -10,6 +10,8 @@ from leyline_policies.marks import edit as mark_edited
 from leyline_policies.policy import Message
 
 RESULT_ROLES = frozenset({"tool", "function"})
+BEARERS = frozenset({"user", *RESULT_ROLES})
+"""Roles of messages that may bear a note or a stub: those that the model answers, never its own."""
 INSTRUCTION_ROLES = frozenset({"system", "developer"})
 
 

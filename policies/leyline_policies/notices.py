@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, compress, count, pairwise
-from operator import is_, is_not
+from itertools import chain, pairwise
+from operator import is_
 
-from leyline_policies.alignment import align, identities
+from leyline_policies.alignment import align_changed, identities
 from leyline_policies.compose import Wrapper
 from leyline_policies.context import Context, run
-from leyline_policies.conversation import RESULT_ROLES
+from leyline_policies.conversation import BEARERS
 from leyline_policies.marks import MarkedMessage, edit, is_dropped, mark_of
 from leyline_policies.policy import Message, Policy
 
@@ -28,8 +28,6 @@ SUMMARY = "summary"
 """Cause in the mark of an edit that put in a summary."""
 
 _CAUSE = "notice"
-_BEARERS = frozenset({"user", *RESULT_ROLES})
-"""Roles of messages that may bear a notice: those that the model answers, never its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +109,12 @@ def _gaps(messages: Sequence[Message], edited: Sequence[Message]) -> Iterator[_G
     """Yield the places where messages are gone."""
     if len(messages) == len(edited) and all(map(_in_place, messages, edited)):
         return
-    head = _same(messages, edited)
-    tail = min(_same(messages[::-1], edited[::-1]), len(messages) - head, len(edited) - head)
-    olds, news = messages[head : len(messages) - tail], edited[head : len(edited) - tail]
-    found = [(old + head, new + head) for old, new in align(olds, news)]
+    found, first, last = align_changed(messages, edited)
     kept = [(old, new) for old, new in found if not is_dropped(edited[new])]
-    moved = {each for m in news if not is_dropped(m) for each in identities(m)}
-    ends = [(head - 1, head - 1), *kept, (len(messages) - tail, len(edited) - tail)]
-    for (old, new), (next_old, next_new) in pairwise(ends):
+    moved = {
+        each for m in edited[first[1] + 1 : last[1]] if not is_dropped(m) for each in identities(m)
+    }
+    for (old, new), (next_old, next_new) in pairwise([first, *kept, last]):
         removed = tuple(m for m in messages[old + 1 : next_old] if id(m) not in moved)
         if removed:
             put_in = tuple(at for at in range(new + 1, next_new) if not is_dropped(edited[at]))
@@ -129,12 +125,6 @@ def _gaps(messages: Sequence[Message], edited: Sequence[Message]) -> Iterator[_G
 
 def _in_place(old: Message, new: Message) -> bool:
     return new is old or (not is_dropped(new) and id(old) in identities(new))
-
-
-def _same(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """Return the number of messages that both lists begin with."""
-    differ = compress(count(), map(is_not, first, second))
-    return next(differ, min(len(first), len(second)))
 
 
 def _is_summary(message: Message) -> bool:
@@ -153,7 +143,7 @@ def _bearer(gap: _Gap, edited: Sequence[Message]) -> int | None:
 
 
 def _bears(message: Message) -> bool:
-    return message.get("role") in _BEARERS and not is_dropped(message)
+    return message.get("role") in BEARERS and not is_dropped(message)
 
 
 def _with_notice(message: Message, note: str, layer: bool) -> Message:

@@ -18,15 +18,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, compress, count, pairwise
+from itertools import chain, pairwise
 from operator import is_not
 from typing import Any, NamedTuple
 
-from leyline_policies.alignment import align, identities
+from leyline_policies.alignment import align_changed, identities
 from leyline_policies.changes import changed_places
 from leyline_policies.compose import Wrapper
 from leyline_policies.context import Context, run
 from leyline_policies.conversation import (
+    BEARERS,
     INSTRUCTION_ROLES,
     RESULT_ROLES,
     ToolCall,
@@ -43,8 +44,6 @@ from leyline_policies.stubs import Evicted, address_of, stub_lines
 from leyline_policies.verbs import is_annotated, is_forgotten, pinned
 
 _CAUSE = "recall"
-_BEARERS = frozenset({"user", *RESULT_ROLES})
-"""Roles of messages that may bear a stub: those that the model answers, never its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +181,7 @@ class _Edits:
             self.policy,
             tags_of(old),
         )
-        if role not in _BEARERS:
+        if role not in BEARERS:
             stub = {"role": "user", "content": part.stub}
             gone = self._tokens(old) - self._tokens(new)
             small = gone <= self.context.count(stub) and _same_calls(old, new)
@@ -194,16 +193,12 @@ class _Edits:
     def _aligned(self) -> tuple[list[tuple[int, int]], list[_Spot]]:
         """Return the places of edited messages in both lists, and the gaps of removed ones."""
         given, edited = self.messages, self.edited
-        head = _same(given, edited)
-        tail = min(_same(given[::-1], edited[::-1]), len(given) - head, len(edited) - head)
-        olds, news = given[head : len(given) - tail], edited[head : len(edited) - tail]
-        found = [(old + head, new + head) for old, new in align(olds, news)]
+        found, first, last = align_changed(given, edited)
         gone = {old: edited[new] for old, new in found if is_dropped(edited[new])}
         kept = [(old, new) for old, new in found if old not in gone]
-        ends = [(head - 1, head - 1), *kept, (len(given) - tail, len(edited) - tail)]
         spots = [
             spot
-            for (old, new), (next_old, next_new) in pairwise(ends)
+            for (old, new), (next_old, next_new) in pairwise([first, *kept, last])
             if (spot := self._gap(range(old + 1, next_old), range(new + 1, next_new), gone))
         ]
         return [pair for pair in kept if edited[pair[1]] is not given[pair[0]]], spots
@@ -227,7 +222,7 @@ class _Edits:
         parts = run.of(told, self.policy, lambda: self._removed(gone))
         if not parts:
             return None
-        bears = [new for new in put_in if self.edited[new].get("role") in _BEARERS]
+        bears = [new for new in put_in if self.edited[new].get("role") in BEARERS]
         if not self._untouchable.isdisjoint(map(id, told)):
             bears = []  # a pinned message comes back, and may replace what was put in
         return _Spot(news.stop, parts, run.tokens, run.nested, bears[0] if bears else None)
@@ -281,7 +276,7 @@ class _Edits:
         return last
 
     def _bears(self, message: Message) -> bool:
-        if message.get("role") not in _BEARERS or is_dropped(message):
+        if message.get("role") not in BEARERS or is_dropped(message):
             return False
         return self._untouchable.isdisjoint(identities(message)) and not forgets(
             message, self._known
@@ -290,12 +285,6 @@ class _Edits:
 
 def _in_place(new: Message, old: Message) -> bool:
     return isinstance(new, MarkedMessage) and new.origin is old and not new.mark.dropped
-
-
-def _same(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """Return the number of messages that both lists begin with."""
-    differ: Iterator[int] = compress(count(), map(is_not, first, second))
-    return next(differ, min(len(first), len(second)))
 
 
 def _note_results(found: dict[int, ToolCall], call: ToolCall) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from support.bust_accounts import causes, check
+from support.repair_talks import SUMMARY, SYSTEM, TOOLS, words
 from support.scripted_model import (
     SCRIPTED,
     Prompt,
@@ -29,29 +29,6 @@ Chat = list[dict[str, Any]]
 ASK = "Summarize the work so far."
 PREAMBLE = "This session goes on from an earlier one. What happened:\n"
 CLAUDE_CODE, CODEX, OPENCODE = "x-claude-code-session-id", "session_id", "x-opencode-session"
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "read",
-            "description": "Reads a file.",
-            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
-        },
-    }
-]
-
-
-def words(seed: int, lines: int) -> str:
-    """A text that no other has a passage of."""
-    rng = random.Random(seed)
-    return "\n".join(
-        " ".join("".join(rng.choices("aeilmnorst", k=5)) for _ in range(8)) + "."
-        for _ in range(lines)
-    )
-
-
-SUMMARY = "The agent repaired these:\n" + words(1, 12)
-SYSTEM = {"role": "system", "content": "You repair programs.\n" + words(2, 20)}
 
 
 def script(prompt: Prompt) -> tuple[Reply, bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import httpx
 import pytest
 from compaction_kit import prompts
 from support.engine_http import engine_tokenizer
+from support.repair_talks import SUMMARY, SYSTEM, TOOLS, words
 from support.scripted_model import (
     SCRIPTED,
     Prompt,
@@ -37,29 +37,6 @@ ALTERNATES = """\
 {%- endfor -%}
 """
 POLICY = "summarize:trigger_tokens=1200,keep_messages=4,summary_tokens=400"
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "read",
-            "description": "Reads a file.",
-            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
-        },
-    }
-]
-
-
-def words(seed: int, lines: int) -> str:
-    """A text that no other has a passage of."""
-    rng = random.Random(seed)
-    return "\n".join(
-        " ".join("".join(rng.choices("aeilmnorst", k=5)) for _ in range(8)) + "."
-        for _ in range(lines)
-    )
-
-
-SUMMARY = "The agent repaired these:\n" + words(1, 12)
-SYSTEM = {"role": "system", "content": "You repair programs.\n" + words(2, 20)}
 
 
 def is_question(prompt: Prompt) -> bool:

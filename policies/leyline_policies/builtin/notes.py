@@ -5,9 +5,6 @@ from __future__ import annotations
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message
 
-BEARERS = frozenset({"user", "tool", "function"})
-"""Roles of messages that may bear a note: those that the model answers, never its own."""
-
 
 def with_note(message: Message, note: str, *, cause: str) -> Message:
     """Return the message with ``note`` after its content."""

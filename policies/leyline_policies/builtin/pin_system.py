@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from leyline_policies.builtin.notes import BEARERS, with_note
+from leyline_policies.builtin.notes import with_note
 from leyline_policies.context import Context
-from leyline_policies.conversation import instructions_end, map_text, text_of
+from leyline_policies.conversation import BEARERS, instructions_end, map_text, text_of
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 

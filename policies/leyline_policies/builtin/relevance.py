@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from operator import is_
 from typing import ClassVar
 
+from leyline_policies.builtin.asking import ask_about, asked_part
 from leyline_policies.builtin.inner import check_limit
 from leyline_policies.builtin.judging import Judgement, judgements_in, question_on
 from leyline_policies.builtin.steps import Step, steps_of
@@ -15,9 +16,6 @@ from leyline_policies.builtin.transcripts import joined_print, print_of
 from leyline_policies.context import Context
 from leyline_policies.conversation import RESULT_ROLES, map_text
 from leyline_policies.policy import Message, Mode
-
-_PATIENCE_TURNS = 20
-"""Turns without an answer after which a newer part is asked about."""
 
 _MOST_STEPS = 4_000
 """Number of judged steps after which no more are judged; the state names the fate of each."""
@@ -164,23 +162,12 @@ class _Talk:
 
         It stays the same while the conversation grows, or no answer would ever fit it.
         """
-        asked = self._state.get("asked")
-        if (
-            asked is not None
-            and self._head < asked["length"] <= len(self._messages)
-            and self._print(asked["length"]) == asked["key"]
-            and self._context.turn - asked["turn"] < _PATIENCE_TURNS
-        ):
-            length: int = asked["length"]
-            return length
-        self._state.pop("asked", None)
+        context, prints = self._context, self._prints
+        asked = asked_part(context, prints, self._head, self._head)
         quiet = self._state.get("quiet")
-        if quiet is not None and total < quiet + self._policy.keep_tokens:
-            return None
-        length = len(self._messages)
-        key, turn = self._print(length), self._context.turn
-        self._state["asked"] = {"length": length, "key": key, "turn": turn}
-        return length
+        if asked is None and (quiet is None or total >= quiet + self._policy.keep_tokens):
+            asked = ask_about(context, prints, self._head, len(prints))
+        return None if asked is None else asked["end"]
 
     def judged(self, sent: list[Message], length: int, target: int) -> list[Message]:
         """Return the messages after the judge's answer; ``sent`` while there is none."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from leyline_policies.builtin.asking import ask_about, asked_part
 from leyline_policies.builtin.notes import with_note
 from leyline_policies.builtin.tool_results import check_numbers
 from leyline_policies.builtin.transcripts import joined_print, print_of, told
@@ -27,8 +28,6 @@ _TASK_OF_ANOTHER = (
     "changed, which ways failed, and what is left to do. Be exact and brief. Write the summary "
     "alone."
 )
-_PATIENCE_TURNS = 20
-"""Turns without an answer after which a newer part is asked about."""
 
 HEADING = "Here is a summary of the conversation to date:\n\n"
 
@@ -125,27 +124,11 @@ class Summarize:
     def _asked(
         self, prints: Sequence[str], front: int, least: int, cut: int, context: Context
     ) -> dict[str, Any] | None:
-        """Return the part that is being summarized, or that up to ``cut`` from now on, or None.
-
-        It stays the same while the conversation grows, or no answer would ever fit it.
-        """
-        asked: dict[str, Any] | None = context.state.get("asked")
-        if (
-            asked is not None
-            and least < asked["end"] <= len(prints)
-            and joined_print(prints[front : asked["end"]]) == asked["key"]
-            and context.turn - asked["turn"] < _PATIENCE_TURNS
-        ):
+        """Return the part that is being summarized, or that up to ``cut`` from now on, or None."""
+        asked = asked_part(context, prints, front, least)
+        if asked is not None or cut <= least:
             return asked
-        context.state.pop("asked", None)
-        if cut <= least:
-            return None
-        context.state["asked"] = fresh = {
-            "end": cut,
-            "key": joined_print(prints[front:cut]),
-            "turn": context.turn,
-        }
-        return fresh
+        return ask_about(context, prints, front, cut)
 
     def _last(self, prints: Sequence[str], front: int, context: Context) -> _Standing | None:
         """Return the last summary, if it still covers the messages that are there."""

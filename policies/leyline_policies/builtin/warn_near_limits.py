@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, Literal
 
-from leyline_policies.builtin.notes import BEARERS, with_note
+from leyline_policies.builtin.notes import with_note
 from leyline_policies.context import Context
+from leyline_policies.conversation import BEARERS
 from leyline_policies.policy import Message, Mode
 
 _URGENT = "Complete the current task efficiently and avoid unnecessary tool calls."

@@ -6,7 +6,7 @@ from leyline_engine.contract import Reason, Receipt
 
 from ..model.places import owed
 from ..model.session import Session
-from ..telemetry.metrics import Metrics, exemplar
+from ..telemetry.metrics import Metrics, by_source, exemplar
 from ..turns.accounting import forget_result
 from ..turns.settled import SettledTurn, generated_tokens
 from ..turns.turn import Turn
@@ -72,15 +72,8 @@ def _count_turn(metrics: Metrics, settled: SettledTurn) -> None:
 
 
 def _count_question(metrics: Metrics, settled: SettledTurn) -> None:
-    tokens = settled.receipt.tokens
-    counts = {
-        "cached": tokens.prefix,
-        "spliced": tokens.spliced,
-        "reused": tokens.reused,
-        "prefilled": tokens.prefilled,
-        "generated": generated_tokens(settled.record, settled.usage),
-    }
-    for source, count in counts.items():
+    generated = generated_tokens(settled.record, settled.usage)
+    for source, count in (by_source(settled.receipt.tokens) | {"generated": generated}).items():
         if count:
             metrics.policy_completion_tokens.labels(source).inc(count)
 

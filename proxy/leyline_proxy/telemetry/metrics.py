@@ -30,6 +30,16 @@ def turn_bucket(index: int) -> str:
     return next((label for last, label in _TURN_BUCKETS if number <= last), _LAST_TURN_BUCKET)
 
 
+def by_source(tokens: TokenCounts) -> dict[str, int]:
+    """Return a prompt's tokens by the values of the label ``source``."""
+    return {
+        "cached": tokens.prefix,
+        "spliced": tokens.spliced,
+        "reused": tokens.reused,
+        "prefilled": tokens.prefilled,
+    }
+
+
 def exemplar(message_id: str | None = None) -> dict[str, str] | None:
     """Return a link from a measured value to its request: the trace, if there is one, else the
     message id of the turn. Neither contains the caller's text."""
@@ -182,12 +192,7 @@ class Metrics:
     ) -> None:
         """Add one turn's prompt tokens and freed slots."""
         bucket = turn_bucket(turn)
-        for source, count in (
-            ("cached", tokens.prefix),
-            ("spliced", tokens.spliced),
-            ("reused", tokens.reused),
-            ("prefilled", tokens.prefilled),
-        ):
+        for source, count in by_source(tokens).items():
             self.prompt_tokens.labels(tenant, model, source, bucket).inc(count)
             self.upstream_prompt_tokens.labels(upstream, source).inc(count)
         if tokens.freed:

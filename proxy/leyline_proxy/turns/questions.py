@@ -16,8 +16,9 @@ from dataclasses import replace
 import msgspec
 
 from leyline_engine.contract import Mode
-from leyline_policies.builtin.notes import BEARERS, with_note
+from leyline_policies.builtin.notes import with_note
 from leyline_policies.context import Completion
+from leyline_policies.conversation import BEARERS
 
 from ..model.clock import TurnClock
 from ..model.messages import fingerprint, text_of
