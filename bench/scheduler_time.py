@@ -32,7 +32,7 @@ from scheduling.talk import SCOPE, Talk
 
 from leyline_engine.contract import LineageRun, Mode, ReuseMode, ReusePayload
 from leyline_engine.lineage import fold_keys
-from leyline_engine.sglang.publications import Publication, Publications
+from leyline_engine.publications import Publication, Publications
 
 BOUND_MS = 10.0
 """One decode step of a large model: no step may take longer."""

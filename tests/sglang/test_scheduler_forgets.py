@@ -24,8 +24,8 @@ from leyline_engine.contract import (
     edit_envelope,
     token_array,
 )
+from leyline_engine.publications import Publication, Space
 from leyline_engine.sglang.hints import MAX_ENVELOPE_BYTES
-from leyline_engine.sglang.publications import Publication, Space
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

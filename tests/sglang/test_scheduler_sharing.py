@@ -24,7 +24,7 @@ from leyline_engine.contract import (
     output_span,
 )
 from leyline_engine.lineage import fold_keys, share_lineage
-from leyline_engine.sglang.publications import Space
+from leyline_engine.publications import Space
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

@@ -21,10 +21,10 @@ from leyline_engine.contract import (
     apply_directives,
     token_array,
 )
+from leyline_engine.publications import Space
 from leyline_engine.sglang import forgetting
 from leyline_engine.sglang.chores import Chores
 from leyline_engine.sglang.plugin import copy_limits
-from leyline_engine.sglang.publications import Space
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

@@ -249,7 +249,7 @@ class SglangRuntime:
 
     def lose(self, run: Run, cause: str) -> None:
         """Remove a path from the run's start on, as a forget does."""
-        from leyline_engine.sglang.publications import Publication
+        from leyline_engine.publications import Publication
 
         source = self._source("a", run.source)
         self._scheduler.tree_cache.unpublish(

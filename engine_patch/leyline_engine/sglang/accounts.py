@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from leyline_engine.content_reuse import reuse_counts
 from leyline_engine.contract import (
     Capability,
     ClaimRefusal,
@@ -22,9 +21,8 @@ from leyline_engine.contract import (
 )
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.metrics import EngineMetrics
-from leyline_engine.plan import Plan
+from leyline_engine.receipts import receipt_of
 from leyline_engine.retention import retain_turn
-from leyline_engine.rules import CheckedRequest, EditVerdict, judge
 from leyline_engine.sglang.channel import Sender
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.splicer import as_admitted
@@ -61,7 +59,7 @@ class Accounts:
         checked, plan = turn.checked, turn.plan
         assert checked is not None and plan is not None  # noqa: S101 - set before READY
         executed, counts = as_admitted(plan, turn.req.prefix_len, turn.loaded)
-        turn.receipt = _receipt(turn, checked, executed, counts)
+        turn.receipt = receipt_of(turn, checked, executed, counts)
         # SGLang takes all in front of the first chunk for cached, what stage rows computed, too.
         turn.req.already_computed = max(0, turn.req.prefix_len - counts.served)
         self._sender.send(TurnRecord(receipt=turn.receipt), turn.scope)
@@ -140,31 +138,3 @@ class Accounts:
         """Report the progress of proofs, by ticket."""
         for ticket, proof in proofs.items():
             self._sender.update_proof(ticket, proof)
-
-
-def _receipt(turn: Turn, checked: CheckedRequest, plan: Plan, counts: TokenCounts) -> Receipt:
-    payload = turn.payload
-    verdict = judge(checked, plan, turn.forgot)
-    if payload is None and turn.refusal is not None:
-        verdict = EditVerdict(Outcome.REPREFILLED, turn.refusal.reason, turn.refusal.detail)
-    freed = turn.forgot.overwritten if turn.forgot is not None else 0
-    reuse = reuse_counts(checked, plan)
-    if reuse is not None:
-        reuse = msgspec.structs.replace(reuse, gated=turn.gated)
-    return Receipt(
-        message_id=turn.message_id,
-        session=payload.session if payload is not None else "",
-        turn=payload.turn if payload is not None and not (turn.withheld or turn.private) else "",
-        outcome=verdict.outcome,
-        reason=verdict.reason,
-        detail=verdict.detail,
-        tokens=msgspec.structs.replace(counts, freed=freed),
-        directives=verdict.directives,
-        forgot=turn.forgot,
-        reuse=reuse,
-        lineage=turn.lineage,
-        extents=plan.spliced_extents,
-        skipped_actions=turn.skipped,
-        stages=plan.stages,
-        splice_us=turn.spent_ns // 1000,
-    )

@@ -24,6 +24,7 @@ from leyline_engine.energy import EnergyAccount
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.metrics import EngineMetrics
 from leyline_engine.proof.prover import Prover
+from leyline_engine.publications import Publications, Space
 from leyline_engine.reuse.fingerprints import MatcherKind
 from leyline_engine.rules import Rules
 from leyline_engine.sglang.accounts import Accounts
@@ -42,7 +43,6 @@ from leyline_engine.sglang.margin_gate import MarginGate
 from leyline_engine.sglang.matching import Matcher
 from leyline_engine.sglang.metrics import Readings
 from leyline_engine.sglang.proving import SchedulerSite, agreed_proof, overwriting_watch
-from leyline_engine.sglang.publications import Publications, Space
 from leyline_engine.sglang.publishing import KeptOut, Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica

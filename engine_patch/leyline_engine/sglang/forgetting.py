@@ -21,10 +21,10 @@ from leyline_engine.lineage import first_spliced
 from leyline_engine.pending import PendingForgets
 from leyline_engine.plan import page_floor
 from leyline_engine.proof.witness import ForgetWitness
+from leyline_engine.publications import Publication, Publications
 from leyline_engine.sglang.condemned import Condemned, Unpublished
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.matching import reach
-from leyline_engine.sglang.publications import Publication, Publications
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.pages import reserved_until
 from leyline_engine.sources import SessionKey, SourceRegistry

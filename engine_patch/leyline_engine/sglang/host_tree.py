@@ -24,9 +24,9 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from leyline_engine.lineage import exact_length
 from leyline_engine.proof.witness import Slots
+from leyline_engine.publications import Publication
 from leyline_engine.sglang.condemned import Unpublished
 from leyline_engine.sglang.containment import contained
-from leyline_engine.sglang.publications import Publication
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.host import HostRows
 from leyline_engine.sglang.turn import Turn

@@ -20,9 +20,9 @@ from leyline_engine.proof.prover import Prover
 from leyline_engine.proof.session_proof import IndexEntry, SessionProof
 from leyline_engine.proof.witness import Slots
 from leyline_engine.provenance import Provenance
+from leyline_engine.publications import NOBODY, Publication, Publications
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.sglang.host_copies import HostCopies
-from leyline_engine.sglang.publications import NOBODY, Publication, Publications
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.host import HOST
 from leyline_engine.sglang.rows.pool import SplicePool

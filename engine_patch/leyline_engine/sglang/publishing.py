@@ -7,9 +7,9 @@ from typing import Any
 from weakref import WeakSet
 
 from leyline_engine.ledger import SpanLedger
+from leyline_engine.publications import NOBODY, Publication, Publications, Space
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.forgetting import Forgetter
-from leyline_engine.sglang.publications import NOBODY, Publication, Publications, Space
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.turn import Turn
 from leyline_engine.sources import SessionKey

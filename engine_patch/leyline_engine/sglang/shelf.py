@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from leyline_engine.claims.protection import ClaimKey
-from leyline_engine.sglang.publications import Space
+from leyline_engine.publications import Space
 
 Evict = Callable[[EvictParams], EvictResult]
 

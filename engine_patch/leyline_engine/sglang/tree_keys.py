@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from leyline_engine.keys import shared_length
 from leyline_engine.lineage import MAX_TOKEN
 from leyline_engine.plan import page_floor
-from leyline_engine.sglang.publications import Space
+from leyline_engine.publications import Space
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from leyline_engine.contract import (
 from leyline_engine.edits import EditRefusedError
 from leyline_engine.ledger import Carried
 from leyline_engine.plan import Plan
+from leyline_engine.publications import Space
 from leyline_engine.rules import CheckedRequest
-from leyline_engine.sglang.publications import Space
 from leyline_engine.sglang.turn_keys import TurnKeys
 from leyline_engine.sources import SessionKey, SourceTurn
 

@@ -18,13 +18,13 @@ from leyline_engine.ledger import SpanLedger
 from leyline_engine.lineage import runs_before
 from leyline_engine.proof.prover import Prover
 from leyline_engine.proof.witness import Slots
+from leyline_engine.publications import Publication
 from leyline_engine.rules import CheckedRequest, Rules
 from leyline_engine.sglang.accounts import Accounts
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.forgetting import Forgetter, Forgotten
 from leyline_engine.sglang.indexing import TurnIndexer
-from leyline_engine.sglang.publications import Publication
 from leyline_engine.sglang.publishing import KeptOut
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.splicer import release_sources

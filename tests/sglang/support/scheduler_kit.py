@@ -40,10 +40,10 @@ from leyline_engine.contract import (
     token_array,
     token_digest,
 )
+from leyline_engine.publications import Space
 from leyline_engine.sglang import plugin
 from leyline_engine.sglang.adder import LeylinePrefillAdder
 from leyline_engine.sglang.engine import SchedulerEngine
-from leyline_engine.sglang.publications import Space
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica
 from leyline_engine.sglang.rows.layouts import read_pool

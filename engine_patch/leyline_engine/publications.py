@@ -1,6 +1,6 @@
-"""Key paths that each session has published into SGLang's radix tree. Pure, bounded.
+"""Key paths that each session has published into an engine's prefix cache. Pure, bounded.
 
-SGLang's tree doesn't know who added a node, and a forget must find all that a session published. So
+The cache doesn't know who added an entry, and a forget must find all that a session published. So
 each session's paths are noted here, one per branch: a path that continues another replaces it.
 """
 
@@ -16,7 +16,7 @@ from leyline_engine.contract import LineageRun
 from leyline_engine.keys import shared_length
 from leyline_engine.ledger import LineageKey
 from leyline_engine.lineage import runs_before
-from leyline_engine.sglang.path_tree import PathTree
+from leyline_engine.path_tree import PathTree
 from leyline_engine.sources import SessionKey, SourceTurn
 
 MAX_PATHS = 32
@@ -38,7 +38,7 @@ _LOOKS = 4
 
 
 class Space(NamedTuple):
-    """SGLang's namespace of a key; equal keys of two namespaces share nothing."""
+    """Namespace of a key; equal keys of two namespaces share nothing."""
 
     extra_key: str | None = None
     cache_salt: str | None = None
