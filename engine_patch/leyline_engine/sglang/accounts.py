@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from leyline_engine.containment import contained
 from leyline_engine.contract import (
     Capability,
     ClaimRefusal,
@@ -24,7 +25,6 @@ from leyline_engine.metrics import EngineMetrics
 from leyline_engine.receipts import receipt_of
 from leyline_engine.retention import retain_turn
 from leyline_engine.sglang.channel import Sender
-from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.splicer import as_admitted
 from leyline_engine.sglang.turn import Turn
 from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn

@@ -13,13 +13,13 @@ from collections.abc import Callable, Container, Mapping
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import MatchResult
 
+from leyline_engine.containment import contained
 from leyline_engine.content_reuse import ContentReuse
 from leyline_engine.contract import Reason
 from leyline_engine.edits import EditRefusedError
 from leyline_engine.plan import plan_turn
 from leyline_engine.publications import Publication
 from leyline_engine.rules import CheckedRequest
-from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.matching import Matcher, reach
 from leyline_engine.sglang.radix import LeylineRadixCache

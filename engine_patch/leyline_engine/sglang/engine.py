@@ -17,6 +17,7 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
 
 from leyline_engine.claims.limits import Limits
+from leyline_engine.containment import contained
 from leyline_engine.content_reuse import ContentReuse
 from leyline_engine.contract import Capability, ClaimRefusal, Reason, Recompute
 from leyline_engine.edits import EditRefusedError, forgets
@@ -33,7 +34,6 @@ from leyline_engine.sglang.census import open_census
 from leyline_engine.sglang.channel import Sender
 from leyline_engine.sglang.chores import Chores
 from leyline_engine.sglang.claim_desk import NO_ADMIT, ClaimDesk
-from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.forgetting import Forgetter
 from leyline_engine.sglang.hints import take_hints

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from leyline_engine.containment import contained
 from leyline_engine.contract import ForgetCounts
 from leyline_engine.ledger import LineageKey, SpanKey, SpanLedger, Struck
 from leyline_engine.lineage import first_spliced
@@ -23,7 +24,6 @@ from leyline_engine.plan import page_floor
 from leyline_engine.proof.witness import ForgetWitness
 from leyline_engine.publications import Publication, Publications
 from leyline_engine.sglang.condemned import Condemned, Unpublished
-from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.matching import reach
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.pages import reserved_until

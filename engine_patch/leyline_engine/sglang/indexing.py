@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from weakref import finalize
 
+from leyline_engine.containment import contained
 from leyline_engine.content_reuse import ContentReuse
 from leyline_engine.retention import source_of
 from leyline_engine.reuse.entering import Slots
-from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sources import SourceTurn

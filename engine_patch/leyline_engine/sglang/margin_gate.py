@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import torch
 
+from leyline_engine.containment import contained
 from leyline_engine.margin import measured, top_margins
 from leyline_engine.publications import Publication
-from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.forgetting import Forgetter
 from leyline_engine.sglang.publishing import KeptOut
 from leyline_engine.sglang.turn import Phase, Turn

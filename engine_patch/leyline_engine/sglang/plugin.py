@@ -274,7 +274,7 @@ def _capture_logits(
     """Note the margins of turns that reuse, as sampling overwrites the logits."""
     captured = original(batch, forward_batch, output)
     if output is not None:
-        from leyline_engine.sglang.containment import contained
+        from leyline_engine.containment import contained
         from leyline_engine.sglang.margin_gate import note_margins
 
         with contained("noting margins"):

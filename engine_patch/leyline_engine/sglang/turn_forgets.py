@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from leyline_engine.containment import contained
 from leyline_engine.contract import LineageRun, Reason
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.lineage import runs_before
@@ -21,7 +22,6 @@ from leyline_engine.proof.witness import Slots
 from leyline_engine.publications import Publication
 from leyline_engine.rules import CheckedRequest, Rules
 from leyline_engine.sglang.accounts import Accounts
-from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.forgetting import Forgetter, Forgotten
 from leyline_engine.sglang.indexing import TurnIndexer

@@ -1,4 +1,4 @@
-"""Containment of Leyline's errors where SGLang's scheduler calls into Leyline."""
+"""Containment of Leyline's errors where an engine's scheduler calls into Leyline."""
 
 from __future__ import annotations
 

@@ -1,0 +1,186 @@
+"""vLLM's block pool as a cache of paths: which blocks are found, held, removed and overwritten.
+
+A removed block isn't found any more, whoever holds it. It is overwritten once nobody does, before
+its next owner's first forward: the pool reports each block that it takes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+from leyline_engine.pending import PendingForgets
+
+GROUP = 0
+"""The one KV cache group of the models that are spliced."""
+
+
+class BlockCache:
+    """The blocks of one pool.
+
+    Args:
+        pool: vLLM's ``BlockPool``.
+        block: tokens per block.
+        full_key: returns the name under which the pool files a key of a group.
+        evicted: called with the ids of blocks whose cached KV is about to go.
+    """
+
+    def __init__(
+        self,
+        pool: Any,
+        block: int,
+        full_key: Callable[[bytes, int], bytes],
+        *,
+        evicted: Callable[[Sequence[int]], None] = lambda _: None,
+    ) -> None:
+        self.block = block
+        self.pending = PendingForgets()
+        self._pool = pool
+        self._full_key = full_key
+        self._evicted = evicted
+        self._doomed: set[int] = set()
+        """Blocks in use that are overwritten when they are given back."""
+        self._stale: dict[int, None] = {}
+        """Free blocks that hold rows and can't be found, such as an ended request's last one."""
+        self._due: dict[int, None] = {}
+        """Blocks to be overwritten in front of the next forward."""
+        self._watch()
+
+    def _watch(self) -> None:
+        """Have the pool report blocks that it takes back, and cached ones that it gives away."""
+        free, evict = self._pool.free_blocks, self._pool._maybe_evict_cached_block
+
+        def free_blocks(ordered_blocks: Iterable[Any]) -> None:
+            blocks = list(ordered_blocks)
+            free(blocks)
+            self._released(blocks)
+
+        def maybe_evict(block: Any) -> bool:
+            if block.block_hash is not None:
+                self._evicted((int(block.block_id),))
+            return bool(evict(block))
+
+        self._pool.free_blocks = free_blocks
+        self._pool._maybe_evict_cached_block = maybe_evict
+
+    def _released(self, blocks: Sequence[Any]) -> None:
+        for block in blocks:
+            if block.ref_cnt > 0 or block.is_null:
+                continue
+            number = int(block.block_id)
+            if number in self._doomed:
+                self._doomed.discard(number)
+                self._due[number] = None
+                self.pending.let_go([number])
+            elif block.block_hash is None:
+                self._stale[number] = None
+
+    # What is found.
+
+    @property
+    def free(self) -> int:
+        """Number of blocks that are free or can be evicted."""
+        return int(self._pool.get_num_free_blocks())
+
+    @property
+    def capacity(self) -> int:
+        """Number of tokens that the pool holds."""
+        return (int(self._pool.num_gpu_blocks) - 1) * self.block
+
+    def find(self, keys: Iterable[bytes], limit: int | None = None) -> list[Any]:
+        """Return the cached blocks of a path's beginning.
+
+        Args:
+            keys: keys of its blocks; taken one by one until one isn't found.
+            limit: the most blocks to return.
+        """
+        found: list[Any] = []
+        for key in keys:
+            if limit is not None and len(found) >= limit:
+                break
+            blocks = self._pool.get_cached_block(key, [GROUP])
+            if blocks is None:
+                break
+            found.append(blocks[0])
+        return found
+
+    def pin(self, blocks: Sequence[Any]) -> None:
+        """Hold blocks: they are neither evicted nor given to others."""
+        self._pool.touch(blocks)
+
+    def unpin(self, blocks: Sequence[Any]) -> None:
+        """Undo one :meth:`pin`."""
+        self._pool.free_blocks(reversed(blocks))
+
+    def idle(self, blocks: Sequence[Any]) -> int:
+        """Return how many of these blocks nobody holds: a pin takes them out of the free ones."""
+        return sum(block.ref_cnt == 0 for block in blocks)
+
+    # What is removed.
+
+    def remove(self, keys: Iterable[bytes]) -> list[Any]:
+        """Remove all blocks under these keys, so that nobody finds them; returns the blocks."""
+        removed: list[Any] = []
+        for key in keys:
+            while (block := self._one(key)) is not None:
+                self.hide(block)
+                removed.append(block)
+        return removed
+
+    def _one(self, key: bytes) -> Any:
+        return self._pool.cached_block_hash_to_block.get_one_block(self._full_key(key, GROUP))
+
+    def hide(self, block: Any) -> None:
+        """Remove one block from what is found."""
+        if block.block_hash is not None:
+            self._pool.evict_blocks({int(block.block_id)})
+
+    def retire(self, block: Any) -> None:
+        """Give back a removed block that nobody holds, in front of all that is still cached."""
+        if block.ref_cnt == 0:
+            self._pool.free_block_queue.remove(block)
+            self._pool.free_block_queue.prepend_n([block])
+            self._stale[int(block.block_id)] = None
+
+    def doom(self, block: Any) -> bool:
+        """Have a removed block overwritten: at once, or when its holders give it back.
+
+        Returns:
+            False if somebody holds it.
+        """
+        number = int(block.block_id)
+        self._stale.pop(number, None)
+        if block.ref_cnt == 0:
+            self._due[number] = None
+            return True
+        self._doomed.add(number)
+        return False
+
+    def await_block(self, ticket: str, block: Any) -> None:
+        """Let a forget wait for a doomed block."""
+        self.pending.wait(ticket, int(block.block_id), self.block)
+
+    def scrub(self) -> None:
+        """Have all free blocks overwritten that hold rows and can't be found."""
+        for number in self._stale:
+            block = self._pool.blocks[number]
+            if block.ref_cnt == 0 and block.block_hash is None:
+                self._due[number] = None
+        self._stale.clear()
+
+    @property
+    def has_due(self) -> bool:
+        """True if blocks wait for the next step to be overwritten."""
+        return bool(self._due)
+
+    def take_due(self) -> list[int]:
+        """Return the ids of blocks that the workers must overwrite now, in front of all else."""
+        due, self._due = list(self._due), {}
+        self.pending.settle()
+        return due
+
+    def clear(self, holders: Iterable[Hashable] = ()) -> None:
+        """Record that nothing is cached any more."""
+        self.pending.let_go((*self._doomed, *holders))
+        self._due.update(dict.fromkeys(self._doomed))
+        self._doomed.clear()

@@ -1,0 +1,347 @@
+"""Leyline in one vLLM scheduler: requests with envelopes, from their arrival to their end.
+
+vLLM's scheduler decides for all workers, which carry its orders out; so nothing here is repeated on
+ranks. On any error a request runs as an ordinary prefill, and its receipt gives the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from leyline_engine.containment import contained
+from leyline_engine.contract import Capability, Reason, Recompute
+from leyline_engine.edits import EditRefusedError
+from leyline_engine.hints import Hints
+from leyline_engine.ledger import SpanLedger
+from leyline_engine.metrics import EngineMetrics
+from leyline_engine.plan import plan_turn
+from leyline_engine.publications import NOBODY, PER_SLOT, Publication, Publications
+from leyline_engine.rules import Rules
+from leyline_engine.server.channel import Sender
+from leyline_engine.sources import SourceRegistry, SourceTurn
+from leyline_engine.vllm.accounts import Accounts
+from leyline_engine.vllm.admission import Admission
+from leyline_engine.vllm.block_keys import PathHasher, RequestKeys, space_of
+from leyline_engine.vllm.blocks import BlockCache
+from leyline_engine.vllm.forgetting import Forgetter
+from leyline_engine.vllm.orders import Orders, Slots, block_slots
+from leyline_engine.vllm.retained import RetainedKeys
+from leyline_engine.vllm.stepping import Stepper
+from leyline_engine.vllm.turn import Phase, Turn
+from leyline_engine.vllm.turn_forgets import TurnForgets
+from leyline_engine.vllm.withholding import Withholder
+
+log = logging.getLogger(__name__)
+
+_UNGIVEN = "vLLM gave the request no room for its copies"
+
+
+class SchedulerEngine:
+    """Registry, ledger and turns of one scheduler process.
+
+    Args:
+        cache: the blocks.
+        hasher: finds the keys of paths that no request has any more.
+        capability: capability of this engine.
+        sender: takes receipts to the API server.
+        metrics: this scheduler's counters.
+        blocks_of: returns a request's blocks, in order, by its id.
+        read_hints: reads the envelope of a request.
+        secret: secret that signs envelopes; None takes them unsigned.
+        salt: salt of lineages' names.
+        min_copy: copies shorter than this, in tokens, are prefilled.
+        stage_cost: tokens whose prefill takes as long as one more forward.
+    """
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        hasher: PathHasher,
+        capability: Capability,
+        sender: Sender,
+        metrics: EngineMetrics,
+        *,
+        blocks_of: Callable[[str], list[Any]],
+        read_hints: Callable[[Any, str | None], Hints],
+        secret: str | None,
+        salt: bytes,
+        min_copy: int,
+        stage_cost: int,
+        bytes_per_token: int = 0,
+        recompute: Recompute = Recompute(),  # noqa: B008 - immutable
+    ) -> None:
+        self.cache = cache
+        self.capability = capability
+        self.registry = SourceRegistry(secret=secret)
+        self.ledger = SpanLedger()
+        self.turns: dict[str, Turn] = {}
+        self._blocks_of = blocks_of
+        self._read_hints = read_hints
+        self._secret = secret
+        self._metrics = metrics
+        self._hasher = hasher
+        self._keys = RetainedKeys(hasher, cache.block)
+        self.registry.dropped = lambda turn, _: self._keys.drop(turn)
+        self.publications = Publications(
+            max_tokens=max(1 << 20, PER_SLOT * cache.capacity), cached=self._cached_length
+        )
+        rules = Rules(
+            self.registry, self.ledger, splices=capability.splices, salt=salt, recompute=recompute
+        )
+
+        def lay(*args: Any, **options: Any) -> Any:
+            return plan_turn(*args, min_copy=min_copy, stage_cost=stage_cost, joins=True, **options)
+
+        self._admission = Admission(cache, rules, self._keys, lay=lay)
+        self._stepper = Stepper(
+            self._admission,
+            lambda request: [int(block.block_id) for block in blocks_of(request)],
+            cache.block,
+            copied=lambda rows: metrics.copied(rows * bytes_per_token),
+        )
+        self._accounts = Accounts(self.registry, self.ledger, sender, metrics)
+        self._forgetter = Forgetter(
+            cache,
+            hasher,
+            self.registry,
+            self.ledger,
+            self.publications,
+            erases=capability.splices,
+            told=metrics.forgot,
+        )
+        self._withholder = Withholder(cache, blocks_of)
+        self.forgets = TurnForgets(
+            self.ledger,
+            self._forgetter,
+            self._withholder,
+            self._admission,
+            self._accounts,
+            turns=self.turns,
+        )
+        self._erased: list[Slots] = []
+        """Rows of running requests that are overwritten with the next step's blocks."""
+        self._accounts.announce(capability)
+
+    def _cached_length(self, path: Publication) -> int:
+        # To look it up would mean to hash it again.
+        return len(path.keys)
+
+    # Requests come.
+
+    def receive(self, request: Any) -> None:
+        """Read a new request's envelope, if it has one."""
+        hints = self._read_hints(request, self._secret)
+        if hints.message_id is None:
+            if hints.nameless:
+                self._withholder.stranger(request, 0, "")
+            return
+        refusal = None if hints.invalid is None else EditRefusedError(hints.invalid, hints.detail)
+        turn = Turn(
+            request,
+            hints.message_id,
+            RequestKeys(request, self.cache.block),
+            hints.payload,
+            refusal,
+            hints.skipped,
+            prove=hints.prove,
+            prompt=array("q", request.prompt_token_ids),
+        )
+        self.turns[request.request_id] = turn
+        if hints.nameless:
+            self._withholder.turn(turn, 0, "")
+
+    def look_up(self, request: Any) -> int | None:
+        """Choose the lineage map of a waiting request, before vLLM looks it up.
+
+        Returns:
+            The most blocks that it may take from the cache; None leaves that to vLLM.
+        """
+        turn = self.turns.get(request.request_id)
+        if turn is None or turn.phase is Phase.RUNNING or turn.withheld:
+            return None
+        with contained("looking a prompt up"):
+            if turn.phase is not Phase.NEW:
+                self._admission.withdraw(turn)
+            return self._timed(turn, self._admission.look_up)
+        return 0
+
+    def matched(self, request: Any, prefix: int) -> int:
+        """Plan a waiting request whose cached prefix vLLM has found.
+
+        Returns:
+            The number of tokens after the prefix that will be copied.
+        """
+        turn = self.turns.get(request.request_id)
+        if turn is None or turn.phase is not Phase.NEW:
+            return 0
+        return self._timed(turn, lambda each: self._admission.plan(each, prefix))
+
+    def _timed(self, turn: Turn, step: Callable[[Turn], int]) -> int:
+        began = time.perf_counter_ns()
+        try:
+            return step(turn)
+        finally:
+            turn.spent_ns += time.perf_counter_ns() - began
+
+    def allocated(self, request: Any, copied: int) -> None:
+        """Record that vLLM gave a waiting request its blocks: it runs from now on.
+
+        Args:
+            copied: tokens after its prefix that vLLM takes for loaded.
+        """
+        turn = self.turns.get(request.request_id)
+        if turn is None or turn.phase in {Phase.STAGING, Phase.RUNNING}:
+            return
+        began = time.perf_counter_ns()
+        try:
+            self._begin(turn, copied)
+        except Exception:
+            log.exception("a splice failed; the request runs as an ordinary prefill")
+            self._admission.give_up(turn, Reason.TRANSFORM_FAILED, _UNGIVEN)
+        if turn.phase is not Phase.STAGING and turn.phase is not Phase.RUNNING:
+            turn.move(Phase.RUNNING)
+        with contained("labelling a prompt"):
+            self._label(turn)
+        self.forgets.carry_out(turn)
+        turn.spent_ns += time.perf_counter_ns() - began
+        with contained("writing a receipt"):
+            self._accounts.admitted(turn)
+
+    def _begin(self, turn: Turn, copied: int) -> None:
+        if turn.plan is None:
+            self._admission.plan(turn, turn.prefix)
+        staging = turn.staging
+        if turn.phase is Phase.PLANNED and staging is not None and copied == staging.loaded:
+            self._enter(turn)
+            self._stepper.begin(turn, copied)
+        elif turn.plan is not None and turn.plan.copies:
+            self._admission.give_up(turn, Reason.SOURCE_EVICTED, _UNGIVEN)
+
+    def _enter(self, turn: Turn) -> None:
+        """Note what a turn's copies have read, as they are about to be found."""
+        if turn.carried is None:
+            return
+        dropped = dict.fromkeys(self.ledger.enter(turn.scope, turn.carried), 0)
+        # Nobody could say any more what this KV has read.
+        gone = self.publications.under(dropped)
+        self._forgetter.remove_all([(owner[0], path, start) for owner, path, start in gone])
+        for owner, path, start in gone:
+            self.publications.cut(owner, path, start)
+
+    def _label(self, turn: Turn) -> None:
+        if turn.session is not None:
+            self.ledger.label(turn.session, [label.span for label in turn.spans])
+
+    # Steps.
+
+    def stepping(self, running: list[Any]) -> None:
+        """Prepare for the choice of the next step's tokens."""
+        with contained("advancing staged turns"):
+            for request in running:
+                turn = self.turns.get(request.request_id)
+                if turn is not None and turn.staging is not None:
+                    self._stepper.advance(turn)
+
+    def capped(self, request: Any, computed: int, tokens: int) -> int:
+        """Return the size of a request's chunk: it ends where copied rows follow."""
+        turn = self.turns.get(request.request_id)
+        return tokens if turn is None else self._stepper.capped(turn, computed, tokens)
+
+    def stepped(self, scheduled: dict[str, int]) -> Orders:
+        """Return the orders of a step that vLLM has put together.
+
+        Args:
+            scheduled: its tokens by request.
+        """
+        self._stepper.scheduled(self.turns, scheduled)
+        for turn in self.turns.values():
+            if turn.phase is Phase.PLANNED:  # it got no blocks
+                self._admission.withdraw(turn)
+        blocks = block_slots(self.cache.take_due(), self.cache.block)
+        orders = self._stepper.take(blocks)
+        self.forgets.report()
+        return orders
+
+    @property
+    def has_orders(self) -> bool:
+        """True if rows wait to be overwritten, though no request may run."""
+        return self.cache.has_due
+
+    # Requests go.
+
+    def preempting(self, request: Any) -> None:
+        """Record that vLLM takes a running request's blocks; it will wait again."""
+        turn = self.turns.get(request.request_id)
+        with contained("preempting a turn"):
+            self._withholder.releasing(request)
+            if turn is not None and turn.staging is not None:
+                self._hide_uncopied(turn)
+            self._note(request, turn)
+        if turn is not None and turn.phase is Phase.STAGING:
+            self._admission.withdraw(turn)
+
+    def _hide_uncopied(self, turn: Turn) -> None:
+        """Remove blocks that vLLM files already, though their rows were never copied."""
+        dest = turn.staging.runs[0][0].dest if turn.staging and turn.staging.runs else None
+        if dest is not None:
+            for block in self._blocks_of(turn.req.request_id)[dest // self.cache.block :]:
+                self.cache.hide(block)
+
+    def ended(self, request: Any, *, answered: bool) -> None:
+        """Record that a request ended; its blocks are given back next.
+
+        Args:
+            answered: True if it has run to an end that its client may see.
+        """
+        turn = self.turns.pop(request.request_id, None)
+        with contained("ending a request"):
+            self._withholder.releasing(request)
+            self._note(request, turn)
+            self._withholder.ended(request)
+        if turn is None:
+            return
+        with contained("ending a turn"):
+            if turn.staging is not None and turn.staging.runs:
+                self._hide_uncopied(turn)
+                answered = False
+            self._admission.release(turn)
+            turn.move(Phase.ENDED)
+            source = self._accounts.ended(turn, retain=answered and not turn.withheld)
+            if source is not None:
+                self._retained(turn, source)
+
+    def _retained(self, turn: Turn, source: SourceTurn) -> None:
+        """Keep the keys of a turn that became a source, and free what it retires."""
+        session = turn.session
+        assert session is not None  # noqa: S101 - only a session's turn is retained
+        if self.registry.get(session, source.turn) is source:
+            self._keys.note(source, turn.keys.plain)
+        if turn.payload is not None and turn.payload.retire:
+            gone = [name for name in turn.payload.retire if name != turn.payload.turn]
+            others = [each for each in self.turns.values() if each.session == session]
+            spared = [each.path(each.prompt) for each in others]
+            self._accounts.retired(self._forgetter.retire(session, gone, spared))
+
+    def _note(self, request: Any, turn: Turn | None) -> None:
+        """Note what a request has published: a forget must find it."""
+        tokens = array("q", request.all_token_ids[: request.num_computed_tokens])
+        if turn is not None and turn.withheld:
+            return  # nobody finds it
+        if not len(tokens) or request.mm_features or request.prompt_embeds is not None:
+            return
+        if turn is None or turn.session is None:
+            owner, path = (NOBODY, request.request_id), Publication(tokens, (), space_of(request))
+        else:
+            owner, path = turn.session, turn.path(tokens)
+        gone = self.publications.note(owner, path)
+        self._forgetter.remove_all([(owner[0], old, length) for old, length in gone])
+
+    def flushed(self) -> None:
+        """Record that vLLM has emptied its prefix cache."""
+        self.registry.clear()
+        self.publications.clear()
+        self._forgetter.clear()

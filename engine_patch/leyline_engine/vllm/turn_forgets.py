@@ -1,0 +1,142 @@
+"""Forgets that turns demand: when they are carried out, and which running requests they reach."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from leyline_engine.containment import contained
+from leyline_engine.contract import Reason
+from leyline_engine.ledger import SpanLedger
+from leyline_engine.lineage import first_spliced, runs_before
+from leyline_engine.publications import Publication
+from leyline_engine.rules import CheckedRequest
+from leyline_engine.vllm.accounts import Accounts
+from leyline_engine.vllm.admission import Admission
+from leyline_engine.vllm.forgetting import Forgetter, Forgotten
+from leyline_engine.vllm.turn import Phase, Turn
+from leyline_engine.vllm.withholding import Withholder
+
+log = logging.getLogger(__name__)
+
+
+class TurnForgets:
+    """Forgets of one scheduler's turns.
+
+    Args:
+        ledger: knows which lineages have read a span.
+        forgetter: carries forgets out on the blocks.
+        withholder: keeps KV that running requests compute from being found.
+        admission: gives up splices of what is forgotten.
+        accounts: reports the progress of forgets.
+        turns: turns that wait or run, by request.
+    """
+
+    def __init__(
+        self,
+        ledger: SpanLedger,
+        forgetter: Forgetter,
+        withholder: Withholder,
+        admission: Admission,
+        accounts: Accounts,
+        *,
+        turns: Mapping[str, Turn],
+    ) -> None:
+        self._ledger = ledger
+        self._forgetter = forgetter
+        self._withholder = withholder
+        self._admission = admission
+        self._accounts = accounts
+        self._turns = turns
+        self.strangers: Iterable[Any] = ()
+        """vLLM's requests that hold blocks, with those that have no turn."""
+
+    def carry_out(self, turn: Turn) -> None:
+        """Forget what a turn demands: vLLM has given it blocks, and its first copies are ordered.
+
+        Blocks that its other copies are made from are held until then.
+        """
+        checked = turn.checked
+        if checked is None or not checked.forgets or turn.session is None:
+            return
+        try:
+            self._remove_readers(turn, checked)
+        except Exception:
+            log.exception("a forget failed; nobody finds what may have read the spans")
+            self._condemn(turn)
+
+    def _remove_readers(self, turn: Turn, checked: CheckedRequest) -> None:
+        assert turn.session is not None  # noqa: S101 - the caller's contract
+        for other in self._others(turn):
+            if other.session == turn.session:
+                self._withhold(other, turn.message_id)
+        prefix = turn.prompt[: turn.prefix]
+        found = Publication(
+            turn.path(prefix).keys, runs_before(turn.lineage, turn.prefix), turn.space
+        )
+        done = self._forgetter.forget(
+            turn.session,
+            checked.forgotten,
+            spared=(Publication(turn.prompt, (), turn.space), found),
+            ticket=turn.message_id,
+        )
+        for other in self._others(turn):
+            if other.phase not in {Phase.NEW, Phase.PLANNED} and self._has_read(done, other):
+                self._withhold(other, turn.message_id)
+        self._withhold_strangers(done, turn.message_id)
+        self._forgetter.progress()
+        turn.forgot = self._forgetter.counts(turn.message_id)
+
+    def _others(self, turn: Turn) -> list[Turn]:
+        return [each for each in self._turns.values() if each is not turn]
+
+    def _has_read(self, done: Forgotten, other: Turn) -> bool:
+        length = len(other.prompt)
+        return self._ledger.read_by(done.struck, other.scope, other.lineage, other.carried, length)
+
+    def _withhold(self, turn: Turn, ticket: str) -> None:
+        """Publish nothing that a turn computes, as it may have read forgotten spans."""
+        if turn.phase is Phase.PLANNED:
+            self._admission.withdraw(turn)
+        if turn.receipt is not None:
+            turn.receipt = msgspec.structs.replace(turn.receipt, turn="")
+        if turn.staging is not None:
+            # A run that has begun is copied: vLLM counts on its rows.
+            del turn.staging.runs[1 if turn.staging.begun else 0 :]
+            if not turn.staging.runs:
+                self._admission.release(turn)
+                turn.move(Phase.RUNNING)
+        start = min(turn.prefix, first_spliced(turn.lineage, turn.prefix))
+        self._withholder.turn(turn, 0 if turn.phase is Phase.NEW else start, ticket)
+
+    def _withhold_strangers(self, done: Forgotten, ticket: str) -> None:
+        """Withhold KV of requests without a session that continue what was removed."""
+        for request in self.strangers:
+            if request.request_id in self._turns:
+                continue
+            for first, key in done.removed:
+                if len(request.block_hashes) > first and request.block_hashes[first] == key:
+                    self._withholder.stranger(request, first, ticket)
+                    break
+
+    def _condemn(self, turn: Turn) -> None:
+        """Remove KV after a forget failed midway: nothing that may have read the spans is found."""
+        detail = "what was to be forgotten is yet to be removed"
+        with contained("giving a splice up"):
+            self._admission.give_up(turn, Reason.TRANSFORM_FAILED, detail)
+        readers = self._ledger.borrowers(turn.scope)
+        for other in self._others(turn):
+            if other.scope in readers:
+                with contained("withholding a turn"):
+                    self._withhold(other, turn.message_id)
+        if turn.session is not None:
+            with contained("condemning what a session published"):
+                turn.forgot = self._forgetter.condemn(turn.session, turn.message_id)
+
+    def report(self) -> None:
+        """Report the progress of forgets since the last step."""
+        for ticket, counts in self._forgetter.progress().items():
+            self._accounts.progressed(ticket, counts)
