@@ -29,9 +29,9 @@ from leyline_engine.contract import (
     token_array,
 )
 from leyline_engine.proof.digests import Part
+from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.publications import Publication, Space
 from leyline_engine.sglang.rows.pages import free_slots, unwritten_slots, whole_pages
-from leyline_engine.sglang.rows.pool import SplicePool
 
 pytestmark = pytest.mark.usefixtures("server_args")
 PAGES = (1, 16, 64)
