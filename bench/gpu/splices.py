@@ -26,8 +26,8 @@ from rich.progress import track
 from rich.table import Table
 
 from leyline_engine.rotation import Pairing, Rotary
-from leyline_engine.sglang.rows.mover import PoolTensors
-from leyline_engine.sglang.rows.pool import SplicePool
+from leyline_engine.rows.mover import PoolTensors
+from leyline_engine.rows.pool import SplicePool
 
 GOAL = 0.8
 """Share of the device's copy bandwidth."""

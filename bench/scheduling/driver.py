@@ -33,11 +33,11 @@ from leyline_engine.contract import (
     edit_envelope,
 )
 from leyline_engine.metrics import NoMetrics
+from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.adder import LeylinePrefillAdder
 from leyline_engine.sglang.engine import SchedulerEngine
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.layouts import read_pool
-from leyline_engine.sglang.rows.pool import SplicePool
 from scheduling.stopwatch import Stopwatch
 
 VOCABULARY = 128_000

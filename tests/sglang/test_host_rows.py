@@ -12,10 +12,10 @@ from sglang.srt.runtime_context import get_context
 from sglang.srt.server_args import ServerArgs
 
 from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.cpu.host_tier import copy_rows, register_host_tier
 from leyline_engine.sglang.rows.host import HostRows
 from leyline_engine.sglang.rows.layouts import UnsupportedPoolError, read_pool
-from leyline_engine.sglang.rows.pool import SplicePool
 
 SLOTS, LAYERS = 40, 3
 LAYOUTS = ("layer_first", "page_first")

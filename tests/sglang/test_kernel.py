@@ -26,8 +26,8 @@ from pool_kit import (
 )
 
 from leyline_engine.rotation import ModelRotary, Pairing, Rotary
-from leyline_engine.sglang.rows.mover import PoolTensors, TorchMover
-from leyline_engine.sglang.rows.pool import SplicePool, choose_mover
+from leyline_engine.rows.mover import PoolTensors, TorchMover
+from leyline_engine.rows.pool import SplicePool, choose_mover
 
 COUNT = 13  # no multiple of a tile
 # The interpreter cuts bf16 off where hardware and torch round to nearest.
@@ -40,7 +40,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The kernel's module, made for the interpreter; as it was before, afterwards."""
     with monkeypatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        module = importlib.import_module("leyline_engine.sglang.rows.kernel")
+        module = importlib.import_module("leyline_engine.rows.kernel")
         yield importlib.reload(module)
     importlib.reload(module)
 
@@ -300,6 +300,6 @@ def test_the_mover_is_chosen_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     on_gpu: Any = OnGpu("gqa", tensors.keys, (), 0, 16, 8)
     made = object()
-    kernel = importlib.import_module("leyline_engine.sglang.rows.kernel")
+    kernel = importlib.import_module("leyline_engine.rows.kernel")
     monkeypatch.setattr(kernel, "TritonMover", lambda *_: made)
     assert choose_mover(on_gpu, rotary) is made

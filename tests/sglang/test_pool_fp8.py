@@ -27,16 +27,16 @@ from pool_kit import (
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
 from leyline_engine.rotation import Pairing, Rotary
-from leyline_engine.sglang.rows.layouts import UnsupportedPoolError, read_pool
-from leyline_engine.sglang.rows.mover import PoolTensors
-from leyline_engine.sglang.rows.origins import (
+from leyline_engine.rows.mover import PoolTensors
+from leyline_engine.rows.origins import (
     DEFAULT_ORIGIN_BYTES,
     OriginsError,
     bytes_per_origin,
     origin_bytes_from,
     origin_rows,
 )
-from leyline_engine.sglang.rows.pool import OriginGoneError, SplicePool
+from leyline_engine.rows.pool import OriginGoneError, SplicePool
+from leyline_engine.sglang.rows.layouts import UnsupportedPoolError, read_pool
 
 MLA, GQA = SHAPES[0], SHAPES[2]
 COUNT = 20

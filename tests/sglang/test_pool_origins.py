@@ -16,8 +16,8 @@ from pool_kit import (
     turned,
 )
 
-from leyline_engine.sglang.rows.mover import PoolTensors
-from leyline_engine.sglang.rows.pool import SplicePool
+from leyline_engine.rows.mover import PoolTensors
+from leyline_engine.rows.pool import SplicePool
 
 COUNT = 10
 START = 5000

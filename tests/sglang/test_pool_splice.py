@@ -25,8 +25,8 @@ from pool_kit import (
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
 from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.rows.layouts import UnsupportedPoolError, read_pool
-from leyline_engine.sglang.rows.pool import SplicePool
 
 COUNT = 20
 

@@ -32,8 +32,8 @@ from leyline_engine.ledger import SpanKey
 from leyline_engine.lineage import fold_keys
 from leyline_engine.proof.digests import Part
 from leyline_engine.publications import Publication, Space
+from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.claim_desk import ClaimDesk
-from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.tree_keys import TreeKeys
 
 pytestmark = pytest.mark.usefixtures("server_args")

@@ -23,7 +23,7 @@ from leyline_engine.contract import (
     SourceRef,
     apply_directives,
 )
-from leyline_engine.sglang.rows.pool import SplicePool
+from leyline_engine.rows.pool import SplicePool
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

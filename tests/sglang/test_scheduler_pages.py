@@ -30,8 +30,8 @@ from leyline_engine.contract import (
 )
 from leyline_engine.proof.digests import Part
 from leyline_engine.publications import Publication, Space
+from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.rows.pages import free_slots, unwritten_slots, whole_pages
-from leyline_engine.sglang.rows.pool import SplicePool
 
 pytestmark = pytest.mark.usefixtures("server_args")
 PAGES = (1, 16, 64)

@@ -11,7 +11,7 @@ from secret_kit import SPANS, TOLD, forgetting, telling
 
 from leyline_engine.contract import EditPayload, Proof, ProvePayload, edit_envelope
 from leyline_engine.proof.digests import Part
-from leyline_engine.sglang.rows.pool import SplicePool
+from leyline_engine.rows.pool import SplicePool
 
 pytestmark = pytest.mark.usefixtures("server_args", "position_free")
 NONCE = ProvePayload(nonce="5e" * 32)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from leyline_engine.replay.cache.pool import KVLayout
     from leyline_engine.replay.models.loader import LoadedModel
-    from leyline_engine.sglang.rows.mover import PoolTensors
+    from leyline_engine.rows.mover import PoolTensors
 
 _FIRST, _LAST = 1024, 65_536
 _WARM_UP = 2
@@ -112,7 +112,7 @@ def run(loaded: LoadedModel, max_tokens: int, repeat: int, progress: Progress) -
         UnsupportedModelError: the model's KV has no form that could be spliced.
     """
     from leyline_engine.replay.models.rotary_probe import UnsupportedModelError, read_model_facts
-    from leyline_engine.sglang.rows.pool import SplicePool
+    from leyline_engine.rows.pool import SplicePool
 
     facts = read_model_facts(loaded.model)
     if facts.unsupported:
@@ -147,7 +147,7 @@ def random_pool(layout: KVLayout, slots: int, device: torch.device) -> PoolTenso
     """Return a pool in SGLang's layout, with ``slots`` random rows."""
     import torch
 
-    from leyline_engine.sglang.rows.mover import PoolTensors
+    from leyline_engine.rows.mover import PoolTensors
 
     def tensors(heads: int, dim: int) -> tuple[torch.Tensor, ...]:
         shape = (slots + 1, heads, dim)

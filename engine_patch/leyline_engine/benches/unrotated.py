@@ -35,7 +35,7 @@ class UnrotatedPool:
         return getattr(self._pool, name)
 
     def splice(self, source: Any, target: Any, source_start: int, dest_start: int) -> None:
-        """Copy rows; see :meth:`leyline_engine.sglang.rows.pool.SplicePool.splice`."""
+        """Copy rows; see :meth:`leyline_engine.rows.pool.SplicePool.splice`."""
         self._pool.splice(source, target, dest_start, dest_start)
 
 

@@ -19,11 +19,11 @@ from leyline_engine.contract import Reason
 from leyline_engine.edits import EditRefusedError
 from leyline_engine.plan import plan_turn
 from leyline_engine.publications import Publication
+from leyline_engine.rows.pool import OriginGoneError
 from leyline_engine.rules import CheckedRequest
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.matching import Matcher, reach
 from leyline_engine.sglang.radix import LeylineRadixCache
-from leyline_engine.sglang.rows.pool import OriginGoneError
 from leyline_engine.sglang.splicer import (
     MAX_RESTARTS,
     Admit,

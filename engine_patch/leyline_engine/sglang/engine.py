@@ -27,6 +27,7 @@ from leyline_engine.metrics import EngineMetrics
 from leyline_engine.proof.prover import Prover
 from leyline_engine.publications import Publications, Space
 from leyline_engine.reuse.fingerprints import MatcherKind
+from leyline_engine.rows.pool import SplicePool
 from leyline_engine.rules import Rules
 from leyline_engine.sglang.accounts import Accounts
 from leyline_engine.sglang.admission import Admission
@@ -46,7 +47,6 @@ from leyline_engine.sglang.proving import SchedulerSite, agreed_proof, overwriti
 from leyline_engine.sglang.publishing import KeptOut, Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica
-from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.splicer import Splicer, planner, release
 from leyline_engine.sglang.stage_row import StageRow
 from leyline_engine.sglang.turn import Phase, Turn

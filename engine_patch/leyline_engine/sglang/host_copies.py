@@ -13,7 +13,8 @@ import numpy as np
 from leyline_engine.proof.digests import Part
 from leyline_engine.proof.witness import Slots
 from leyline_engine.publications import Publication
-from leyline_engine.sglang.rows.host import HOST, HostRows
+from leyline_engine.rows.host import CopiedRows
+from leyline_engine.sglang.rows.host import HOST
 
 
 class HostCopies:
@@ -24,7 +25,7 @@ class HostCopies:
         rows: the host's rows; None for a tree without copies.
     """
 
-    def __init__(self, tree: Any, rows: HostRows | None) -> None:
+    def __init__(self, tree: Any, rows: CopiedRows | None) -> None:
         self._tree = tree
         self._rows = rows
 

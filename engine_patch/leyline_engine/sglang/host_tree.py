@@ -26,9 +26,9 @@ from leyline_engine.containment import contained
 from leyline_engine.lineage import exact_length
 from leyline_engine.proof.witness import Slots
 from leyline_engine.publications import Publication
+from leyline_engine.rows.host import CopiedRows
 from leyline_engine.sglang.condemned import Unpublished
 from leyline_engine.sglang.radix import LeylineRadixCache
-from leyline_engine.sglang.rows.host import HostRows
 from leyline_engine.sglang.turn import Turn
 
 CORE = "python"
@@ -40,7 +40,7 @@ class HostedRadixCache(LeylineRadixCache):
     """A tree whose nodes may have copies in the host's memory, or be there alone."""
 
     def __init__(self, params: Any) -> None:
-        self._host: HostRows | None = None
+        self._host: CopiedRows | None = None
         self._loading = False
         self._moved = False
         """True if copies to the host, or back, are done since this was looked at."""

@@ -120,9 +120,9 @@ def _facts(context: Any, cache: Any, group: Any) -> Any:
     """Return the facts of this rank's model and pool, and note in the cache what drafts for it."""
     from sglang.srt.runtime_context import get_spec
 
+    from leyline_engine.rows.origins import origin_bytes_from
     from leyline_engine.sglang.facts.drafts import corpus_emptier
     from leyline_engine.sglang.facts.setup import read_facts
-    from leyline_engine.sglang.rows.origins import origin_bytes_from
     from leyline_engine.sglang.tensor_parallel import common_rows
 
     facts = read_facts(context, cache, origin_bytes=origin_bytes_from(), common=common_rows(group))

@@ -22,10 +22,10 @@ from leyline_engine.proof.witness import Slots
 from leyline_engine.provenance import Provenance
 from leyline_engine.publications import NOBODY, Publication, Publications
 from leyline_engine.reuse.index import ReuseIndex
+from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.host_copies import HostCopies
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.host import HOST
-from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.turn import Turn
 from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
 

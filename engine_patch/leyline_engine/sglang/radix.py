@@ -33,10 +33,10 @@ from leyline_engine.lineage import first_spliced
 from leyline_engine.plan import page_floor
 from leyline_engine.publications import Publication, Space
 from leyline_engine.reuse.index import ReuseIndex
+from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.census import Census
 from leyline_engine.sglang.condemned import CondemnedPaths, Unpublished
 from leyline_engine.sglang.rows.pages import free_slots, unwritten_slots, whole_pages
-from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.shelf import RadixShelf
 from leyline_engine.sglang.tree_keys import TreeKeys, limited
 from leyline_engine.sglang.turn import Turn

@@ -28,11 +28,11 @@ from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import Carried
 from leyline_engine.lineage import runs_before
 from leyline_engine.plan import Plan, clip_copies, copy_runs, plan_turn
+from leyline_engine.rows.copies import turnable_copies
+from leyline_engine.rows.pool import SplicePool
 from leyline_engine.rules import CheckedRequest, Rules, extend_lineage
 from leyline_engine.sglang.publishing import Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
-from leyline_engine.sglang.rows.copies import turnable_copies
-from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.stage_row import StageRow
 from leyline_engine.sglang.turn import Phase, Source, Staging, Turn
 

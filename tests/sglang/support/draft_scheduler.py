@@ -15,8 +15,8 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.rows.layouts import read_pool
-from leyline_engine.sglang.rows.pool import SplicePool
 
 _WIDTH, _LAYERS, _LONGEST = 8, 2, 4096
 _INV_FREQ = 1.0 / 500.0 ** (torch.arange(0, _WIDTH, 2, dtype=torch.float32) / _WIDTH)

@@ -152,7 +152,7 @@ def _turn_wrongly(cache: Any, how: str) -> None:
     from dataclasses import replace
 
     from leyline_engine.rotation import LayeredRotary
-    from leyline_engine.sglang.rows.mover import TorchMover
+    from leyline_engine.rows.mover import TorchMover
 
     pool = cache._pool
     right = getattr(pool, "probe_right", pool.rotary)

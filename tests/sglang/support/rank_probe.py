@@ -30,7 +30,7 @@ def splices(folder: Path) -> list[list[dict[str, Any]]]:
 
 def register() -> None:
     """Called by SGLang in each of its processes."""
-    from leyline_engine.sglang.rows.pool import SplicePool
+    from leyline_engine.rows.pool import SplicePool
 
     spliced = SplicePool.splice
     file = Path(os.environ[_FOLDER]) / f"rank-{os.getpid()}.jsonl"

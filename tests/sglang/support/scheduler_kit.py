@@ -41,13 +41,13 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.publications import Space
+from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang import plugin
 from leyline_engine.sglang.adder import LeylinePrefillAdder
 from leyline_engine.sglang.engine import SchedulerEngine
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica
 from leyline_engine.sglang.rows.layouts import read_pool
-from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.stage_row import StageRow
 
 SALT = b"salt of the test"

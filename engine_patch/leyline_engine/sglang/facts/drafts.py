@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from leyline_engine.explained_keys import UnsupportedRotaryError
+from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.rows.layouts import UnsupportedPoolError
-from leyline_engine.sglang.rows.pool import SplicePool
 
 _WORKER = "leyline_draft_worker"
 

@@ -23,6 +23,8 @@ from leyline_engine.contract import (
 )
 from leyline_engine.explained_keys import UnsupportedRotaryError
 from leyline_engine.rotation import ModelRotary
+from leyline_engine.rows.origins import OriginsError, origin_rows
+from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.facts.allow_list import KV_DTYPES, Setup, refusals
 from leyline_engine.sglang.facts.drafts import UnsupportedDraftError, read_drafts
 from leyline_engine.sglang.facts.measuring import Measured, measure_keys
@@ -30,8 +32,6 @@ from leyline_engine.sglang.facts.modules import measure_modules
 from leyline_engine.sglang.facts.probe import ProbeError
 from leyline_engine.sglang.rows.host import open_host_rows
 from leyline_engine.sglang.rows.layouts import UnsupportedPoolError, read_pool
-from leyline_engine.sglang.rows.origins import OriginsError, origin_rows
-from leyline_engine.sglang.rows.pool import SplicePool
 
 _SAMPLED_BYTES = 1 << 16
 _VOLATILE = frozenset({"_name_or_path", "transformers_version"})
@@ -101,8 +101,8 @@ def read_facts(
     Args:
         context: a ``TreeCacheBuildContext``.
         tree: the tree cache that was made from it, still empty.
-        origin_bytes: see :func:`~leyline_engine.sglang.rows.origins.origin_rows`.
-        common: see :class:`~leyline_engine.sglang.rows.pool.SplicePool`.
+        origin_bytes: see :func:`~leyline_engine.rows.origins.origin_rows`.
+        common: see :class:`~leyline_engine.rows.pool.SplicePool`.
         measure: finds the rotation of the model's keys.
     """
     setup = read_setup(context)

@@ -1,1 +1,1 @@
-"""Rows of the KV pool: where they lie, how they are read, moved and rotated."""
+"""Rows of SGLang's pools: where they lie, on the device and in the host's memory."""

@@ -14,8 +14,8 @@ import torch
 
 from leyline_engine.proof.digests import Part, filled
 from leyline_engine.proof.witness import Slots
+from leyline_engine.rows.mover import PoolTensors
 from leyline_engine.sglang.rows.layouts import UnsupportedPoolError
-from leyline_engine.sglang.rows.mover import PoolTensors
 
 HOST = "host"
 """The place of a proof to which these rows belong."""
@@ -119,7 +119,7 @@ class HostRows:
                 tensor.zero_()
 
     def parts(self) -> list[Part]:
-        """Return what :meth:`.pool.SplicePool.parts` has of the last layer and free of positions.
+        """Return what :meth:`.rows.pool.SplicePool.parts` has of the last layer, free of positions.
 
         A copy has all of a row, and looking at every layer would take the host minutes.
         """

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from leyline_engine.sglang.rows.mover import PoolTensors
+from leyline_engine.rows.mover import PoolTensors
 
 
 class UnsupportedPoolError(Exception):

@@ -1,7 +1,7 @@
-"""Splices and erasures of rows of SGLang's KV pools.
+"""Splices and erasures of rows of an engine's KV pool.
 
 Rounding must not accumulate over repeated splices, so the as-computed rotary key of a spliced row
-is kept beside the pool, in a small ring. SGLang writes and frees slots without notice; an entry is
+is kept beside the pool, in a small ring. Engines write and free slots without notice; an entry is
 therefore believed only if turning its key to the row's position gives, bit for bit, the slot's key.
 Then using it is right by definition, whoever wrote the slot.
 
@@ -18,9 +18,9 @@ import torch
 
 from leyline_engine.proof.digests import Part
 from leyline_engine.rotation import ModelRotary
-from leyline_engine.sglang.rows.host import HostRows
-from leyline_engine.sglang.rows.mover import Move, PoolTensors, RowMover, TorchMover
-from leyline_engine.sglang.rows.origins import origin_rows
+from leyline_engine.rows.host import CopiedRows
+from leyline_engine.rows.mover import Move, PoolTensors, RowMover, TorchMover
+from leyline_engine.rows.origins import origin_rows
 
 _LOOKED_AT = 1 << 14
 """Rows per step of a check of their contents, which takes as much memory again."""
@@ -34,7 +34,7 @@ def choose_mover(tensors: PoolTensors, rotary: ModelRotary) -> RowMover:
     """Return the fused Triton mover on GPUs, and plain torch elsewhere."""
     if tensors.device.type != "cuda":
         return TorchMover(tensors, rotary)
-    from leyline_engine.sglang.rows.kernel import TritonMover
+    from leyline_engine.rows.kernel import TritonMover
 
     return TritonMover(tensors, rotary)
 
@@ -59,7 +59,7 @@ class SplicePool:
         """Wrap a pool.
 
         Args:
-            tensors: from :func:`read_pool`.
+            tensors: the pool's, with their rotary band.
             rotary: rotations of the pool's layers, on any device.
             origins: as-computed keys to keep, at least 1; see :func:`.origins.origin_rows`. When
                 more rows than that are spliced, the oldest keys give way. Their rows are turned
@@ -83,7 +83,7 @@ class SplicePool:
         """Called with slots that have been overwritten."""
         self.drafts: tuple[SplicePool, ...] = ()
         """Pools of draft models, which have rows of their own in the same slots."""
-        self.host: HostRows | None = None
+        self.host: CopiedRows | None = None
         """Copies of the rows in the host's memory."""
         self._mover = choose_mover(tensors, self.rotary) if mover is None else mover
         heads = tensors.keys[0].shape[1]
@@ -228,7 +228,7 @@ class SplicePool:
         return (entry >= 0) & (self._claims[entry] == self._claims_then[slots])
 
     def freed(self, slots: Sequence[torch.Tensor]) -> None:
-        """Record that slots, int64 each, hold no splice's rows any more: SGLang may write to them.
+        """Record that slots, int64 each, hold no splice's rows any more: others may write to them.
 
         A slot of which this isn't recorded may be taken for one whose as-computed key gave way.
         """

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from leyline_engine.rotation import ModelRotary, Pairing
-from leyline_engine.sglang.rows.mover import Move, PoolTensors
+from leyline_engine.rows.mover import Move, PoolTensors
 
 _TOKENS = 8
 """Rows per program."""
@@ -277,7 +277,7 @@ class TritonMover:
         return torch.stack(cos), torch.stack(sin)
 
     def move(self, move: Move, as_computed: torch.Tensor) -> None:
-        """Move rows; see :meth:`~leyline_engine.sglang.rows.mover.RowMover.move`."""
+        """Move rows; see :meth:`~leyline_engine.rows.mover.RowMover.move`."""
         count = len(move.source)
         cos, sin = self._turns(move.computed_at, move.needed_at)
         plain, length = self._plain
@@ -312,7 +312,7 @@ class TritonMover:
         stands_at: torch.Tensor,
         as_computed: torch.Tensor,
     ) -> torch.Tensor:
-        """Certify rows; see :meth:`~leyline_engine.sglang.rows.mover.RowMover.certify`."""
+        """Certify rows; see :meth:`~leyline_engine.rows.mover.RowMover.certify`."""
         certified = (origin >= 0).to(torch.int32)
         count = len(slots)
         if count == 0:

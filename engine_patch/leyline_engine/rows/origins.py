@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from leyline_engine.sglang.rows.mover import PoolTensors
+from leyline_engine.rows.mover import PoolTensors
 
 ORIGIN_BYTES_VARIABLE = "LEYLINE_ORIGIN_BYTES"
-"""Maximum number of bytes of as-computed keys that are kept on each GPU, outside SGLang's pool."""
+"""Maximum number of bytes of as-computed keys kept on each device, outside the engine's pool."""
 DEFAULT_ORIGIN_BYTES = 1 << 30
 SLOTS_PER_ORIGIN = 8
 """The ring has at most a key for each so many slots."""

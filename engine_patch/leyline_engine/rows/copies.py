@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from leyline_engine.contract import CopySegment
-from leyline_engine.sglang.rows.pool import SplicePool
+from leyline_engine.rows.pool import SplicePool
 
 
 def turnable_copies(
