@@ -24,7 +24,7 @@ from leyline_engine.contract import (
     edit_envelope,
     token_array,
 )
-from leyline_engine.sglang.hints import MAX_ENVELOPE_BYTES
+from leyline_engine.packed_hints import MAX_ENVELOPE_BYTES
 from leyline_engine.sglang.publications import Publication, Space
 
 pytestmark = pytest.mark.usefixtures("server_args")

@@ -34,7 +34,7 @@ from leyline_engine.contract import (
     token_array,
 )
 from leyline_engine.lineage import fold_keys
-from leyline_engine.sglang.claim_clock import ClaimMessage
+from leyline_engine.server.claim_clock import ClaimMessage
 from leyline_engine.sglang.host_tree import NO_STORAGE
 from leyline_engine.sglang.publications import Publication, Space
 

@@ -25,7 +25,7 @@ from leyline_engine.metrics import EngineMetrics
 from leyline_engine.plan import Plan
 from leyline_engine.retention import retain_turn
 from leyline_engine.rules import CheckedRequest, EditVerdict, judge
-from leyline_engine.sglang.channel import Sender
+from leyline_engine.server.channel import Sender
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.splicer import as_admitted
 from leyline_engine.sglang.turn import Turn

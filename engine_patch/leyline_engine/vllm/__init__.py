@@ -1,0 +1,1 @@
+"""Leyline inside vLLM: a general plugin."""
