@@ -23,7 +23,7 @@ from leyline_engine.contract import (
     edit_envelope,
 )
 from leyline_engine.records import RecordBook
-from leyline_engine.sglang.server.answering import CHAT_PATH, AnsweringWithRecords, note_envelope
+from leyline_engine.server.answering import CHAT_PATH, AnsweringWithRecords, note_envelope
 
 PAYLOAD = EditPayload(session="s", scope="t", turn="t1")
 ASKS = msgspec.to_builtins(edit_envelope("m", PAYLOAD, receipt_in_answer=True))

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from leyline_engine.contract import Capability, ForgetCounts, Outcome, Receipt, TurnRecord
-from leyline_engine.sglang.channel import (
+from leyline_engine.server.channel import (
     ENDPOINT_VARIABLE,
     ReceiptChannel,
     ReceiptSender,
@@ -38,7 +38,7 @@ WAIT_S = 20.0
 SCHEDULER = """
 import sys
 from leyline_engine.contract import Capability, ForgetCounts, Receipt, TurnRecord
-from leyline_engine.sglang.channel import open_sender
+from leyline_engine.server.channel import open_sender
 import msgspec
 
 sender = open_sender(attn_tp_rank=0, dp_rank=None)

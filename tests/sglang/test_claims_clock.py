@@ -18,15 +18,15 @@ from sglang.srt.managers.io_struct import DumperControlReqOutput
 from starlette.applications import Starlette
 
 from leyline_engine.contract import CLAIMS_PATH, ClaimReply, GetClaim
-from leyline_engine.sglang import claim_clock
-from leyline_engine.sglang.channel import ReceiptChannel
-from leyline_engine.sglang.claim_clock import (
+from leyline_engine.server import claim_clock
+from leyline_engine.server.channel import ReceiptChannel
+from leyline_engine.server.claim_clock import (
     ClaimAnswer,
     ClaimClock,
     ClaimMessage,
     SchedulerSilentError,
 )
-from leyline_engine.sglang.server.http import Endpoints
+from leyline_engine.sglang.server.http import sglang_endpoints
 
 Answer = Callable[[ClaimMessage], Awaitable[ClaimAnswer]]
 
@@ -244,7 +244,7 @@ async def test_a_late_answer_is_nobody_elses(
     wire: FanOutCommunicator[Any] = FanOutCommunicator(sent.append, 1)
     manager = SimpleNamespace(dumper_control=wire)
     channel = ReceiptChannel()
-    endpoints = Endpoints(channel, manager, None, template_kwargs={})
+    endpoints = sglang_endpoints(channel, manager, None, template_kwargs={})
     transport = httpx.ASGITransport(Starlette(routes=endpoints.routes()))
 
     def answer(message: Any) -> None:

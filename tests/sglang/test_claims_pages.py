@@ -28,7 +28,7 @@ from leyline_engine.contract import (
     token_array,
 )
 from leyline_engine.occupancy import held_by_claims
-from leyline_engine.sglang.claim_clock import ClaimMessage
+from leyline_engine.server.claim_clock import ClaimMessage
 from leyline_engine.sglang.claim_desk import ClaimDesk
 from leyline_engine.sources import SourceRegistry
 

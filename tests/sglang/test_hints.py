@@ -29,12 +29,8 @@ from leyline_engine.contract import (
     edit_envelope,
     sign_envelope,
 )
-from leyline_engine.sglang.hints import (
-    MAX_ENVELOPE_BYTES,
-    beside_tokens,
-    pack_hints,
-    take_hints,
-)
+from leyline_engine.packed_hints import MAX_ENVELOPE_BYTES
+from leyline_engine.sglang.hints import beside_tokens, pack_hints, take_hints
 
 SECRET = "between proxy and engine"
 PAYLOAD = EditPayload(session="s", scope="t", turn="t1")

@@ -35,9 +35,9 @@ from leyline_engine.contract import (
     TurnRecord,
     edit_envelope,
 )
-from leyline_engine.sglang.channel import ENDPOINT_VARIABLE, ReceiptChannel
-from leyline_engine.sglang.hints import MAX_ENVELOPE_BYTES
-from leyline_engine.sglang.server.http import Endpoints, EngineHttp
+from leyline_engine.packed_hints import MAX_ENVELOPE_BYTES
+from leyline_engine.server.channel import ENDPOINT_VARIABLE, ReceiptChannel
+from leyline_engine.sglang.server.http import EngineHttp, sglang_endpoints
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/generate")
 NEW_TOKENS = 12
@@ -231,7 +231,7 @@ async def guarded(channel: ReceiptChannel) -> AsyncIterator[httpx.AsyncClient]:
     app = FastAPI()
     tokenizer = AutoTokenizer.from_pretrained(shipped_model())
     manager = SimpleNamespace(tokenizer=tokenizer)
-    endpoints = Endpoints(channel, manager, TemplateManager(), template_kwargs={})
+    endpoints = sglang_endpoints(channel, manager, TemplateManager(), template_kwargs={})
     app.router.routes.extend(endpoints.routes())
     add_api_key_middleware(app, api_key=KEY, admin_api_key=None)
     transport = httpx.ASGITransport(app)

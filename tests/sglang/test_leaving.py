@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from leyline_engine.sglang.server.leaving import LeavingEngine
+from leyline_engine.server.leaving import LeavingEngine
 
 PATHS = ("/v1/chat/completions", "/v1/models", "/generate", "/health", "/leyline/receipts/m")
 

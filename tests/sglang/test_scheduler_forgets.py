@@ -24,6 +24,7 @@ from leyline_engine.contract import (
     edit_envelope,
     token_array,
 )
+from leyline_engine.packed_hints import MAX_ENVELOPE_BYTES
 from leyline_engine.publications import Publication, Space
 from leyline_engine.sglang.hints import MAX_ENVELOPE_BYTES
 

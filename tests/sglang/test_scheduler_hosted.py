@@ -35,7 +35,7 @@ from leyline_engine.contract import (
 )
 from leyline_engine.lineage import fold_keys
 from leyline_engine.publications import Publication, Space
-from leyline_engine.sglang.claim_clock import ClaimMessage
+from leyline_engine.server.claim_clock import ClaimMessage
 from leyline_engine.sglang.host_tree import NO_STORAGE
 
 pytestmark = pytest.mark.usefixtures("server_args")

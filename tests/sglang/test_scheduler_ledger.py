@@ -31,10 +31,10 @@ from leyline_engine.contract import (
     apply_directives,
     sign_bytes,
 )
-from leyline_engine.sglang import claim_clock
-from leyline_engine.sglang.channel import ReceiptChannel
+from leyline_engine.server import claim_clock
+from leyline_engine.server.channel import ReceiptChannel
 from leyline_engine.sglang.ranks import Replica, session_rank
-from leyline_engine.sglang.server.http import Endpoints
+from leyline_engine.sglang.server.http import sglang_endpoints
 
 pytestmark = pytest.mark.usefixtures("server_args")
 
@@ -193,7 +193,7 @@ def client_of(
     channel: ReceiptChannel, wire: Wire, *, secret: str | None = None
 ) -> httpx.AsyncClient:
     """A client of Leyline's routes before these schedulers."""
-    endpoints = Endpoints(
+    endpoints = sglang_endpoints(
         channel,
         wire,
         None,

@@ -24,7 +24,7 @@ from leyline_engine.ledger import SpanLedger
 from leyline_engine.metrics import EngineMetrics
 from leyline_engine.receipts import receipt_of
 from leyline_engine.retention import retain_turn
-from leyline_engine.sglang.channel import Sender
+from leyline_engine.server.channel import Sender
 from leyline_engine.sglang.splicer import as_admitted
 from leyline_engine.sglang.turn import Turn
 from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn

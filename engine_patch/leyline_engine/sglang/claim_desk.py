@@ -27,7 +27,7 @@ from leyline_engine.contract import (
     decode_command,
 )
 from leyline_engine.plan import PAGE_SIZES, page_floor
-from leyline_engine.sglang.claim_clock import ClaimAnswer, ClaimMessage
+from leyline_engine.server.claim_clock import ClaimAnswer, ClaimMessage
 from leyline_engine.sglang.shelf import RadixShelf, Tree
 from leyline_engine.sglang.turn import Turn
 from leyline_engine.sources import SourceRegistry, SourceTurn

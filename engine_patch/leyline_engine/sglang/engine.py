@@ -29,10 +29,10 @@ from leyline_engine.publications import Publications, Space
 from leyline_engine.reuse.fingerprints import MatcherKind
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.rules import Rules
+from leyline_engine.server.channel import Sender
 from leyline_engine.sglang.accounts import Accounts
 from leyline_engine.sglang.admission import Admission
 from leyline_engine.sglang.census import open_census
-from leyline_engine.sglang.channel import Sender
 from leyline_engine.sglang.chores import Chores
 from leyline_engine.sglang.claim_desk import NO_ADMIT, ClaimDesk
 from leyline_engine.sglang.fallback import Fallback

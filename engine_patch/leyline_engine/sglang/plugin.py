@@ -65,11 +65,11 @@ def create_cache(context: Any) -> Any:
     from sglang.srt.runtime_context import get_observability, get_parallel
 
     from leyline_engine.energy import cuda_uuids, open_account
+    from leyline_engine.packed_hints import hints_secret
     from leyline_engine.reuse.fingerprints import MatcherKind, read_matcher
-    from leyline_engine.sglang.channel import open_sender
+    from leyline_engine.server.channel import open_sender
     from leyline_engine.sglang.claim_desk import limits_from
     from leyline_engine.sglang.engine import SchedulerEngine
-    from leyline_engine.sglang.hints import hints_secret
     from leyline_engine.sglang.host_tree import tree_class
     from leyline_engine.sglang.metrics import open_metrics
     from leyline_engine.sglang.ranks import replica_of

@@ -36,8 +36,8 @@ from leyline_engine.contract import (
     token_array,
     token_digest,
 )
+from leyline_engine.server.claim_clock import ClaimMessage
 from leyline_engine.sglang import plugin
-from leyline_engine.sglang.claim_clock import ClaimMessage
 
 _OUT_OF_MEMORY = FINISH_ABORT("out of memory")
 WHOLE_POOL = Limits(share=1.0, engine_share=1.0)

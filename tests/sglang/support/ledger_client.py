@@ -16,8 +16,8 @@ from leyline_engine.contract import (
     LedgerQuestion,
     sign_bytes,
 )
+from leyline_engine.server.claim_clock import ClaimAnswer, ClaimMessage
 from leyline_engine.sglang import plugin
-from leyline_engine.sglang.claim_clock import ClaimAnswer, ClaimMessage
 from leyline_engine.sglang.server.http import CLAIMS_METHOD
 
 

@@ -2,7 +2,7 @@
 
 After SIGTERM SGLang answers the requests it has begun, and ends when none is left; but it continues
 to take new ones, so under load it is never empty, and is at last killed in the middle of its
-streams. Proxies take a 503 for "ask another engine".
+streams. vLLM refuses them with a 500. Proxies take a 503 for "ask another engine".
 """
 
 from __future__ import annotations

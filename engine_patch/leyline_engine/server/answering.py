@@ -1,7 +1,7 @@
-"""Chat answers that bring their records, on SGLang's own HTTP application.
+"""Chat answers that bring their records, on an engine's own HTTP application.
 
-SGLang shows nothing of a request's ``meta_info`` in a stream, and its schedulers' receipts come to
-this process anyway, before the last tokens do. So its answers are completed on their way out, as
+SGLang and vLLM show nothing of a request's receipt in a stream, and their schedulers' receipts come
+to this process anyway, before the last tokens do. So answers are completed on their way out, as
 bytes: for a whole answer the body, for a stream the first chunk with a finish reason.
 """
 

@@ -1,0 +1,7 @@
+"""Entry point ``leyline`` of ``vllm.general_plugins``: runs in every vLLM process."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Extend this vLLM process: the HTTP routes."""
