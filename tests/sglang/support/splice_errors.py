@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from leyline_engine.rotary_tables import rotary_modules
 from leyline_engine.rotation import LayeredRotary, ModelRotary, Pairing, Rotary
-from leyline_engine.sglang.facts.frequencies import rotary_modules
 from leyline_engine.sglang.facts.probe import computed
 from leyline_engine.sglang.rows.mover import PoolTensors
 from leyline_engine.sglang.rows.pool import SplicePool

@@ -1,0 +1,1 @@
+"""Leyline in vLLM: splices through its KV connector interface."""
