@@ -25,12 +25,13 @@ from sglang.srt.server_args import ServerArgs
 from transformers import LlamaConfig
 
 from leyline_engine.contract import RotaryFacts
+from leyline_engine.fingerprint import model_fingerprint
+from leyline_engine.measured_keys import Measured
 from leyline_engine.rotation import Pairing, Rotary
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.facts.allow_list import Setup, refusals
-from leyline_engine.sglang.facts.measuring import Measured
 from leyline_engine.sglang.facts.modules import measure_modules
-from leyline_engine.sglang.facts.setup import EngineFacts, model_fingerprint, read_facts, read_setup
+from leyline_engine.sglang.facts.setup import EngineFacts, read_facts, read_setup
 from leyline_engine.sglang.rows.layouts import read_pool
 
 

@@ -26,7 +26,6 @@ from leyline_engine.contract import (
 )
 from leyline_engine.packed_hints import MAX_ENVELOPE_BYTES
 from leyline_engine.publications import Publication, Space
-from leyline_engine.sglang.hints import MAX_ENVELOPE_BYTES
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

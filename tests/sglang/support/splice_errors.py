@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from leyline_engine.rotary_tables import rotary_modules
 from leyline_engine.rotation import LayeredRotary, ModelRotary, Pairing, Rotary
 from leyline_engine.rows.mover import PoolTensors
 from leyline_engine.rows.pool import SplicePool
-from leyline_engine.sglang.facts.frequencies import rotary_modules
 from leyline_engine.sglang.facts.probe import computed
 
 MOVES = ((5, 700), (1500, 17), (977, 976))

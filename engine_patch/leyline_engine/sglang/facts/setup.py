@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,20 +19,18 @@ from leyline_engine.contract import (
     engine_actions,
 )
 from leyline_engine.explained_keys import UnsupportedRotaryError
+from leyline_engine.fingerprint import model_fingerprint
+from leyline_engine.measured_keys import Measured
 from leyline_engine.rotation import ModelRotary
 from leyline_engine.rows.origins import OriginsError, origin_rows
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.facts.allow_list import KV_DTYPES, Setup, refusals
 from leyline_engine.sglang.facts.drafts import UnsupportedDraftError, read_drafts
-from leyline_engine.sglang.facts.measuring import Measured, measure_keys
+from leyline_engine.sglang.facts.measuring import measure_keys
 from leyline_engine.sglang.facts.modules import measure_modules
 from leyline_engine.sglang.facts.probe import ProbeError
 from leyline_engine.sglang.rows.host import open_host_rows
 from leyline_engine.sglang.rows.layouts import UnsupportedPoolError, read_pool
-
-_SAMPLED_BYTES = 1 << 16
-_VOLATILE = frozenset({"_name_or_path", "transformers_version"})
-"""Keys of a configuration that don't affect the model."""
 
 _NO_OTHER = "serve another model, or one with its original configuration"
 """Remedy where the loaded model itself isn't understood: no flag changes it."""
@@ -312,41 +307,6 @@ def _capability(context: Any, *refused: Refusal) -> Capability:
         sink=ATTENTION_SINK,
         data_parallel=int(get_parallel().num_dp_ranks),
     )
-
-
-def model_fingerprint(
-    model: torch.nn.Module,
-    configuration: Mapping[str, object],
-    path: str,
-    settings: tuple[object, ...],
-) -> str:
-    """Return a digest of a model whose KV must not mix with others', 32 hex digits.
-
-    It covers configuration, settings, names, sizes and ends of the weight files, and the norms'
-    weights, which every tensor-parallel rank holds whole: the ranks agree.
-
-    Args:
-        model: the model as loaded on this rank.
-        configuration: the model's configuration; the place it was loaded from doesn't count.
-        path: folder or hub id that it was loaded from.
-        settings: other settings that change the KV: revision, load format, quantisation, dtype.
-    """
-    state = blake2b(digest_size=16)
-    kept = {key: value for key, value in configuration.items() if key not in _VOLATILE}
-    text = json.dumps(kept, sort_keys=True, default=str)
-    state.update(f"{text};{settings!r};".encode())
-    files = sorted(Path(path).glob("*.safetensors"))
-    state.update(b"" if files else path.encode())
-    for file in files:
-        with file.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(max(0, size - _SAMPLED_BYTES))
-            state.update(f"{file.name}:{size};".encode() + stream.read())
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 1 and "norm" in name:
-            values = parameter.detach().to("cpu", torch.float32)
-            state.update(name.encode() + values.numpy().tobytes())
-    return state.hexdigest()
 
 
 def _behind_forwards(runner: Any) -> Callable[[], None]:

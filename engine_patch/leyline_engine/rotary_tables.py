@@ -39,17 +39,18 @@ def rotary_modules(model: torch.nn.Module) -> list[Any]:
     return list(found.values())
 
 
-def read_frequencies(module: Any, longest: int) -> Frequencies:
+def read_frequencies(module: Any, longest: int, table: torch.Tensor | None = None) -> Frequencies:
     """Measure the table of one module.
 
     Args:
         module: one of :func:`rotary_modules`.
-        longest: number of positions that are used; SGLang adds rows for more, which may differ.
+        longest: number of positions that are used; engines add rows for more, which may differ.
+        table: the same table before it was rounded to a coarser dtype; None for the module's own.
 
     Raises:
         UnsupportedRotaryError: the table isn't that of one frequency per pair and one factor.
     """
-    table = module.cos_sin_cache.detach()[:longest]
+    table = (module.cos_sin_cache if table is None else table).detach()[:longest]
     rows, width = int(table.shape[0]), int(table.shape[1])
     if rows < 2 or width < 2 or width % 2:
         raise UnsupportedRotaryError(f"a rotary table of shape {tuple(table.shape)}")

@@ -1,0 +1,1 @@
+"""Facts of the running worker and model, and which of them allow splicing."""

@@ -1,0 +1,200 @@
+"""The facts of one worker: what it measured, in a form that travels to the scheduler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from leyline_engine.contract import KVFacts, RotaryFacts
+from leyline_engine.explained_keys import UnsupportedRotaryError
+from leyline_engine.fingerprint import model_fingerprint
+from leyline_engine.measured_keys import Measured
+from leyline_engine.rotation import LayeredRotary, ModelRotary, Pairing, Rotary
+from leyline_engine.vllm.facts.layouts import LayerLayout, UnsupportedLayoutError
+from leyline_engine.vllm.facts.measuring import measure_keys, measure_layouts
+from leyline_engine.vllm.facts.probe import ProbeError
+
+_UNSUPPORTED = (UnsupportedRotaryError, UnsupportedLayoutError, ProbeError)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainRotary:
+    """A model's rotations as plain values."""
+
+    pairing: str
+    frequencies: tuple[torch.Tensor, ...]
+    """Distinct ones, fp32 ``[d/2]`` on the CPU."""
+    of_layer: tuple[int, ...]
+    """Place in ``frequencies`` of each layer's; empty if all layers turn alike."""
+
+    @classmethod
+    def of(cls, rotary: ModelRotary) -> PlainRotary:
+        """Return the plain values of a rotation."""
+        of_layer = rotary.of_layer if isinstance(rotary, LayeredRotary) else ()
+        frequencies = tuple(each.inv_freq for each in rotary.distinct)
+        return cls(str(rotary.pairing), frequencies, tuple(of_layer))
+
+    def whole(self) -> ModelRotary:
+        """Return the rotation again."""
+        rotaries = tuple(Rotary(each, Pairing(self.pairing)) for each in self.frequencies)
+        return LayeredRotary(rotaries, self.of_layer) if self.of_layer else rotaries[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WorkerFacts:
+    """What a worker knows of its model and KV cache; pickles without vLLM."""
+
+    rank: int
+    """Of tensor parallelism."""
+    architecture: str = ""
+    """Class of the loaded model."""
+    fingerprint: str = ""
+    refusal: str = ""
+    """Why nothing can be spliced here; empty if it can, and only then the rest is set."""
+    layouts: Mapping[str, LayerLayout] | None = None
+    """Of each layer, in the model's order."""
+    blocks: int = 0
+    """Blocks of the scheduler, block 0 included, which it never uses."""
+    block_size: int = 0
+    """Tokens of each."""
+    dtype: torch.dtype | None = None
+    rotary: PlainRotary | None = None
+    start: int = 0
+    """First of a key's dimensions that turn."""
+    rotary_facts: RotaryFacts | None = None
+    kv_facts: KVFacts | None = None
+    """Of this rank's part of the cache."""
+
+    @property
+    def splices(self) -> bool:
+        """True if all of the worker's rows and rotations are known."""
+        return not self.refusal
+
+
+def read_worker_facts(runner: Any, kv_caches: Mapping[str, torch.Tensor]) -> WorkerFacts:
+    """Measure a worker's KV cache and model; call it once the KV cache is there, and empty.
+
+    All tensor-parallel ranks call it at the same time: the model's forward has collectives. A
+    model's or worker's properties never raise: a worker that can't splice is the result.
+
+    Args:
+        runner: the worker's model runner, V1 or V2.
+        kv_caches: the KV cache of each layer by name; the layers that have one.
+    """
+    rank, ranks = _place()
+    refusal, layouts, measured = "", None, None
+    try:
+        refusal = _setup_refusal(runner, kv_caches)
+        layouts = None if refusal else measure_layouts(runner)
+    except Exception as error:
+        refusal = _in_words(error)
+    # No rank begins a forward with collectives that another one doesn't join.
+    refusal = _agreed(refusal, ranks)
+    if not refusal and layouts is not None:
+        try:
+            measured = measure_keys(runner, layouts)
+        except Exception as error:
+            refusal = _in_words(error)
+        refusal = _agreed(refusal, ranks)
+    identity = _identity(runner)
+    if refusal or measured is None or layouts is None:
+        return WorkerFacts(rank=rank, refusal=refusal, **identity)
+    try:
+        return _whole(runner, rank, layouts, measured, identity)
+    except Exception as error:
+        return WorkerFacts(rank=rank, refusal=_in_words(error), **identity)
+
+
+def _whole(
+    runner: Any,
+    rank: int,
+    layouts: Mapping[str, LayerLayout],
+    measured: Measured,
+    identity: dict[str, str],
+) -> WorkerFacts:
+    """Return the facts of a worker that can splice."""
+    config = runner.kv_cache_config
+    layers = runner.vllm_config.compilation_config.static_forward_context
+    (dtype,) = {layers[name].kv_cache.dtype for name in layouts}
+    page, blocks = int(config.kv_cache_groups[0].kv_cache_spec.block_size), int(config.num_blocks)
+    latent = any(each.values is None for each in layouts.values())
+    elements = sum(each.heads * (each.key_dim + each.value_dim) for each in layouts.values())
+    return WorkerFacts(
+        rank=rank,
+        layouts=dict(layouts),
+        blocks=blocks,
+        block_size=page,
+        dtype=dtype,
+        rotary=PlainRotary.of(measured.rotary),
+        start=measured.start,
+        rotary_facts=measured.facts,
+        kv_facts=KVFacts(
+            pool_class="mla_latent" if latent else "gqa",
+            dtype=str(dtype).removeprefix("torch."),
+            layers=len(layouts),
+            bytes_per_token=elements * dtype.itemsize,
+            capacity_tokens=(blocks - 1) * page,
+            page_tokens=page,
+        ),
+        **identity,
+    )
+
+
+def _setup_refusal(runner: Any, kv_caches: Mapping[str, torch.Tensor]) -> str:
+    """Return why a worker's own setup can't be measured; empty if it can."""
+    groups = runner.kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        return f"{len(groups)} groups of KV caches"
+    missing = set(groups[0].layer_names) - set(kv_caches)
+    return "layers without a KV cache" if missing else ""
+
+
+def _identity(runner: Any) -> dict[str, str]:
+    """Return the model's class and fingerprint."""
+    try:
+        model, config = runner.get_model(), runner.vllm_config.model_config
+        load = runner.vllm_config.load_config
+        settings = (config.revision, str(load.load_format), config.quantization, config.dtype)
+        return {
+            "architecture": type(model).__name__,
+            "fingerprint": model_fingerprint(
+                model, config.hf_config.to_dict(), str(config.model), settings
+            ),
+        }
+    except Exception:  # an engine that can't be told from others serves without splicing
+        log.exception("Leyline can't identify this model")
+        return {}
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, _UNSUPPORTED):
+        return str(error)
+    log.error("Leyline can't measure this model", exc_info=error)
+    return f"the model can't be measured ({type(error).__name__})"
+
+
+def _place() -> tuple[int, int]:
+    """Return this process's tensor-parallel rank, and the number of them."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    return int(group.rank_in_group), int(group.world_size)
+
+
+def _agreed(refusal: str, ranks: int) -> str:
+    """Return a refusal of any rank's, this one's first; empty if there is none."""
+    if ranks == 1:
+        return refusal
+    from vllm.distributed.parallel_state import get_tp_group
+
+    refused = torch.tensor([bool(refusal)], dtype=torch.int32)
+    torch.distributed.all_reduce(
+        refused, op=torch.distributed.ReduceOp.MAX, group=get_tp_group().cpu_group
+    )
+    return refusal or ("another tensor-parallel rank can't splice" if int(refused) else "")

@@ -1,0 +1,48 @@
+"""Tiny random models in a vLLM engine of this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1",
+}
+BLOCK = 32
+CONTEXT = 4096
+
+
+@contextmanager
+def engine(folder: Path, **settings: Any) -> Iterator[Any]:
+    """Start vLLM in this process on a model's folder; settings are those of ``vllm.LLM``."""
+    os.environ.update(_ENVIRONMENT)
+    from vllm import LLM
+
+    llm = LLM(
+        model=str(folder),
+        enforce_eager=True,
+        max_model_len=CONTEXT,
+        max_num_batched_tokens=512,
+        max_num_seqs=8,
+        block_size=BLOCK,
+        num_gpu_blocks_override=256,
+        disable_log_stats=True,
+        **({"dtype": "float32"} | settings),
+    )
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def runner_of(llm: Any) -> Any:
+    """The model runner of an engine's only worker."""
+    return llm.llm_engine.model_executor.driver_worker.worker.model_runner
