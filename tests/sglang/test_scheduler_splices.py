@@ -20,7 +20,7 @@ from leyline_engine.contract import (
     SourceRef,
     apply_directives,
 )
-from leyline_engine.sglang.plugin import PROFILE_VARIABLE, recompute_from
+from leyline_engine.settings import PROFILE_VARIABLE, recompute_from
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

@@ -22,9 +22,9 @@ from leyline_engine.contract import (
     token_array,
 )
 from leyline_engine.publications import Space
+from leyline_engine.settings import copy_limits
 from leyline_engine.sglang import forgetting
 from leyline_engine.sglang.chores import Chores
-from leyline_engine.sglang.plugin import copy_limits
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

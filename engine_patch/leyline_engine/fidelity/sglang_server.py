@@ -12,13 +12,13 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from leyline_engine.sglang.cpu.activation import activate
-from leyline_engine.sglang.cpu.launch import server_command
-from leyline_engine.sglang.plugin import (
+from leyline_engine.settings import (
     MIN_COPY_VARIABLE,
     PROFILE_VARIABLE,
     STAGE_COST_VARIABLE,
 )
+from leyline_engine.sglang.cpu.activation import activate
+from leyline_engine.sglang.cpu.launch import server_command
 
 _ON_CPU = (
     # Room for the longest history that is measured, and for its edited copy.

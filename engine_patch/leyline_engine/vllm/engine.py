@@ -27,8 +27,9 @@ from leyline_engine.vllm.accounts import Accounts
 from leyline_engine.vllm.admission import Admission
 from leyline_engine.vllm.block_keys import PathHasher, RequestKeys, space_of
 from leyline_engine.vllm.blocks import BlockCache
+from leyline_engine.vllm.control import ControlDesk
 from leyline_engine.vllm.forgetting import Forgetter
-from leyline_engine.vllm.orders import Orders, Slots, block_slots
+from leyline_engine.vllm.orders import Orders, block_slots
 from leyline_engine.vllm.retained import RetainedKeys
 from leyline_engine.vllm.stepping import Stepper
 from leyline_engine.vllm.turn import Phase, Turn
@@ -122,8 +123,7 @@ class SchedulerEngine:
             self._accounts,
             turns=self.turns,
         )
-        self._erased: list[Slots] = []
-        """Rows of running requests that are overwritten with the next step's blocks."""
+        self._control = ControlDesk(self.registry, self.ledger, cache.pending)
         self._accounts.announce(capability)
 
     def _cached_length(self, path: Publication) -> int:
@@ -270,6 +270,10 @@ class SchedulerEngine:
     def has_orders(self) -> bool:
         """True if rows wait to be overwritten, though no request may run."""
         return self.cache.has_due
+
+    def control(self, message: str) -> str:
+        """Carry out a command of the API server, or answer its question."""
+        return self._control.answer(message)
 
     # Requests go.
 
