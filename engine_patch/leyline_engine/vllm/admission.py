@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from leyline_engine.contract import ATTENTION_SINK, CopySegment, Reason
+from leyline_engine.contract import ATTENTION_SINK, CopySegment, LineageRun, Reason
 from leyline_engine.edits import EditRefusedError, ResolvedEdit
 from leyline_engine.lineage import runs_before
 from leyline_engine.plan import Plan, clip_copies, copy_runs, plan_turn
@@ -63,7 +63,7 @@ class Admission:
         checked = self._checked(turn)
         within = (len(turn.prompt) - 1) // self._cache.block
         best = len(self._cache.find(turn.keys.plain, within))
-        lineage = ()
+        lineage: tuple[LineageRun, ...] = ()
         for runs in self._rules.maps(checked):
             clean = min(within, self._rules.clean_length(checked, runs) // self._cache.block)
             found = len(self._cache.find(turn.keys.under(runs, turn.scope), clean))

@@ -163,11 +163,13 @@ class SchedulerEngine:
         turn = self.turns.get(request.request_id)
         if turn is None or turn.phase is Phase.RUNNING or turn.withheld:
             return None
-        with contained("looking a prompt up"):
+        try:
             if turn.phase is not Phase.NEW:
                 self._admission.withdraw(turn)
             return self._timed(turn, self._admission.look_up)
-        return 0
+        except Exception:
+            log.exception("a waiting prompt is computed as if nothing of it were cached")
+            return 0
 
     def matched(self, request: Any, prefix: int) -> int:
         """Plan a waiting request whose cached prefix vLLM has found.
@@ -194,7 +196,7 @@ class SchedulerEngine:
             copied: tokens after its prefix that vLLM takes for loaded.
         """
         turn = self.turns.get(request.request_id)
-        if turn is None or turn.phase in {Phase.STAGING, Phase.RUNNING}:
+        if turn is None or turn.runs:
             return
         began = time.perf_counter_ns()
         try:
@@ -202,7 +204,7 @@ class SchedulerEngine:
         except Exception:
             log.exception("a splice failed; the request runs as an ordinary prefill")
             self._admission.give_up(turn, Reason.TRANSFORM_FAILED, _UNGIVEN)
-        if turn.phase is not Phase.STAGING and turn.phase is not Phase.RUNNING:
+        if not turn.runs:
             turn.move(Phase.RUNNING)
         with contained("labelling a prompt"):
             self._label(turn)

@@ -112,6 +112,11 @@ class Turn:
     spent_ns: int = 0
 
     @property
+    def runs(self) -> bool:
+        """True if vLLM has given it blocks."""
+        return self.phase in {Phase.STAGING, Phase.RUNNING}
+
+    @property
     def spans(self) -> tuple[SpanLabel, ...]:
         """Labels of the parts of the prompt; empty before it is checked, or if that failed."""
         return self.checked.spans if self.checked is not None else ()
