@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,24 +26,35 @@ def engine(folder: Path, **settings: Any) -> Iterator[Any]:
     """Start vLLM in this process on a model's folder; settings are those of ``vllm.LLM``."""
     os.environ.update(_ENVIRONMENT)
     from vllm import LLM
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-    llm = LLM(
-        model=str(folder),
-        enforce_eager=True,
-        max_model_len=CONTEXT,
-        max_num_batched_tokens=512,
-        max_num_seqs=8,
-        block_size=BLOCK,
-        num_gpu_blocks_override=256,
-        disable_log_stats=True,
-        **({"dtype": "float32"} | settings),
-    )
+    plain = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": CONTEXT,
+        "max_num_batched_tokens": 512,
+        "max_num_seqs": 8,
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": 256,
+        "disable_log_stats": True,
+    }
+    with warnings.catch_warnings():
+        # vLLM's own, of the libraries below it.
+        warnings.simplefilter("ignore")
+        llm = LLM(model=str(folder), **(plain | settings))
     try:
         yield llm
     finally:
         llm.llm_engine.engine_core.shutdown()
+        cleanup_dist_env_and_memory()
 
 
 def runner_of(llm: Any) -> Any:
     """The model runner of an engine's only worker."""
     return llm.llm_engine.model_executor.driver_worker.worker.model_runner
+
+
+def layers_of(runner: Any) -> dict[str, Any]:
+    """The attention layers of a model runner by name."""
+    context = runner.vllm_config.compilation_config.static_forward_context
+    return {name: layer for name, layer in context.items() if hasattr(layer, "kv_cache")}

@@ -204,12 +204,15 @@ def _written(
     """
     if any(bool(view.any()) for view in views):
         raise UnsupportedLayoutError("a KV cache that isn't empty")
-    _write(layer, rows, shape, block)
     try:
+        _write(layer, rows, shape, block)
         yield
-    finally:
         _write(layer, torch.zeros_like(rows), shape, block)
-    if any(bool(view.any()) for view in views):
+        left = any(bool(view.any()) for view in views)
+    finally:
+        for view in views:
+            view.zero_()
+    if left:
         raise UnsupportedLayoutError(f"KV rows that hold more than was written ({_backend(layer)})")
 
 
