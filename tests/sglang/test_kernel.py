@@ -26,6 +26,7 @@ from pool_kit import (
 )
 
 from leyline_engine.rotation import ModelRotary, Pairing, Rotary
+from leyline_engine.rows.blocks import pool_of_views
 from leyline_engine.rows.mover import PoolTensors, TorchMover
 from leyline_engine.rows.pool import SplicePool, choose_mover
 
@@ -75,6 +76,41 @@ def twins(
     )
 
 
+def spread(tensors: PoolTensors, block: int) -> PoolTensors:
+    """The first slots of a pool, in blocks with heads in front of tokens, keys by dimension, and
+    an element of nobody after each block."""
+
+    def views(rows: tuple[torch.Tensor, ...], *, by_dim: bool) -> list[torch.Tensor]:
+        found = []
+        for each in rows:
+            blocks, (heads, dim) = len(each) // block, each.shape[1:]
+            size = heads * block * dim
+            token, step = (1, block) if by_dim else (dim, 1)
+            view = torch.zeros(blocks * (size + 1), dtype=each.dtype).as_strided(
+                (blocks, block, heads, dim), (size + 1, token, block * dim, step)
+            )
+            found.append(view.copy_(each[: blocks * block].reshape(view.shape)))
+        return found
+
+    found = pool_of_views(
+        views(tensors.keys, by_dim=True), views(tensors.values, by_dim=False), packed=tensors.packed
+    )
+    return found.turning(tensors.rotary_start, tensors.rotary_dim)
+
+
+def gathered(tensors: PoolTensors, slots: int) -> PoolTensors:
+    """A copy of a pool's first slots, a row each."""
+    every = torch.arange(slots)
+    keys, values = tensors.key_rows(every), tensors.value_rows(every)
+    return replace(
+        tensors,
+        keys=tuple(layer[keys] for layer in tensors.keys),
+        values=tuple(layer[values] for layer in tensors.values),
+        key_paging=None,
+        value_paging=None,
+    )
+
+
 def assert_alike(one: PoolTensors, other: PoolTensors, slots: torch.Tensor) -> None:
     """All bits equal; the rotary part of ``slots`` as near as the interpreter rounds."""
     for a, b in zip((*one.keys, *one.values), (*other.keys, *other.values), strict=True):
@@ -110,6 +146,31 @@ def test_the_kernel_moves_rows_as_torch_does(
     if dtype != torch.bfloat16:
         assert torch.equal(one.as_computed, other.as_computed)
         assert one.as_computed.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_the_kernel_moves_rows_in_blocks(
+    kernel: ModuleType, shape: Shape, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """Rows that aren't contiguous: the same bits as in a pool of one row per slot, there and back."""
+    tensors, rotary = random_pool(shape, dtype, generator), rotary_of(shape)
+    blocked = spread(tensors, 5)
+    assert blocked.key_paging is not None and blocked.key_paging != blocked.value_paging
+    flat = SplicePool(gathered(tensors, 95), rotary, origins=40)
+    other = SplicePool(blocked, rotary, origins=40, mover=kernel.TritonMover(blocked, rotary))
+    source, target, back = torch.randperm(95, generator=generator)[: 3 * COUNT].split(COUNT)
+    for pool in (flat, other):
+        pool.splice(source, target, 4000, 3900)
+        pool.splice(target, back, 3900, 4000)
+    moved = torch.cat((target, back))
+    assert_alike(flat.tensors, gathered(other.tensors, 95), moved)
+    assert torch.equal(other.as_computed, flat.as_computed)
+    for layer in other.tensors.keys:
+        came, went = other.tensors.key_rows(source), other.tensors.key_rows(back)
+        assert torch.equal(layer[came], layer[went])
+    other.erase(moved)
+    assert not other.as_computed.any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import shake_256
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,6 +25,20 @@ Digests = NDArray[np.uint64]
 _HASHES = 4
 _LANES_AT_ONCE = 1 << 21
 _LOW = 0xFFFF_FFFF
+
+
+class SlotRows(Protocol):
+    """Rows ``[n, ...]``: a tensor, or what reads them from where they lie apart."""
+
+    def __len__(self) -> int:
+        """Return n."""
+
+    def __getitem__(self, entries: slice | torch.Tensor, /) -> torch.Tensor:
+        """Return the rows of entries, int64, or of a range of them."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +55,7 @@ class Part:
 
     place: str
     group: str
-    rows: torch.Tensor
+    rows: SlotRows
     entry_of: Slots | None = None
     first: int = 0
 
@@ -79,7 +94,7 @@ class RowDigester:
         self._nonce = nonce
         self._vectors: dict[tuple[int, torch.device], torch.Tensor] = {}
 
-    def digest(self, rows: torch.Tensor) -> Digests:
+    def digest(self, rows: SlotRows) -> Digests:
         """Return the digests of rows ``[n, ...]``; rows without content have the digest 0."""
         found = [self._of(part) for part in _portions(rows)]
         return np.concatenate(found) if found else np.empty((0, 2), dtype=np.uint64)
@@ -104,11 +119,11 @@ class RowDigester:
         return known
 
 
-def filled(tensors: Sequence[torch.Tensor], slots: Slots) -> Slots:
+def filled(tensors: Sequence[SlotRows], slots: Slots) -> Slots:
     """Return those of some slots that aren't zero in all of a pool's tensors."""
     found = np.zeros(len(slots), dtype=np.bool_)
     for tensor in tensors:
-        rows = max(1, _LANES_AT_ONCE * 4 // max(1, tensor[:1].numel() * tensor.element_size()))
+        rows = max(1, _LANES_AT_ONCE * 4 // max(1, tensor[:1].nbytes))
         for start in range(0, len(slots), rows):
             at = torch.from_numpy(slots[start : start + rows]).to(tensor.device)
             raw = tensor[at].reshape(len(at), -1).contiguous().view(torch.uint8) != 0
@@ -116,10 +131,11 @@ def filled(tensors: Sequence[torch.Tensor], slots: Slots) -> Slots:
     return slots[found]
 
 
-def _portions(rows: torch.Tensor) -> Iterator[torch.Tensor]:
+def _portions(rows: SlotRows) -> Iterator[torch.Tensor]:
     """Yield rows in portions that bound the memory of a step."""
-    width = max(1, rows[:1].numel() * rows.element_size() // 4)
-    yield from torch.split(rows, max(1, _LANES_AT_ONCE // width)) if len(rows) else ()
+    step = max(1, _LANES_AT_ONCE // max(1, rows[:1].nbytes // 4))
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step]
 
 
 def _lanes(rows: torch.Tensor) -> torch.Tensor:

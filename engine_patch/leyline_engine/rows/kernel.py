@@ -15,6 +15,7 @@ import triton.language as tl
 
 from leyline_engine.rotation import ModelRotary, Pairing
 from leyline_engine.rows.mover import Move, PoolTensors
+from leyline_engine.rows.paging import Paging
 
 _TOKENS = 8
 """Rows per program."""
@@ -79,6 +80,12 @@ def _turned(x, y, c, s, ELEMENT: tl.constexpr, PACKED: tl.constexpr):  # type: i
 
 
 @triton.jit
+def _begin(slot, BLOCK: tl.constexpr, PITCH: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the distance of slots' rows from the first: blocks are PITCH apart, slots STEP."""
+    return slot // BLOCK * PITCH + slot % BLOCK * STEP if BLOCK > 1 else slot * PITCH
+
+
+@triton.jit
 def _move_rows(  # type: ignore[no-untyped-def]
     key_pointers,
     value_pointers,
@@ -92,13 +99,20 @@ def _move_rows(  # type: ignore[no-untyped-def]
     sin,
     count,
     origins,
-    key_stride,
-    value_stride,
     ELEMENT: tl.constexpr,
     PACKED: tl.constexpr,
     HEADS: tl.constexpr,
-    KEY: tl.constexpr,
+    KEY_BLOCK: tl.constexpr,
+    KEY_PITCH: tl.constexpr,
+    KEY_STEP: tl.constexpr,
+    KEY_HEAD: tl.constexpr,
+    KEY_DIM: tl.constexpr,
     VALUE: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    VALUE_PITCH: tl.constexpr,
+    VALUE_STEP: tl.constexpr,
+    VALUE_HEAD: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BAND: tl.constexpr,
     HALF: tl.constexpr,
     STEP: tl.constexpr,
@@ -111,7 +125,8 @@ def _move_rows(  # type: ignore[no-untyped-def]
 ):
     """Program (tile of rows, layer, head): copy what stays, turn the band, keep it if claimed.
 
-    Pair p of the band is its elements ``p·STEP`` and ``p·STEP + GAP``.
+    Pair p of the band is its elements ``p·STEP`` and ``p·STEP + GAP``. A pool's strides are
+    constants: it has the same in all layers.
     """
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     layer = tl.program_id(1)
@@ -119,22 +134,24 @@ def _move_rows(  # type: ignore[no-untyped-def]
     live = row < count
     held = tl.load(source + row, mask=live, other=0)
     wanted = tl.load(target + row, mask=live, other=0)
-    keys = tl.load(key_pointers + layer).to(tl.pointer_type(ELEMENT)) + head * KEY
-    key_from = keys + held[:, None] * key_stride
-    key_to = keys + wanted[:, None] * key_stride
+    keys = tl.load(key_pointers + layer).to(tl.pointer_type(ELEMENT)) + head * KEY_HEAD
+    key_from = keys + _begin(held, KEY_BLOCK, KEY_PITCH, KEY_STEP)[:, None]
+    key_to = keys + _begin(wanted, KEY_BLOCK, KEY_PITCH, KEY_STEP)[:, None]
 
     for begin in range(0, PLAIN_LENGTH, COPY):
         at = begin + tl.arange(0, COPY)
         here = live[:, None] & (at < PLAIN_LENGTH)[None, :]
-        kept = tl.load(key_from + (PLAIN + at)[None, :], mask=here)
-        tl.store(key_to + (PLAIN + at)[None, :], kept, mask=here)
+        plain = ((PLAIN + at) * KEY_DIM)[None, :]
+        tl.store(key_to + plain, tl.load(key_from + plain, mask=here), mask=here)
     if VALUE > 0:
-        values = tl.load(value_pointers + layer).to(tl.pointer_type(ELEMENT)) + head * VALUE
+        values = tl.load(value_pointers + layer).to(tl.pointer_type(ELEMENT)) + head * VALUE_HEAD
+        value_from = values + _begin(held, VALUE_BLOCK, VALUE_PITCH, VALUE_STEP)[:, None]
+        value_to = values + _begin(wanted, VALUE_BLOCK, VALUE_PITCH, VALUE_STEP)[:, None]
         for begin in range(0, VALUE, COPY):
             at = begin + tl.arange(0, COPY)
             here = live[:, None] & (at < VALUE)[None, :]
-            kept = tl.load(values + held[:, None] * value_stride + at[None, :], mask=here)
-            tl.store(values + wanted[:, None] * value_stride + at[None, :], kept, mask=here)
+            place = (at * VALUE_DIM)[None, :]
+            tl.store(value_to + place, tl.load(value_from + place, mask=here), mask=here)
 
     pair = tl.arange(0, PAIRS)
     turning = live[:, None] & (pair < HALF)[None, :]
@@ -153,15 +170,15 @@ def _move_rows(  # type: ignore[no-untyped-def]
     back_from = ring + back[:, None] * HEADS * 2 * HALF
     taken_to = ring + taken[:, None] * HEADS * 2 * HALF
     # The masks exclude each other: each element comes from one of the two.
-    x = tl.load(key_from + BAND + first, mask=own, other=0)
-    y = tl.load(key_from + BAND + second, mask=own, other=0)
+    x = tl.load(key_from + (BAND + first) * KEY_DIM, mask=own, other=0)
+    y = tl.load(key_from + (BAND + second) * KEY_DIM, mask=own, other=0)
     x = tl.where(returning, tl.load(back_from + first, mask=returning, other=0), x)
     y = tl.where(returning, tl.load(back_from + second, mask=returning, other=0), y)
     tl.store(taken_to + first, x, mask=claiming)
     tl.store(taken_to + second, y, mask=claiming)
     u, v = _turned(x, y, c, s, ELEMENT, PACKED)
-    tl.store(key_to + BAND + first, u, mask=turning)
-    tl.store(key_to + BAND + second, v, mask=turning)
+    tl.store(key_to + (BAND + first) * KEY_DIM, u, mask=turning)
+    tl.store(key_to + (BAND + second) * KEY_DIM, v, mask=turning)
 
 
 @triton.jit
@@ -176,11 +193,14 @@ def _refute_rows(  # type: ignore[no-untyped-def]
     certified,
     count,
     origins,
-    key_stride,
     ELEMENT: tl.constexpr,
     PACKED: tl.constexpr,
     HEADS: tl.constexpr,
-    KEY: tl.constexpr,
+    KEY_BLOCK: tl.constexpr,
+    KEY_PITCH: tl.constexpr,
+    KEY_STEP: tl.constexpr,
+    KEY_HEAD: tl.constexpr,
+    KEY_DIM: tl.constexpr,
     BAND: tl.constexpr,
     HALF: tl.constexpr,
     STEP: tl.constexpr,
@@ -205,12 +225,12 @@ def _refute_rows(  # type: ignore[no-untyped-def]
     s = tl.load(sin + angle, mask=turning, other=0.0)
     ring = as_computed + layer.to(tl.int64) * origins * HEADS * 2 * HALF + head * 2 * HALF
     back_from = ring + back[:, None] * HEADS * 2 * HALF
-    keys = tl.load(key_pointers + layer).to(tl.pointer_type(ELEMENT)) + head * KEY + BAND
-    key_at = keys + held[:, None] * key_stride
+    keys = tl.load(key_pointers + layer).to(tl.pointer_type(ELEMENT)) + head * KEY_HEAD
+    key_at = keys + _begin(held, KEY_BLOCK, KEY_PITCH, KEY_STEP)[:, None]
     x = tl.load(back_from + first, mask=turning, other=0)
     y = tl.load(back_from + second, mask=turning, other=0)
-    held_u = tl.load(key_at + first, mask=turning, other=0)
-    held_v = tl.load(key_at + second, mask=turning, other=0)
+    held_u = tl.load(key_at + (BAND + first) * KEY_DIM, mask=turning, other=0)
+    held_v = tl.load(key_at + (BAND + second) * KEY_DIM, mask=turning, other=0)
     u, v = _turned(x, y, c, s, ELEMENT, PACKED)
     same_u = u.to(tl.float32) == held_u.to(tl.float32)
     same_v = v.to(tl.float32) == held_v.to(tl.float32)
@@ -218,6 +238,19 @@ def _refute_rows(  # type: ignore[no-untyped-def]
     # Programs that disagree with the entry all write the same value.
     where = certified + row[:, None] + 0 * pair[None, :]
     tl.store(where, 0, mask=refuted)
+
+
+def _strides(name: str, rows: torch.Tensor, paging: Paging | None) -> dict[str, int]:
+    """Return a tensor's strides, in elements, as constants of the kernels."""
+    row, head, dim = rows.stride()
+    block, pitch, step = (1, 1, 0) if paging is None else (paging.block, paging.pitch, paging.step)
+    return {
+        f"{name}_BLOCK": block,
+        f"{name}_PITCH": pitch * row,
+        f"{name}_STEP": step * row,
+        f"{name}_HEAD": head,
+        f"{name}_DIM": dim,
+    }
 
 
 class TritonMover:
@@ -245,12 +278,12 @@ class TritonMover:
             device=tensors.device,
         )
         self._value = values[0].shape[-1] if values else 0
-        self._value_stride = values[0].stride(0) if values else 0
+        self._value_strides = _strides("VALUE", (values or keys)[0], tensors.value_paging)
         self._shape: dict[str, Any] = {
             "ELEMENT": _ELEMENTS[tensors.stored],
             "PACKED": tensors.packed is not None,
             "HEADS": heads,
-            "KEY": key,
+            **_strides("KEY", keys[0], tensors.key_paging),
             "BAND": tensors.rotary_start,
             "HALF": half,
             "STEP": 2 if interleaved else 1,
@@ -295,9 +328,8 @@ class TritonMover:
             sin,
             count,
             as_computed.shape[1],
-            self._tensors.keys[0].stride(0),
-            self._value_stride,
             VALUE=self._value,
+            **self._value_strides,
             PLAIN=plain,
             PLAIN_LENGTH=length,
             COPY=min(_COPY, triton.next_power_of_2(longest)),
@@ -329,7 +361,6 @@ class TritonMover:
             certified,
             count,
             as_computed.shape[1],
-            self._tensors.keys[0].stride(0),
             **self._shape,
         )
         return certified.bool()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Protocol
 
 import torch
 
 from leyline_engine.packing import pack, unpack
 from leyline_engine.rotation import ModelRotary
+from leyline_engine.rows.paging import Paging
 
 _CHUNK = 2048
 """Rows per step in plain torch: bounds the memory beside the pool, and stays in cache."""
@@ -23,7 +23,11 @@ _Turns = list[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class PoolTensors:
-    """A KV pool's tensors, one per layer, ``[slots, heads, dim]`` each, rows contiguous."""
+    """A KV pool's tensors, one per layer, ``[slots, heads, dim]`` each, with any strides.
+
+    Where blocks of slots lie apart, they are ``[rows, heads, dim]``, and a slot's row is another
+    than its number; see :mod:`.blocks`, which reads such pools.
+    """
 
     pool_class: str
     """``mla_latent`` or ``gqa``, as in the capability document."""
@@ -37,10 +41,22 @@ class PoolTensors:
     """The key's dimensions ``[rotary_start, rotary_start + rotary_dim)`` turn with position."""
     packed: torch.dtype | None = None
     """Dtype of numbers that the tensors hold as bytes (FP8); None: the tensors' own."""
+    key_paging: Paging | None = None
+    """Rows of slots among the keys; None if they are the slots' numbers."""
+    value_paging: Paging | None = None
+    """The same among the values."""
 
     @property
     def slots(self) -> int:
-        return int(self.keys[0].shape[0])
+        return int(self.keys[0].shape[0]) if self.key_paging is None else self.key_paging.slots
+
+    def key_rows(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return the rows among the keys of slots, int64 each."""
+        return slots if self.key_paging is None else self.key_paging.rows(slots)
+
+    def value_rows(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return the rows among the values of slots, int64 each."""
+        return slots if self.value_paging is None else self.value_paging.rows(slots)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,29 +127,30 @@ class Rows:
 
     rows: torch.Tensor
     """int64 ``[n]``, distinct."""
-    runs: tuple[tuple[int, int], ...]
-    """The same as runs of neighbouring rows, ``(first, length)``; empty if they aren't known."""
+    runs: tuple[slice, ...]
+    """The same as runs of evenly spaced rows; empty if they aren't known."""
 
     @classmethod
-    def of(cls, rows: torch.Tensor) -> Rows:
-        """Return rows with their runs, if a few hold them all and the host can see them.
+    def of(cls, slots: torch.Tensor, paging: Paging | None = None) -> Rows:
+        """Return the rows of slots with their runs, if a few hold them all and the host sees them.
 
         Copying a run takes a CPU a quarter of the time of scattering its rows.
         """
+        rows, step = (slots, 1) if paging is None else (paging.rows(slots), paging.step)
         if rows.device.type != "cpu" or not len(rows):
             return cls(rows, ())
-        ends = torch.nonzero(rows[1:] - rows[:-1] != 1).flatten() + 1
+        ends = torch.nonzero(rows[1:] - rows[:-1] != step).flatten() + 1
         if len(ends) >= max(1, len(rows) // _SHORTEST_RUN):
             return cls(rows, ())
         begins = [0, *ends.tolist()]
-        lengths = [b - a for a, b in pairwise((*begins, len(rows)))]
-        return cls(rows, tuple(zip(rows[begins].tolist(), lengths, strict=True)))
+        lasts = [*(ends - 1).tolist(), len(rows) - 1]
+        edges = zip(rows[begins].tolist(), rows[lasts].tolist(), strict=True)
+        return cls(rows, tuple(slice(first, last + 1, step) for first, last in edges))
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return these rows of ``tensor [rows, ...]``: a view if they are one run."""
         if len(self.runs) == 1:
-            first, length = self.runs[0]
-            return tensor[first : first + length]
+            return tensor[self.runs[0]]
         return tensor.index_select(0, self.rows)
 
     def copy(self, source: Rows, tensor: torch.Tensor) -> None:
@@ -146,9 +163,10 @@ class Rows:
         if not self.runs:
             tensor.index_copy_(0, self.rows, values)
         at = 0
-        for first, length in self.runs:
-            tensor[first : first + length] = values[at : at + length]
-            at += length
+        for run in self.runs:
+            place = tensor[run]
+            place.copy_(values[at : at + len(place)])
+            at += len(place)
 
 
 class RowMover(Protocol):
@@ -207,12 +225,13 @@ class TorchMover:
         claiming = torch.nonzero(move.claimed >= 0).flatten()
         claimed, every = move.claimed[claiming], len(claiming) == len(move.claimed)
         turns = self._turns(move.computed_at, move.needed_at)
-        source, target = Rows.of(move.source), Rows.of(move.target)
-        kept = Rows.of(claimed)
-        for values in self._tensors.values:
-            target.copy(source, values)
-        for layer, keys in enumerate(self._tensors.keys):
-            band = self._tensors.band(keys)
+        tensors, kept = self._tensors, Rows.of(claimed)
+        source, target = (
+            Rows.of(slots, tensors.key_paging) for slots in (move.source, move.target)
+        )
+        self._copy_values(move, source, target)
+        for layer, keys in enumerate(tensors.keys):
+            band = tensors.band(keys)
             turning = source.read(band).clone() if len(returning) else source.read(band)
             if len(claiming):
                 kept.write(
@@ -224,6 +243,16 @@ class TorchMover:
             if band.shape[-1] < keys.shape[-1]:
                 target.copy(source, keys)
             target.write(band, turned)
+
+    def _copy_values(self, move: Move, source: Rows, target: Rows) -> None:
+        """Copy values; ``source`` and ``target`` are the rows among the keys."""
+        tensors = self._tensors
+        if tensors.value_paging != tensors.key_paging:
+            source, target = (
+                Rows.of(slots, tensors.value_paging) for slots in (move.source, move.target)
+            )
+        for values in tensors.values:
+            target.copy(source, values)
 
     def certify(
         self,
@@ -238,7 +267,7 @@ class TorchMover:
         believed = torch.nonzero(origin >= 0).flatten()
         for start in range(0, len(believed), _CHUNK):
             chosen = believed[start : start + _CHUNK]
-            held, rows = slots[chosen], origin[chosen]
+            held, rows = self._tensors.key_rows(slots[chosen]), origin[chosen]
             turns = self._turns(computed_at[chosen], stands_at[chosen])
             same = torch.ones(len(chosen), dtype=torch.bool, device=slots.device)
             for layer, keys in enumerate(self._tensors.keys):

@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from leyline_engine.proof.digests import Part
+from leyline_engine.proof.digests import Part, SlotRows
 from leyline_engine.rotation import ModelRotary
 from leyline_engine.rows.host import CopiedRows
 from leyline_engine.rows.mover import Move, PoolTensors, RowMover, TorchMover
 from leyline_engine.rows.origins import origin_rows
+from leyline_engine.rows.paging import by_slot
 
 _LOOKED_AT = 1 << 14
 """Rows per step of a check of their contents, which takes as much memory again."""
@@ -122,10 +123,12 @@ class SplicePool:
         return self.tensors.bytes_per_token + sum(draft.bytes_per_token for draft in self.drafts)
 
     @property
-    def every_tensor(self) -> list[torch.Tensor]:
-        """All tensors that have a row per slot."""
-        tensors = [*self.tensors.keys, *self.tensors.values]
-        return tensors + [tensor for draft in self.drafts for tensor in draft.every_tensor]
+    def every_tensor(self) -> list[SlotRows]:
+        """All tensors, each by slot."""
+        tensors = self.tensors
+        found = [by_slot(keys, tensors.key_paging) for keys in tensors.keys]
+        found += [by_slot(values, tensors.value_paging) for values in tensors.values]
+        return found + [tensor for draft in self.drafts for tensor in draft.every_tensor]
 
     def parts(self) -> list[Part]:
         """Return the tensors whose rows depend on the tokens in front of them.
@@ -145,15 +148,18 @@ class SplicePool:
         start, end = tensors.rotary_start, tensors.rotary_start + tensors.rotary_dim
         origins = self._row_of.cpu().numpy().astype(np.int64)
         for layer in range(first, len(tensors.keys)):
-            key = tensors.keys[layer]
-            others = [*tensors.values[layer : layer + 1], key[..., :start], key[..., end:]]
+            key, paging = tensors.keys[layer], tensors.key_paging
+            others = [
+                (values, tensors.value_paging) for values in tensors.values[layer : layer + 1]
+            ]
+            others += [(key[..., :start], paging), (key[..., end:], paging)]
             found += [
-                Part("pool", f"{name}free {layer} {part}", rows)
-                for part, rows in enumerate(others)
+                Part("pool", f"{name}free {layer} {part}", by_slot(rows, where))
+                for part, (rows, where) in enumerate(others)
                 if rows.shape[-1]
             ]
             turned = f"{name}turned {layer}"
-            found.append(Part("pool", turned, key[..., start:end]))
+            found.append(Part("pool", turned, by_slot(key[..., start:end], paging)))
             found.append(Part("origin", turned, self._as_computed[layer], origins))
         return found
 
@@ -311,8 +317,13 @@ class SplicePool:
         self.erased(slots)
 
     def _overwrite(self, slots: torch.Tensor) -> None:
-        for tensor in (*self.tensors.keys, *self.tensors.values):
-            tensor.index_fill_(0, slots, 0)
+        tensors = self.tensors
+        for every, rows in (
+            (tensors.keys, tensors.key_rows(slots)),
+            (tensors.values, tensors.value_rows(slots)),
+        ):
+            for tensor in every:
+                tensor.index_fill_(0, rows, 0)
         self._row_of[slots] = -1
         self._stands_at[slots] = 0
         self.freed([slots])
@@ -330,8 +341,9 @@ class SplicePool:
         used = [slots[:0]]
         for part in torch.split(slots, _LOOKED_AT):
             holds = torch.zeros(len(part), dtype=torch.bool, device=slots.device)
+            rows = self.tensors.key_rows(part)
             for layer in looked_at.values():
-                holds |= layer.index_select(0, part).flatten(1).any(dim=1)
+                holds |= layer.index_select(0, rows).flatten(1).any(dim=1)
             used.append(part[holds])
         self.erase(torch.cat(used))
         for draft in self.drafts:
