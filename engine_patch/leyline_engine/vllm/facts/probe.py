@@ -15,6 +15,8 @@ import torch
 from leyline_engine.explained_keys import ProbedLayer
 from leyline_engine.vllm.facts.layouts import LayerLayout, flat_storage
 
+_Rows = tuple[torch.Tensor, torch.Tensor | None]
+"""Keys and values; None if a key's row holds everything (MLA)."""
 _AT_ONCE = 4
 """Sequences per forward, and blocks that the cache must have beside block 0, vLLM's own."""
 
@@ -49,20 +51,29 @@ def probe_layers(
     at_once = min(_AT_ONCE, int(runner.max_num_reqs), int(runner.max_num_tokens))
     sequences = [(token, position) for token in tokens for position in positions]
     slots = torch.arange(1, at_once + 1) * page
-    parts: list[list[tuple[torch.Tensor, torch.Tensor | None]]] = []
+    rows = [layout.rows(flat_storage(_cache(runner, name))) for name, layout in layouts.items()]
+    blocks = slots // next(iter(layouts.values())).block_tokens
+    views = [part for layer in rows for part in layer if part is not None]
+    if any(bool(view[blocks].any()) for view in views):
+        raise ProbeError("a KV cache that isn't empty")
+    read: list[list[_Rows]] = []
     for start in range(0, len(sequences), at_once):
-        part = sequences[start : start + at_once]
+        batch = sequences[start : start + at_once]
         # Batches of one size: a kernel may choose by it.
-        part += [part[-1]] * (at_once - len(part))
-        _forward(runner, part, slots, page)
-        parts.append([_taken(_cache(runner, name), each, slots) for name, each in layouts.items()])
+        batch += [batch[-1]] * (at_once - len(batch))
+        try:
+            _forward(runner, batch, slots, page)
+            read.append([_read(layer, blocks) for layer in rows])
+        finally:
+            for view in views:
+                view[blocks] = 0
     shape = (len(tokens), len(positions))
     return [
         ProbedLayer(
             _joined([keys for keys, _ in layer], shape),
             None if layer[0][1] is None else _joined([values for _, values in layer], shape),
         )
-        for layer in zip(*parts, strict=True)
+        for layer in zip(*read, strict=True)
     ]
 
 
@@ -78,20 +89,11 @@ def _joined(rows: Sequence[torch.Tensor | None], shape: tuple[int, int]) -> torc
     return whole.view(*shape, *whole.shape[1:])
 
 
-def _taken(
-    cache: torch.Tensor, layout: LayerLayout, slots: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return keys and values of slots, fp32 ``[n, heads, dim]`` on the CPU, and leave zeros."""
-    keys, values = layout.rows(flat_storage(cache))
-    at = slots.to(cache.device)
-    block, token = at // layout.block_tokens, at % layout.block_tokens
-
-    def take(rows: torch.Tensor) -> torch.Tensor:
-        taken = rows[block, token].to("cpu", torch.float32)
-        rows[block, token] = 0
-        return taken
-
-    return take(keys), None if values is None else take(values)
+def _read(layer: _Rows, blocks: torch.Tensor) -> _Rows:
+    """Return keys and values of the first token of blocks, fp32 ``[n, heads, dim]`` on the CPU."""
+    keys, values = (None if rows is None else rows[blocks, 0].float().cpu() for rows in layer)
+    assert keys is not None
+    return keys, values
 
 
 def _forward(
