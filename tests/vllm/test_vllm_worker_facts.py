@@ -245,7 +245,7 @@ def test_workers_that_refuse_or_differ_keep_the_engine_from_splicing(started: St
 def test_the_setup_is_read_from_the_running_engine(started: Started) -> None:
     """What the engine resolved is what the allow-list sees."""
     setup = read_setup(with_connector(started), started.runner.kv_cache_config)
-    assert setup.block_size == setup.hash_block_size == BLOCK
+    assert (setup.block_size, setup.hash_block_size) == (BLOCK, 0)
     assert f"torch.{setup.kv_dtype}" == str(started.facts.dtype)
     assert setup.prefix_caching
     assert not setup.attention_kinds
