@@ -164,25 +164,29 @@ def test_keys_of_another_base_are_refused(
     assert started.measure().refusal == "no one rotation explains how a layer's keys turn"
 
 
-def test_a_cache_in_use_is_refused(started: Started) -> None:
-    """Rows of a prompt are never overwritten by a measurement."""
-    started.answer()
-    held = [layer.kv_cache.clone() for layer in started.layers.values()]
+@pytest.mark.parametrize("block", [2, 4])
+def test_a_cache_in_use_is_refused(started: Started, block: int) -> None:
+    """Rows in the blocks that a measurement writes to are never overwritten."""
+    layer = list(started.layers.values())[-1]
+    layer.kv_cache[block, 0, 0, 0] = 3.0
     assert started.measure().refusal == "a KV cache that isn't empty"
-    for layer, before in zip(started.layers.values(), held, strict=True):
-        assert torch.equal(layer.kv_cache, before)
+    assert layer.kv_cache[block, 0, 0, 0] == 3.0
     started.empty()
 
 
 def test_a_failure_to_measure_is_an_answer(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine whose probe breaks gets a refusal, and its cache is empty again."""
+    """An engine whose probe breaks after it wrote gets a refusal, and its cache is empty again."""
+    from leyline_engine.vllm.facts import probe
 
-    def broken(*_: object) -> None:
+    run = probe._run
+
+    def broken(*arguments: Any) -> None:
+        run(*arguments)
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr("leyline_engine.vllm.facts.probe._run", broken)
+    monkeypatch.setattr(probe, "_run", broken)
     facts = started.measure()
     assert facts.refusal == "the model can't be measured (RuntimeError)"
     assert facts.fingerprint == started.facts.fingerprint
@@ -241,7 +245,7 @@ def test_workers_that_refuse_or_differ_keep_the_engine_from_splicing(started: St
 def test_the_setup_is_read_from_the_running_engine(started: Started) -> None:
     """What the engine resolved is what the allow-list sees."""
     setup = read_setup(with_connector(started), started.runner.kv_cache_config)
-    assert setup.block_size == setup.hash_block_size == BLOCK
+    assert (setup.block_size, setup.hash_block_size) == (BLOCK, 0)
     assert f"torch.{setup.kv_dtype}" == str(started.facts.dtype)
     assert setup.prefix_caching
     assert not setup.attention_kinds

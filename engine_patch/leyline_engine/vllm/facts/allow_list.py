@@ -31,8 +31,8 @@ class Setup:
     """vLLM's, without the part after a plus sign."""
     kv_dtype: str = "bfloat16"
     block_size: int = 16
-    hash_block_size: int = 16
-    """Tokens of a hash by which prefixes are found."""
+    hash_block_size: int = 0
+    """Tokens of a hash by which prefixes are found, unless it is of a block; 0 if it is."""
     prefix_caching: bool = True
     mla_on_cpu: bool = False
     chunked_prefill: bool = True
@@ -135,7 +135,7 @@ def _rows_of_cache(setup: Setup) -> tuple[_Row, ...]:
             f"start with --block-size {nearest}",
         ),
         (
-            setup.hash_block_size != setup.block_size,
+            setup.hash_block_size,
             f"hashes of {setup.hash_block_size} tokens in blocks of {setup.block_size}",
             "drop --prefix-match-unit",
         ),

@@ -173,10 +173,10 @@ def _write(layer: Any, rows: torch.Tensor, shape: RowShape, block: int) -> None:
     rows = rows.to(cache.device, cache.dtype)
     slots = torch.arange(len(rows), device=cache.device) + block * shape.block_tokens
     if _is_mla(layer):
-        latent, turned = rows.split([layer.kv_lora_rank, layer.qk_rope_head_dim], dim=1)
+        rank = int(layer.kv_lora_rank)
         layer.impl.do_kv_cache_update(
-            latent.contiguous(),
-            turned.contiguous()[:, None],
+            rows[:, :rank].contiguous(),
+            rows[:, rank:].contiguous()[:, None],
             cache,
             slots,
             layer.kv_cache_dtype,

@@ -8,6 +8,7 @@ batch is touched, no graph is captured or replayed, and nothing is compiled.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ import torch
 from leyline_engine.explained_keys import ProbedLayer
 from leyline_engine.vllm.facts.layouts import LayerLayout, flat_storage
 
+_Rows = tuple[torch.Tensor, ...]
+"""Keys, and values unless a key's row holds everything (MLA)."""
 _AT_ONCE = 4
 """Sequences per forward, and blocks that the cache must have beside block 0, vLLM's own."""
 
@@ -49,49 +52,57 @@ def probe_layers(
     at_once = min(_AT_ONCE, int(runner.max_num_reqs), int(runner.max_num_tokens))
     sequences = [(token, position) for token in tokens for position in positions]
     slots = torch.arange(1, at_once + 1) * page
-    parts: list[list[tuple[torch.Tensor, torch.Tensor | None]]] = []
+    layers = [_opened(runner, name, layout, slots) for name, layout in layouts.items()]
+    if any(bool(view[layer.blocks].any()) for layer in layers for view in layer.views):
+        raise ProbeError("a KV cache that isn't empty")
+    read: list[list[_Rows]] = []
     for start in range(0, len(sequences), at_once):
-        part = sequences[start : start + at_once]
+        batch = sequences[start : start + at_once]
         # Batches of one size: a kernel may choose by it.
-        part += [part[-1]] * (at_once - len(part))
-        _forward(runner, part, slots, page)
-        parts.append([_taken(_cache(runner, name), each, slots) for name, each in layouts.items()])
+        batch += [batch[-1]] * (at_once - len(batch))
+        try:
+            _forward(runner, batch, slots, page)
+            read.append([layer.first_rows() for layer in layers])
+        finally:
+            for layer in layers:
+                layer.clear()
     shape = (len(tokens), len(positions))
-    return [
-        ProbedLayer(
-            _joined([keys for keys, _ in layer], shape),
-            None if layer[0][1] is None else _joined([values for _, values in layer], shape),
-        )
-        for layer in zip(*parts, strict=True)
-    ]
+    return [ProbedLayer(*_joined(parts, shape)) for parts in zip(*read, strict=True)]
 
 
-def _cache(runner: Any, name: str) -> torch.Tensor:
-    layers = runner.vllm_config.compilation_config.static_forward_context
-    cache: torch.Tensor = layers[name].kv_cache
-    return cache
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The rows of one layer, in the blocks that the probe uses."""
+
+    views: tuple[torch.Tensor, ...]
+    """Keys and values, or keys alone if a key's row holds everything (MLA)."""
+    blocks: torch.Tensor
+
+    def first_rows(self) -> _Rows:
+        """Return the first token's rows of each block, fp32 ``[n, heads, dim]`` on the CPU."""
+        return tuple(view[self.blocks, 0].to("cpu", torch.float32) for view in self.views)
+
+    def clear(self) -> None:
+        """Leave zeros."""
+        for view in self.views:
+            view[self.blocks] = 0
 
 
-def _joined(rows: Sequence[torch.Tensor | None], shape: tuple[int, int]) -> torch.Tensor:
-    """Return rows of all batches as ``[tokens, positions, heads, dim]``."""
-    whole = torch.cat([part for part in rows if part is not None])[: shape[0] * shape[1]]
-    return whole.view(*shape, *whole.shape[1:])
+def _opened(runner: Any, name: str, layout: LayerLayout, slots: torch.Tensor) -> _Layer:
+    """Return the rows of a layer in the blocks of some slots."""
+    layer = runner.vllm_config.compilation_config.static_forward_context[name]
+    keys, values = layout.rows(flat_storage(layer.kv_cache))
+    views = (keys,) if values is None else (keys, values)
+    return _Layer(views, (slots // layout.block_tokens).to(keys.device))
 
 
-def _taken(
-    cache: torch.Tensor, layout: LayerLayout, slots: torch.Tensor
+def _joined(
+    parts: Sequence[_Rows], shape: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return keys and values of slots, fp32 ``[n, heads, dim]`` on the CPU, and leave zeros."""
-    keys, values = layout.rows(flat_storage(cache))
-    at = slots.to(cache.device)
-    block, token = at // layout.block_tokens, at % layout.block_tokens
-
-    def take(rows: torch.Tensor) -> torch.Tensor:
-        taken = rows[block, token].to("cpu", torch.float32)
-        rows[block, token] = 0
-        return taken
-
-    return take(keys), None if values is None else take(values)
+    """Return one layer's rows of all batches as ``[tokens, positions, heads, dim]``."""
+    whole = [torch.cat(each)[: shape[0] * shape[1]] for each in zip(*parts, strict=True)]
+    keys, *values = [each.view(*shape, *each.shape[1:]) for each in whole]
+    return keys, values[0] if values else None
 
 
 def _forward(
@@ -115,17 +126,14 @@ def _forward(
     }
     if runner.lora_config is not None:
         runner._set_active_loras((0,) * count, (0,) * count, set())
-    with (
-        torch.inference_mode(),
-        set_forward_context(
-            metadata,
-            runner.vllm_config,
-            num_tokens=count,
-            cudagraph_runtime_mode=CUDAGraphMode.NONE,
-            slot_mapping=dict.fromkeys(metadata, slot_mapping),
-            # The compiled model may not be there yet, and must not be compiled for this batch.
-            skip_compiled=True,
-        ),
+    with set_forward_context(
+        metadata,
+        runner.vllm_config,
+        num_tokens=count,
+        cudagraph_runtime_mode=CUDAGraphMode.NONE,
+        slot_mapping=dict.fromkeys(metadata, slot_mapping),
+        # The compiled model may not be there yet, and must not be compiled for this batch.
+        skip_compiled=True,
     ):
         _run(runner, ids, positions)
 

@@ -29,14 +29,14 @@ def read_setup(vllm_config: Any, kv_cache_config: Any) -> Setup:
     groups = list(kv_cache_config.kv_cache_groups)
     specs = [each for group in groups for each in _specs(group.kv_cache_spec)]
     block_size = int(groups[0].kv_cache_spec.block_size) if groups else int(cache.block_size)
-    hashes = kv_cache_config.hash_block_size or cache.hash_block_size or block_size
+    hashes = int(kv_cache_config.hash_block_size or cache.hash_block_size or block_size)
     dtype = str(cache.cache_dtype if cache.cache_dtype != "auto" else model.dtype)
     images = model.multimodal_config
     return Setup(
         version=str(version).partition("+")[0],
         kv_dtype=dtype.removeprefix("torch."),
         block_size=block_size,
-        hash_block_size=int(hashes),
+        hash_block_size=0 if hashes == block_size else hashes,
         prefix_caching=bool(cache.enable_prefix_caching),
         mla_on_cpu=bool(model.use_mla and current_platform.is_cpu()),
         chunked_prefill=bool(vllm_config.scheduler_config.enable_chunked_prefill),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class PlainRotary:
     def of(cls, rotary: ModelRotary) -> PlainRotary:
         """Return the plain values of a rotation."""
         of_layer = rotary.of_layer if isinstance(rotary, LayeredRotary) else ()
-        frequencies = tuple(each.inv_freq for each in rotary.distinct)
+        frequencies = tuple(each.inv_freq.clone() for each in rotary.distinct)
         return cls(str(rotary.pairing), frequencies, tuple(of_layer))
 
     def whole(self) -> ModelRotary:
@@ -88,35 +88,33 @@ def read_worker_facts(runner: Any, kv_caches: Mapping[str, torch.Tensor]) -> Wor
         kv_caches: the KV cache of each layer by name; the layers that have one.
     """
     rank, ranks = _place()
+    known = _identified(runner, rank)
     refusal, layouts, measured = "", None, None
     try:
         refusal = _setup_refusal(runner, kv_caches)
-        layouts = None if refusal else measure_layouts(runner)
+        with torch.inference_mode():
+            layouts = None if refusal else measure_layouts(runner)
     except Exception as error:
         refusal = _in_words(error)
     # No rank begins a forward with collectives that another one doesn't join.
     refusal = _agreed(refusal, ranks)
     if not refusal and layouts is not None:
         try:
-            measured = measure_keys(runner, layouts)
+            with torch.inference_mode():
+                measured = measure_keys(runner, layouts)
         except Exception as error:
             refusal = _in_words(error)
         refusal = _agreed(refusal, ranks)
-    identity = _identity(runner)
     if refusal or measured is None or layouts is None:
-        return WorkerFacts(rank=rank, refusal=refusal, **identity)
+        return replace(known, refusal=refusal)
     try:
-        return _whole(runner, rank, layouts, measured, identity)
+        return _whole(known, runner, layouts, measured)
     except Exception as error:
-        return WorkerFacts(rank=rank, refusal=_in_words(error), **identity)
+        return replace(known, refusal=_in_words(error))
 
 
 def _whole(
-    runner: Any,
-    rank: int,
-    layouts: Mapping[str, LayerLayout],
-    measured: Measured,
-    identity: dict[str, str],
+    known: WorkerFacts, runner: Any, layouts: Mapping[str, LayerLayout], measured: Measured
 ) -> WorkerFacts:
     """Return the facts of a worker that can splice."""
     config = runner.kv_cache_config
@@ -125,8 +123,8 @@ def _whole(
     page, blocks = int(config.kv_cache_groups[0].kv_cache_spec.block_size), int(config.num_blocks)
     latent = any(each.values is None for each in layouts.values())
     elements = sum(each.heads * (each.key_dim + each.value_dim) for each in layouts.values())
-    return WorkerFacts(
-        rank=rank,
+    return replace(
+        known,
         layouts=dict(layouts),
         blocks=blocks,
         block_size=page,
@@ -142,7 +140,6 @@ def _whole(
             capacity_tokens=(blocks - 1) * page,
             page_tokens=page,
         ),
-        **identity,
     )
 
 
@@ -155,21 +152,21 @@ def _setup_refusal(runner: Any, kv_caches: Mapping[str, torch.Tensor]) -> str:
     return "layers without a KV cache" if missing else ""
 
 
-def _identity(runner: Any) -> dict[str, str]:
-    """Return the model's class and fingerprint."""
+def _identified(runner: Any, rank: int) -> WorkerFacts:
+    """Return the facts of a worker of which only the model's class and fingerprint are known."""
     try:
         model, config = runner.get_model(), runner.vllm_config.model_config
         load = runner.vllm_config.load_config
         settings = (config.revision, str(load.load_format), config.quantization, config.dtype)
-        return {
-            "architecture": type(model).__name__,
-            "fingerprint": model_fingerprint(
-                model, config.hf_config.to_dict(), str(config.model), settings
-            ),
-        }
+        configuration = config.hf_config.to_dict()
+        return WorkerFacts(
+            rank=rank,
+            architecture=type(model).__name__,
+            fingerprint=model_fingerprint(model, configuration, str(config.model), settings),
+        )
     except Exception:  # an engine that can't be told from others serves without splicing
         log.exception("Leyline can't identify this model")
-        return {}
+        return WorkerFacts(rank=rank)
 
 
 def _in_words(error: Exception) -> str:
