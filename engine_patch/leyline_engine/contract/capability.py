@@ -20,6 +20,10 @@ RECEIPT_IN_ANSWER = f"{RECEIPT_ACTION}@{ACTION_VERSION}"
 """One of a capability's actions if answers bring their records; see :mod:`.answer`."""
 RENDERER_PATH = "/leyline/renderer"
 """Path of the engine's chat template, special tokens and ``tokenizer.json``."""
+TOKENIZE_PATH = "/tokenize"
+"""Path of the tokens of a chat request, unless the renderer's document names another."""
+TOKENS_PATH = "/leyline/tokens"
+"""The same for engines whose own ``/tokenize`` isn't exact for chat requests."""
 
 
 def engine_actions(*, splices: bool) -> tuple[str, ...]:

@@ -23,6 +23,8 @@ class ChatDialect(StrEnum):
     """Messages as :func:`normalize_messages` returns them; tools and options as they came."""
     SGLANG = "sglang"
     """Messages as SGLang's chat completions prepare them."""
+    VLLM = "vllm"
+    """Messages as vLLM's chat completions prepare them."""
 
 
 _TEXT_ONLY_ROLES = frozenset({"tool", "function"})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -66,14 +67,21 @@ class Endpoints:
         self._secret = secret
         self._clock = ClaimClock(send)
 
-    def routes(self) -> list[Route]:
-        """Return one route for each document."""
+    def routes(self, middleware: Sequence[Middleware] = ()) -> list[Route]:
+        """Return one route for each document.
+
+        Args:
+            middleware: of each route, for engines whose own guards only their own paths.
+        """
         return [
-            Route(CAPABILITY_PATH, self.capability),
-            Route(RECEIPT_PATH, self.receipt),
-            Route(RENDERER_PATH, self.renderer),
-            Route(CLAIMS_PATH, self.claims, methods=["POST"]),
-            Route(LEDGER_PATH, self.ledger, methods=["POST"]),
+            Route(path, handler, methods=[method], middleware=middleware)
+            for method, path, handler in (
+                ("GET", CAPABILITY_PATH, self.capability),
+                ("GET", RECEIPT_PATH, self.receipt),
+                ("GET", RENDERER_PATH, self.renderer),
+                ("POST", CLAIMS_PATH, self.claims),
+                ("POST", LEDGER_PATH, self.ledger),
+            )
         ]
 
     async def claims(self, request: Request) -> Response:

@@ -2,7 +2,7 @@
 
 After SIGTERM SGLang answers the requests it has begun, and ends when none is left; but it continues
 to take new ones, so under load it is never empty, and is at last killed in the middle of its
-streams. vLLM refuses them with a 500. Proxies take a 503 for "ask another engine".
+streams. vLLM takes new ones only to abort them. Proxies take a 503 for "ask another engine".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-TURNED_AWAY = ("/v1/", "/generate")
+TURNED_AWAY = ("/v1/", "/generate", "/inference/")
 """Beginnings of the refused paths. Receipts and health are answered to the end."""
 
 

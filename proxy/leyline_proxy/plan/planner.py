@@ -83,7 +83,7 @@ class Planner:
             return planned
         question = prompt_question(given, draft)
         with given.request.clock.waiting():
-            tokens = await self._tokens(question, replica) if question is not None else None
+            tokens = await self._tokens(question, given, replica) if question is not None else None
         return await _worked(inline, partial(self._plan, given, draft, tokens))
 
     def _planned(
@@ -149,18 +149,20 @@ class Planner:
         if draft.rendered is not None:
             return len(draft.rendered.tokens)
         question = prompt_question(given, draft)
-        tokens = await self._tokens(question, replica) if question is not None else None
+        tokens = await self._tokens(question, given, replica) if question is not None else None
         if tokens is None:
             raise UnsupportedError(
                 "Prompt tokens can't be counted: this engine's chat template isn't known here."
             )
         return len(tokens)
 
-    async def _tokens(self, question: Mapping[str, Any], replica: Replica) -> list[int] | None:
+    async def _tokens(
+        self, question: Mapping[str, Any], given: PlanInput, replica: Replica
+    ) -> list[int] | None:
         """Return the engine's own tokens of a prompt, or None."""
         with self._metrics.stage("ask"):
             try:
-                return await replica.client.tokenize(question)
+                return await replica.client.tokenize(question, given.status.rendering.tokens_path)
             except ProxyError:
                 replica.handshake.report_failure()
                 return None

@@ -9,7 +9,15 @@ from typing import Any
 
 import structlog
 
-from leyline_engine.contract import ATTENTION_SINK, LiteralSegment, Mode, Outcome, Reason, Recompute
+from leyline_engine.contract import (
+    ATTENTION_SINK,
+    TOKENS_PATH,
+    LiteralSegment,
+    Mode,
+    Outcome,
+    Reason,
+    Recompute,
+)
 from leyline_policies import Policy
 
 from ..edits.editing import Edited, EditInput
@@ -126,8 +134,10 @@ def prompt_question(given: PlanInput, draft: Draft) -> dict[str, Any] | None:
     if draft.rendered is not None or not given.status.splices or not _is_renderable(given):
         return None
     body = given.request.body
-    steering = {name: body[name] for name in STEERING if body.get(name) is not None}
-    return {"model": given.request.model, **steering, "messages": draft.edited.prepared.messages}
+    names = body if given.status.rendering.tokens_path == TOKENS_PATH else STEERING
+    steering = {name: body[name] for name in names if body.get(name) is not None}
+    messages = draft.edited.prepared.messages
+    return {**steering, "model": given.request.model, "messages": messages}
 
 
 def plan_turn(

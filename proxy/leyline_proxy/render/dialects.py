@@ -13,12 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from leyline_engine.contract import (
-    ChatDialect,
-    ChatMessage,
-    normalize_messages,
-    template_takes_parts,
-)
+from leyline_engine.contract import ChatMessage, normalize_messages
 
 Tool = Mapping[str, Any]
 
@@ -62,7 +57,7 @@ class ContractDialect:
         """See :class:`Dialect`."""
         if body.get("add_generation_prompt") is False:
             raise RenderError("no generation prompt is asked for")
-        _refuse(body, ("continue_final_message", "chat_template", "documents"))
+        refuse(body, ("continue_final_message", "chat_template", "documents"))
         kwargs = body.get("chat_template_kwargs")
         return Asked(body.get("tools") or None, kwargs if isinstance(kwargs, dict) else {})
 
@@ -89,7 +84,7 @@ _SGLANG_STEERS = (
 )
 """Members that change the prompt in ways that depend on the model."""
 
-_APPLIED = frozenset(
+APPLIED = frozenset(
     {
         "conversation",
         "tools",
@@ -108,7 +103,7 @@ _APPLIED = frozenset(
         "reasoning_effort",
     }
 )
-"""Options that control transformers or SGLang itself and aren't just variables of a template."""
+"""Options that control transformers or an engine and aren't just variables of a template."""
 
 _SCHEMA_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 
@@ -134,12 +129,12 @@ class SglangDialect:
 
     def asked(self, body: Mapping[str, Any]) -> Asked:
         """See :class:`Dialect`."""
-        _refuse(body, _SGLANG_STEERS)
-        given = _optional(body, "chat_template_kwargs", dict) or {}
+        refuse(body, _SGLANG_STEERS)
+        given = optional(body, "chat_template_kwargs", dict) or {}
         kwargs = {**self.defaults, **given}
-        if not _APPLIED.isdisjoint(kwargs):
+        if not APPLIED.isdisjoint(kwargs):
             raise RenderError("an option of the chat template is none of the template's")
-        tools = _chosen(_optional(body, "tools", list) or [], body.get("tool_choice"))
+        tools = _chosen(optional(body, "tools", list) or [], body.get("tool_choice"))
         return Asked([_sglang_tool(tool) for tool in tools] or None, kwargs)
 
     def conversation(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
@@ -162,13 +157,13 @@ class SglangDialect:
         shown: dict[str, Any] = {
             "role": role,
             "content": self._content(message, role),
-            "tool_call_id": _optional(message, "tool_call_id", str),
-            "name": _optional(message, "name", str),
+            "tool_call_id": optional(message, "tool_call_id", str),
+            "name": optional(message, "name", str),
             "phase": message.get("phase"),
-            "reasoning_content": _optional(message, "reasoning_content", str),
+            "reasoning_content": optional(message, "reasoning_content", str),
             "tool_calls": _each(message, "tool_calls", lambda call: _sglang_call(call, role)),
             "tools": _each(message, "tools", _sglang_tool),
-            "prefix": _optional(message, "prefix", bool),
+            "prefix": optional(message, "prefix", bool),
         }
         if shown["phase"] not in _SGLANG_PHASES:
             raise RenderError("a message has an unknown phase")
@@ -188,36 +183,15 @@ class SglangDialect:
         return " ".join(texts)
 
 
-def dialect_of(
-    name: str,
-    chat_template: str,
-    *,
-    takes_parts: bool | None = None,
-    defaults: Mapping[str, Any] | None = None,
-) -> Dialect:
-    """Return the dialect that an engine's renderer document names.
-
-    Args:
-        takes_parts: the engine's value; None leaves it to the template's source.
-        defaults: the engine's own template options.
-
-    Raises:
-        ValueError: no such dialect.
-    """
-    parts = template_takes_parts(chat_template) if takes_parts is None else takes_parts
-    if ChatDialect(name) is ChatDialect.SGLANG:
-        return SglangDialect(parts, dict(defaults or {}))
-    return ContractDialect(parts)
-
-
-def _refuse(body: Mapping[str, Any], members: Collection[str]) -> None:
+def refuse(body: Mapping[str, Any], members: Collection[str]) -> None:
+    """Raise :class:`RenderError` if a request has one of the members."""
     for name in members:
         value = body.get(name)
         if value is not None and value is not False:  # 0.0 asks for something
             raise RenderError(f"{name} changes the prompt")
 
 
-def _optional(holder: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
+def optional(holder: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
     """Return a member, or None if it is missing or null."""
     value = holder.get(name)
     # Require the exact type: a record would convert others.
@@ -226,15 +200,16 @@ def _optional(holder: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
     return value
 
 
-def _required(holder: object, name: str, kind: type[Any]) -> Any:
-    value = _optional(holder, name, kind) if isinstance(holder, Mapping) else None
+def required(holder: object, name: str, kind: type[Any]) -> Any:
+    """Return a member that must be there."""
+    value = optional(holder, name, kind) if isinstance(holder, Mapping) else None
     if value is None:
         raise RenderError(f"{name} is missing")
     return value
 
 
 def _each(holder: Mapping[str, Any], name: str, shown: Callable[[Any], Any]) -> list[Any] | None:
-    items = _optional(holder, name, list)
+    items = optional(holder, name, list)
     return None if items is None else [shown(item) for item in items]
 
 
@@ -250,7 +225,7 @@ def _sglang_texts(parts: Sequence[Any], role: str) -> Iterator[str]:
 
 
 def _sglang_call(call: object, role: str) -> dict[str, Any]:
-    function = _required(call, "function", dict)
+    function = required(call, "function", dict)
     assert isinstance(call, Mapping)  # noqa: S101 - it has a member
     if call.get("type", "function") != "function":
         raise RenderError("a tool call is no function's")
@@ -260,10 +235,10 @@ def _sglang_call(call: object, role: str) -> dict[str, Any]:
     elif arguments is not None and not isinstance(arguments, str | dict):
         raise RenderError("a tool call's arguments are no object")
     return {
-        "id": _optional(call, "id", str),
-        "index": _optional(call, "index", int),
+        "id": optional(call, "id", str),
+        "index": optional(call, "index", int),
         "type": "function",
-        "function": {"name": _optional(function, "name", str), "arguments": arguments},
+        "function": {"name": optional(function, "name", str), "arguments": arguments},
     }
 
 
@@ -278,21 +253,21 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _sglang_tool(tool: object) -> dict[str, Any]:
-    function = _required(tool, "function", dict)
+    function = required(tool, "function", dict)
     assert isinstance(tool, Mapping)  # noqa: S101 - it has a member
-    deferred = _optional(tool, "defer_loading", bool)
-    optional = {
-        "strict": _optional(function, "strict", bool),
-        "defer_loading": _first(_optional(function, "defer_loading", bool), deferred),
+    deferred = optional(tool, "defer_loading", bool)
+    rest = {
+        "strict": optional(function, "strict", bool),
+        "defer_loading": _first(optional(function, "defer_loading", bool), deferred),
     }
     parameters = function.get("parameters")
     if not _is_standard(parameters):
         raise RenderError("a tool's schema has types that are none of JSON Schema's")
     shown = {
-        "description": _optional(function, "description", str),
-        "name": _required(function, "name", str),
+        "description": optional(function, "description", str),
+        "name": required(function, "name", str),
         "parameters": parameters,
-    } | {name: value for name, value in optional.items() if value is not None}
+    } | {name: value for name, value in rest.items() if value is not None}
     order = dict.fromkeys((*function, *shown))
     if type(tool.get("type", "function")) is not str:
         raise RenderError("a tool's type is no text")
@@ -314,7 +289,7 @@ def _chosen(tools: Sequence[Any], choice: object) -> Sequence[Any]:
         case "none":
             return []
         case {"function": {"name": str(name)}}:
-            return [tool for tool in tools if _required(tool, "function", dict).get("name") == name]
+            return [tool for tool in tools if required(tool, "function", dict).get("name") == name]
     raise RenderError("tool_choice is none that is known")
 
 

@@ -15,7 +15,8 @@ from leyline_engine.contract import ChatDialect, ChatMessage
 
 from ..model.rendered import MessageSpan, Rendered
 from .continuing import Beginnings
-from .dialects import Dialect, RenderError, dialect_of
+from .dialect_choice import dialect_of
+from .dialects import Dialect, RenderError
 from .marks import CharSpan, content_spans, unique_spans
 from .memoised import (
     Conversation,

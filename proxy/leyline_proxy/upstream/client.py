@@ -17,6 +17,7 @@ from leyline_engine.contract import (
     RECEIPT_PATH,
     RENDERER_PATH,
     SIGNATURE_HEADER,
+    TOKENIZE_PATH,
     Capability,
     ChatDialect,
     ClaimCommand,
@@ -64,6 +65,10 @@ class RendererDocument(msgspec.Struct, frozen=True):
     """True if the template takes lists of parts; None leaves it to the template's source."""
     template_kwargs: dict[str, Any] = {}
     """Template options for requests without any."""
+    withholds_tools: bool = False
+    """True if the prompt of a request with ``tool_choice: none`` has no tools."""
+    tokens_path: str = TOKENIZE_PATH
+    """Path of the engine's own tokens of a chat request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +232,17 @@ class UpstreamClient:
         """Return the engine's chat template and tokenizer, or None if it doesn't give them."""
         return _document(await self.get(RENDERER_PATH), RendererDocument)
 
-    async def tokenize(self, body: Mapping[str, Any]) -> list[int] | None:
-        """Return the engine's token ids of ``body`` (messages and tools); None on a refusal."""
+    async def tokenize(
+        self, body: Mapping[str, Any], path: str = TOKENIZE_PATH
+    ) -> list[int] | None:
+        """Return the engine's token ids of ``body`` (messages and tools); None on a refusal.
+
+        Args:
+            path: see :attr:`RendererDocument.tokens_path`.
+        """
         async with self.open(
             "POST",
-            "/tokenize",
+            path,
             headers=[(b"content-type", b"application/json")],
             content=msgspec.json.encode(body),
             timeout_s=self._small_timeout_s,

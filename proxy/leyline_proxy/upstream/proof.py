@@ -16,6 +16,8 @@ import anyio.to_thread
 import msgspec
 import structlog
 
+from leyline_engine.contract import TOKENIZE_PATH
+
 from ..model.rendered import Rendered
 from ..render import ChatRenderer, dialect_of
 from ..render.renderer import TEXT_MEMORY_BYTES
@@ -167,6 +169,8 @@ class Rendering:
     """The reason that it isn't proven; empty if it is."""
     fingerprint: str = ""
     """Digest of the engine's chat template and tokenizer; empty if they aren't known."""
+    tokens_path: str = TOKENIZE_PATH
+    """Path of the engine's own tokens."""
 
     @property
     def source(self) -> str:
@@ -199,7 +203,7 @@ async def examine_rendering(
     equal, problem = 0, ""
     answered = False
     for number, probe in enumerate(PROBES):
-        theirs = await client.tokenize({"model": model, **probe.body})
+        theirs = await client.tokenize({"model": model, **probe.body}, document.tokens_path)
         ours = await anyio.to_thread.run_sync(_render, renderer, probe)
         answered = answered or theirs is not None
         if ours is None:
@@ -212,7 +216,13 @@ async def examine_rendering(
         problem = "none of the probe conversations can be rendered and compared"
     if not answered:
         return Rendering(problem=problem)
-    return Rendering(renderer, proven=not problem, problem=problem, fingerprint=fingerprint)
+    return Rendering(
+        renderer,
+        proven=not problem,
+        problem=problem,
+        fingerprint=fingerprint,
+        tokens_path=document.tokens_path,
+    )
 
 
 def _load(document: RendererDocument, memory_bytes: int) -> tuple[ChatRenderer, str]:
@@ -222,6 +232,7 @@ def _load(document: RendererDocument, memory_bytes: int) -> tuple[ChatRenderer, 
         document.chat_template,
         takes_parts=document.takes_parts,
         defaults=document.template_kwargs,
+        withholds_tools=document.withholds_tools,
     )
     renderer = ChatRenderer(
         document.chat_template,
