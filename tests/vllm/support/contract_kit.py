@@ -1,7 +1,7 @@
 """Turns of an engine of this process beside the amortize contract computed the long way round.
 
-The engine chooses the tokens; the reference, plain transformers in fp32, is led along them. Compared
-are log-probabilities of decoded tokens, and the pool's rows of the whole turn.
+The engine chooses the tokens; the reference, plain transformers in fp32, is led along them. What is
+compared are log-probabilities of decoded tokens, and the pool's rows of the whole turn.
 """
 
 from __future__ import annotations
@@ -124,9 +124,7 @@ class PlayedSession:
     def _run(self, prompt: Sequence[int], pieces: Sequence[Piece], **members: Any) -> Played:
         name = f"t{next(_turns)}"
         payload = EditPayload(session=self.session, scope=self.scope, turn=name, **members)
-        answer, rows = self.engine.ask_for_rows(
-            prompt, payload, decode=self.decode, scores=_SCORED
-        )
+        answer, rows = self.engine.ask_for_rows(prompt, payload, decode=self.decode, scores=_SCORED)
         assert answer.record is not None
         expected = expect(self.subject, pieces, answer)
         played = Played(name, answer, answer.record.receipt, tuple(pieces), expected, rows)
@@ -198,15 +196,8 @@ def kept_after_prefix(pieces: Sequence[Piece]) -> int:
 
 def expect(subject: OracleModel, pieces: Sequence[Piece], answer: Answer) -> LongWay:
     """The reference's logits of the last prompt token and of each decoded one."""
-    *head, last = pieces
-    assert isinstance(last, Fresh)
-    head = [*head, Fresh(last.tokens[:-1])]
-    return long_way_round(
-        subject,
-        [piece for piece in head if piece_length(piece)],
-        (last.tokens[-1], *answer.output[:-1]),
-        answer.output[-1],
-    )
+    assert isinstance(pieces[-1], Fresh)
+    return long_way_round(subject, list(pieces), answer.output[:-1], answer.output[-1])
 
 
 def distance(answer: Answer, expected: LongWay) -> float:

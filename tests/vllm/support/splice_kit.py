@@ -90,6 +90,21 @@ class SplicingEngine:
         self.sent = KeptRecords()
         sender: Sender = self.sent
         self.leyline._accounts._sender = sender
+        self.held: dict[str, list[int]] = {}
+        """By ended request, the ids of its blocks."""
+        self._watch_ends()
+
+    def _watch_ends(self) -> None:
+        ended = self.leyline.ended
+
+        def watched(request: Any, **options: Any) -> None:
+            # vLLM appends to the names that its callers give.
+            name = request.request_id.rpartition("-")[0]
+            manager = self.scheduler.kv_cache_manager
+            self.held[name] = list(manager.get_block_ids(request.request_id)[0])
+            ended(request, **options)
+
+        self.leyline.ended = watched
 
     @property
     def rows(self) -> Any:
@@ -118,9 +133,7 @@ class SplicingEngine:
         params = SamplingParams(
             temperature=0, max_tokens=decode, ignore_eos=True, logprobs=scores or None, **extra
         )
-        self.llm.llm_engine.add_request(
-            name, {"prompt_token_ids": list(prompt)}, params, **options
-        )
+        self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, params, **options)
         return name
 
     def run(self, names: Sequence[str]) -> list[Answer]:
@@ -164,26 +177,10 @@ class SplicingEngine:
 
         They are those of all its tokens but the last, which was never fed.
         """
-        name = self.start(prompt, payload, **options)
-        held: list[int] = []
-        length = len(prompt) + int(options.get("decode", 8)) - 1
-        while name not in self.scheduler.requests:
-            self.llm.llm_engine.step()
-        done = None
-        while done is None:
-            held = self.blocks_of(name) or held
-            for output in self.llm.llm_engine.step():
-                if output.finished:
-                    done = output
-        rows = self.rows_in(block_slots(held, self.leyline.cache.block)[:length])
-        self.settle()
-        return self._answer(name, done), rows
-
-    def blocks_of(self, name: str) -> list[int]:
-        """The ids of a request's blocks."""
-        if name not in self.scheduler.requests:
-            return []
-        return list(self.scheduler.kv_cache_manager.get_block_ids(name)[0])
+        answer = self.ask(prompt, payload, **options)
+        length = len(answer.tokens) - 1
+        slots = block_slots(self.held[answer.message], self.leyline.cache.block)[:length]
+        return answer, self.rows_in(slots)
 
     def rows_in(self, slots: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Keys and values in slots, in every layer: ``[n, heads, dim]`` each."""
