@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 
+from ..model.asides import RECALL_TOOL
 from ..model.history import CONTINUES, FRAME
 from ..model.messages import Message, text_of
 from ..model.sentences import Sentence, quotes_answer, retells, sentences_of
 from ..model.session import RetainedTurn, Session
 from .parse import ChatRequest
-from .recall_tool import RECALL_TOOL
 
 
 def offers_tools(request: ChatRequest) -> bool:
