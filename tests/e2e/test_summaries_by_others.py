@@ -10,12 +10,11 @@ from typing import Any
 import httpx
 import pytest
 from support.bust_accounts import check
-from support.repair_talks import SUMMARY, SYSTEM, TOOLS, words
+from support.repair_talks import SUMMARY, TOOLS, words
 from support.scripted_model import (
     SCRIPTED,
     Prompt,
     Reply,
-    ScriptedModel,
     build_scripted,
     scripted_model,
 )
@@ -29,8 +28,7 @@ Chat = list[dict[str, Any]]
 HEADER = "x-session-id"
 SUMMARISER = {"role": "system", "content": "You summarise conversations for other agents."}
 TITLER = {"role": "system", "content": "You give titles to conversations."}
-SENT_OUT = {"role": "system", "content": "You search programs.\n" + words(5, 12)}
-ASKED = {"role": "user", "content": "What did we do so far?"}
+SENT_OUT = {"role": "system", "content": "You search programs.\n" + words(5, 4)}
 GO_ON = {"role": "user", "content": "Continue if you have next steps."}
 
 
@@ -42,7 +40,7 @@ def script(prompt: Prompt) -> tuple[Reply, bool]:
     if "title" in asked:
         return Reply("Programs"), True
     task = asked.splitlines()[0]
-    return Reply(f"Done: {task}\n" + words(sum(map(ord, task)), 8)), True
+    return Reply(f"Done: {task}\n" + words(sum(map(ord, task)), 5)), True
 
 
 @pytest.fixture(scope="module")
@@ -52,18 +50,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def stack_of(files: Path, **settings: Any) -> Iterator[tuple[httpx.Client, ScriptedModel]]:
+def client_of(files: Path, **settings: Any) -> Iterator[httpx.Client]:
     """A client of a proxy in front of an engine that follows the script."""
     with scripted_model(files, script) as model, serving(model.app) as upstream:
         app = create_app(Settings(upstream=upstream, log_level="error", **settings))
         with serving(app) as origin, httpx.Client(base_url=origin, timeout=60) as http:
-            yield http, model
+            yield http
 
 
 @pytest.fixture(scope="module")
 def client(files: Path) -> Iterator[httpx.Client]:
     """A client of a proxy with default settings."""
-    with stack_of(files) as (http, _):
+    with client_of(files) as http:
         yield http
 
 
@@ -79,7 +77,9 @@ class Window:
         self.http = http
         self.headers = {HEADER: name} if name else {}
         self.seed = seed
-        self.chat: Chat = [SYSTEM]
+        # No window finds another's prompt in the cache.
+        self.system = {"role": "system", "content": f"You repair programs.\n{words(seed, 6)}"}
+        self.chat: Chat = [self.system]
 
     def ask(self, chat: Chat, **more: Any) -> tuple[str, dict[str, Any]]:
         """An answer's text, and its account."""
@@ -92,7 +92,7 @@ class Window:
 
     def task(self, number: int) -> dict[str, Any]:
         """A message of the user's."""
-        text = f"Task {self.seed}.{number}\n{words(self.seed * 10 + number, 12)}"
+        text = f"Task {self.seed}.{number}\n{words(self.seed * 100 + number, 5)}"
         return {"role": "user", "content": text}
 
     def title(self, *told: str) -> dict[str, Any]:
@@ -123,15 +123,20 @@ class Window:
         """The account of the request for a summary; the list is compacted."""
         summary, account = self.ask(self.transcript())
         assert summary == SUMMARY
-        self.chat = [SYSTEM, ASKED, {"role": "assistant", "content": summary}, GO_ON]
+        self.compact()
         return account
+
+    def compact(self) -> None:
+        """Begin the list again with the summary."""
+        asked = {"role": "user", "content": f"What did we do so far, of {self.seed}?"}
+        self.chat = [self.system, asked, {"role": "assistant", "content": SUMMARY}, GO_ON]
 
     def go_on(self, **more: Any) -> dict[str, Any]:
         """The account of the first turn after a compaction."""
         return self.ask(self.chat, tools=TOOLS, **more)[1]
 
 
-NEW = len(ASKED["content"]) + len(GO_ON["content"]) + 40
+NEW = len("What did we do so far, of 20?") + len(GO_ON["content"]) + 40
 """Most tokens that such a turn has besides the summary: each has a character or more."""
 
 
@@ -161,7 +166,7 @@ def test_the_first_turn_after_a_compaction_prefills_what_is_new(
         beside.append(window.title(window.chat[-1]["content"]))
     elif titles == "of all":
         beside.append(window.title(*(message["content"] for message in window.chat[1:])))
-    accounts += window.work(2, first=2)
+    accounts += window.work(1, first=2)
     sessions = {account["session"] for account in accounts}
     assert not any(account["edits"] for account in (*accounts, *beside))
     assert all(account["tokens"]["prefilled"] < 400 for account in accounts[1:])
@@ -172,7 +177,7 @@ def test_the_first_turn_after_a_compaction_prefills_what_is_new(
         account = window.go_on()
         assert is_spliced(account), account
         sessions.add(account["session"])
-        after = window.work(3, first=10 + 3 * rounds)
+        after = window.work(2, first=10 + 2 * rounds)
         assert all(account["tokens"]["prefilled"] < 500 for account in after)
         sessions |= {account["session"] for account in after}
     assert len(sessions) == 1
@@ -183,8 +188,7 @@ def test_the_first_turn_after_a_compaction_prefills_what_is_new(
 
 
 def test_two_windows_and_who_they_send_out_stay_apart(client: httpx.Client) -> None:
-    """Of one name, the first agent's conversation alone is certain: another's has its own tokens, and
-    its summary is prefilled."""
+    """Of one name, the first agent's conversation alone is certain: another's summary is prefilled."""
     one, two = Window(client, "windows", 41), Window(client, "windows", 42)
     one.title()
     first, second = one.work(2), two.work(2)
@@ -207,11 +211,12 @@ def test_two_windows_and_who_they_send_out_stay_apart(client: httpx.Client) -> N
 def test_another_name_gets_no_summary(client: httpx.Client) -> None:
     """The same words under another name, or none, are prefilled."""
     window = Window(client, "its own", 43)
-    window.work(3)
+    window.work(2)
     window.summarise()
     for name in ("another's", ""):
         stranger = Window(client, name, 43)
-        stranger.chat = window.chat
+        stranger.chat = [dict(message) for message in window.chat]
+        stranger.chat[1]["content"] += f" Of {name}?"
         account = stranger.go_on()
         assert is_prefilled(account), account
     assert is_spliced(window.go_on())
@@ -221,7 +226,7 @@ def test_a_conversation_without_a_name_prefills_its_summary(client: httpx.Client
     """Nothing shows that the summary is of its history."""
     window = Window(client, "", 44)
     window.title()
-    window.work(3)
+    window.work(2)
     window.summarise()
     account = window.go_on()
     assert is_prefilled(account), account
@@ -229,10 +234,10 @@ def test_a_conversation_without_a_name_prefills_its_summary(client: httpx.Client
 
 def test_exact_compactions_prefill_it(files: Path) -> None:
     """A proxy may want it so, and so may a request."""
-    with stack_of(files, compaction_edits="exact") as (http, _):
+    with client_of(files, compaction_edits="exact") as http:
         window = Window(http, "exact", 45)
         window.title()
-        window.work(3)
+        window.work(2)
         window.summarise()
         account = window.go_on()
         assert is_prefilled(account), account
@@ -244,7 +249,7 @@ def test_a_forget_keeps_a_summary_out(client: httpx.Client, when: str) -> None:
     """A transcript's texts have names of their own, so the whole summary counts as a reader of what
     is forgotten."""
     window = Window(client, f"forgets {when}", 46 + len(when))
-    window.work(3)
+    window.work(2)
     transcript = window.transcript()
     if when == "after":
         window.ask(transcript)
@@ -254,25 +259,19 @@ def test_a_forget_keeps_a_summary_out(client: httpx.Client, when: str) -> None:
     assert account["forgot"]["result"] == "erased", account
     if when == "before":
         window.ask(transcript)
-    window.chat = [SYSTEM, ASKED, {"role": "assistant", "content": SUMMARY}, GO_ON]
+    window.compact()
     account = window.go_on()
     assert is_prefilled(account), account
 
 
-def test_a_forget_after_the_splice_erases_the_summary(files: Path) -> None:
-    """No engine holds any KV of the session then that may have read the transcript."""
-    with stack_of(files) as (http, model):
-        window = Window(http, "forgets later", 60)
-        window.work(3)
-        window.summarise()
-        assert is_spliced(window.go_on())
-        marked = [dict(message) for message in window.chat]
-        marked[1] |= {"content": "[removed]", "leyline": {"forget": True}}
-        _, account = window.ask(marked, tools=TOOLS)
-        assert account["forgot"]["result"] == "erased", account
-        assert account["tokens"]["spliced"] == 0
-        assert account["tokens"]["prefilled"] >= 0.3 * len(SUMMARY), account["tokens"]
-        transcript = Window(http, "somebody else", 60)
-        transcript.chat = Window(http, "", 60).chat
-        kept = model.turns()[-1]
-        assert len(kept.prompt) > 0
+def test_a_forget_after_the_splice_erases_the_summary(client: httpx.Client) -> None:
+    """A forget of anything then is one of all that the session has in the cache."""
+    window = Window(client, "forgets later", 60)
+    window.work(2)
+    window.summarise()
+    assert is_spliced(window.go_on())
+    marked = [dict(message) for message in window.chat]
+    marked[1] |= {"content": "[removed]", "leyline": {"forget": True}}
+    _, account = window.ask(marked, tools=TOOLS)
+    assert account["forgot"]["result"] == "erased", account
+    assert is_prefilled(account), account["tokens"]
