@@ -199,8 +199,8 @@ def model_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_client_prefills_what_is_new_after_it_compacts(
     name: str, model_files: Path, tmp_path: Path
 ) -> None:
-    """The session continues, and at most 5 % beyond the new is prefilled: the summary isn't, even if
-    another agent writes it from a transcript, and a request for a title came first."""
+    """The session continues, and at most 5 % beyond the new is prefilled: the summary isn't, though
+    opencode asks for a title first, and has another agent write the summary."""
     found = compact(name, model_files, tmp_path)
     print(found.figures)
     sessions = {turn.receipt.session for turn in (found.before, found.summary, found.after)}

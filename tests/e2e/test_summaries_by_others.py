@@ -80,6 +80,7 @@ class Window:
         # No window finds another's prompt in the cache.
         self.system = {"role": "system", "content": f"You repair programs.\n{words(seed, 6)}"}
         self.chat: Chat = [self.system]
+        self.compactions = 0
 
     def ask(self, chat: Chat, **more: Any) -> tuple[str, dict[str, Any]]:
         """An answer's text, and its account."""
@@ -128,7 +129,9 @@ class Window:
 
     def compact(self) -> None:
         """Begin the list again with the summary."""
-        asked = {"role": "user", "content": f"What did we do so far, of {self.seed}?"}
+        self.compactions += 1
+        text = f"What did we do so far, of {self.seed}.{self.compactions}?"
+        asked = {"role": "user", "content": text}
         self.chat = [self.system, asked, {"role": "assistant", "content": SUMMARY}, GO_ON]
 
     def go_on(self, **more: Any) -> dict[str, Any]:
@@ -136,7 +139,7 @@ class Window:
         return self.ask(self.chat, tools=TOOLS, **more)[1]
 
 
-NEW = len("What did we do so far, of 20?") + len(GO_ON["content"]) + 40
+NEW = len("What did we do so far, of 20.1?") + len(GO_ON["content"]) + 40
 """Most tokens that such a turn has besides the summary: each has a character or more."""
 
 
@@ -188,7 +191,7 @@ def test_the_first_turn_after_a_compaction_prefills_what_is_new(
 
 
 def test_two_windows_and_who_they_send_out_stay_apart(client: httpx.Client) -> None:
-    """Of one name, the first agent's conversation alone is certain: another's summary is prefilled."""
+    """Of one name, only the first agent's conversation is certain: another prefills its summary."""
     one, two = Window(client, "windows", 41), Window(client, "windows", 42)
     one.title()
     first, second = one.work(2), two.work(2)

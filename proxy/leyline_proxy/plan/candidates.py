@@ -75,11 +75,9 @@ def consider(
     view = SourceView(turn.tokens, turn.rendered.spans, len(turn.rendered.tokens))
     demands = new_demands(turn, prepared, names)
     if rules.trust == "opening":
-        # Of one name, a request for a title is no part of an agent's work, though it has its task.
-        other = turn.is_lone and turn.rendered.context != rendered.context
         # Only who got the summary can quote it.
         alike = bool(quotes) or _opens_alike(before, prepared)
-        rules = replace(rules, trust="name" if alike and not other else "messages")
+        rules = replace(rules, trust="name" if alike else "messages")
     shown = rules.trust == "name" or not turn.lineage or _is_shown(before, prepared)
     same = continued(view, rendered) if shown and not demands else None
     if same is not None:  # nothing changed, so there is nothing to explain
