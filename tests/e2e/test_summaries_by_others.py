@@ -161,7 +161,7 @@ def is_prefilled(account: dict[str, Any]) -> bool:
 def test_the_first_turn_after_a_compaction_prefills_what_is_new(
     client: httpx.Client, titles: str
 ) -> None:
-    """So does the next one's, whatever was asked beside the work; the session is one."""
+    """It does whatever was asked beside the work, and the session is one."""
     window = Window(client, f"titles {titles}", 20 + len(titles))
     beside = [window.title()] if titles == "first" else []
     accounts = window.work(2)
@@ -173,16 +173,15 @@ def test_the_first_turn_after_a_compaction_prefills_what_is_new(
     sessions = {account["session"] for account in accounts}
     assert not any(account["edits"] for account in (*accounts, *beside))
     assert all(account["tokens"]["prefilled"] < 400 for account in accounts[1:])
-    for rounds in range(2):
-        account = window.summarise()
-        assert not account["edits"] and account["tokens"]["spliced"] == 0
-        sessions.add(account["session"])
-        account = window.go_on()
-        assert is_spliced(account), account
-        sessions.add(account["session"])
-        after = window.work(2, first=10 + 2 * rounds)
-        assert all(account["tokens"]["prefilled"] < 500 for account in after)
-        sessions |= {account["session"] for account in after}
+    account = window.summarise()
+    assert not account["edits"] and account["tokens"]["spliced"] == 0
+    sessions.add(account["session"])
+    account = window.go_on()
+    assert is_spliced(account), account
+    sessions.add(account["session"])
+    after = window.work(2, first=10)
+    assert all(account["tokens"]["prefilled"] < 500 for account in after)
+    sessions |= {account["session"] for account in after}
     assert len(sessions) == 1
     if titles in ("first", "of all"):
         assert {account["session"] for account in beside} == sessions
