@@ -195,11 +195,12 @@ def model_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_scripted(tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.parametrize("name", [CLAUDE_CODE, CODEX])
+@pytest.mark.parametrize("name", [CLAUDE_CODE, CODEX, OPENCODE])
 def test_a_client_prefills_what_is_new_after_it_compacts(
     name: str, model_files: Path, tmp_path: Path
 ) -> None:
-    """The session continues, and at most 5 % beyond the new is prefilled: the summary isn't."""
+    """The session continues, and at most 5 % beyond the new is prefilled: the summary isn't, though
+    opencode asks for a title first, and has another agent write the summary."""
     found = compact(name, model_files, tmp_path)
     print(found.figures)
     sessions = {turn.receipt.session for turn in (found.before, found.summary, found.after)}
@@ -209,17 +210,4 @@ def test_a_client_prefills_what_is_new_after_it_compacts(
     assert edits == {("compaction", "amortize")}, found.figures
     assert found.summary_tokens >= 400
     beyond = found.after.receipt.tokens.prefilled - found.new
-    assert beyond <= 0.05 * len(found.after.prompt), found.figures
-
-
-def test_opencode_prefills_its_summary(model_files: Path, tmp_path: Path) -> None:
-    """It has another agent write the summary, in a conversation that isn't the session's: nothing
-    is spliced from there, and the instructions come from the cache."""
-    found = compact(OPENCODE, model_files, tmp_path)
-    print(found.figures)
-    assert found.summary.receipt.session != found.before.receipt.session, found.figures
-    assert found.after.receipt.tokens.spliced == 0, found.figures
-    prefilled = found.after.receipt.tokens.prefilled
-    assert found.summary_tokens <= prefilled, found.figures
-    beyond = prefilled - found.new - found.summary_tokens
     assert beyond <= 0.05 * len(found.after.prompt), found.figures

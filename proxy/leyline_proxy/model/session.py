@@ -18,6 +18,7 @@ from leyline_engine.contract import (
 )
 
 from .asides import Aside
+from .history import CONTINUES
 from .paid import Paid
 from .prepared import Prepared
 from .readings import Readings
@@ -31,7 +32,8 @@ MAX_DEPARTED = 4096
 """Largest number of names of past turns that a session remembers."""
 
 MAX_QUESTIONS = 2
-"""Number of policies' questions that stay as sources beside the session's own turns."""
+"""Number of policies' questions and transcripts that stay as sources beside the session's own
+turns."""
 
 _NAME_BYTES = 160
 """Size of a name and its fingerprint."""
@@ -81,6 +83,21 @@ class RetainedTurn:
     """Those of its answer, if that is a text without calls: a later list may quote it."""
     for_policy: bool = field(default=False, kw_only=True)
     """True if a policy asked in it: the client has neither its last message nor its answer."""
+    offers_tools: bool = field(default=False, kw_only=True)
+    """True if its request offered the model tools of the client's."""
+    retells: bool = field(default=False, kw_only=True)
+    """True if its request was a transcript of the session, to be summarised."""
+
+    @property
+    def is_apart(self) -> bool:
+        """True if it is no step of the conversation, but is about it."""
+        return self.for_policy or self.retells
+
+    @property
+    def is_lone(self) -> bool:
+        """True if it offered no tools and had no answer yet, like a request for a title."""
+        roles = {str(message.get("role")) for message in self.prepared.client}
+        return not self.offers_tools and CONTINUES.isdisjoint(roles)
 
     @cached_property
     def tokens(self) -> array[int]:
@@ -220,8 +237,9 @@ class Session:
     """Runs of engines (see ``UpstreamStatus.retains_as``) that received turns of this session and
     may hold its KV."""
     unvouched: bool = False
-    """True if its name may have been in use before this proxy learned of it, and no forget of
-    everything has been confirmed since."""
+    """True if its name may have been in use before this proxy learned of it, or if a transcript of
+    it was sent, whose texts have other names; and no forget of everything has been confirmed
+    since."""
     demands: int = 0
     """Number of turns that demanded a forget. A concurrent turn may have left the forgotten text in
     the cache."""
@@ -243,8 +261,8 @@ class Session:
 
     @property
     def last(self) -> RetainedTurn | None:
-        """The latest retained turn of the client's; None if there is none."""
-        return next((turn for turn in reversed(self.turns) if not turn.for_policy), None)
+        """The latest retained turn of the conversation itself; None if there is none."""
+        return next((turn for turn in reversed(self.turns) if not turn.is_apart), None)
 
     @property
     def answered(self) -> bool:
@@ -266,8 +284,8 @@ class Session:
     ) -> Session:
         """Return the session after a turn, with the client's last ``keep`` turns as sources.
 
-        Policies' questions don't count; each stays a turn longer than the turns before it. Without
-        ``turn`` (the engine doesn't hold it) only the account grows.
+        Policies' questions and transcripts don't count; each stays a turn longer than the turns
+        before it. Without ``turn`` (the engine doesn't hold it) only the account grows.
         """
         turns = self.turns if turn is None else (*self.turns, turn)
         stay = _staying(turns, keep)
@@ -365,7 +383,7 @@ class Session:
 
 def _staying(turns: Sequence[RetainedTurn], keep: int) -> list[int]:
     """Return the indices of the turns that stay as sources; see :meth:`Session.retain`."""
-    own = [at for at, turn in enumerate(turns) if not turn.for_policy]
+    own = [at for at, turn in enumerate(turns) if not turn.is_apart]
     first = own[-keep - 1] if len(own) > keep else 0
-    asked = [at for at, turn in enumerate(turns) if turn.for_policy and at >= first]
+    asked = [at for at, turn in enumerate(turns) if turn.is_apart and at >= first]
     return sorted([*own[-keep:], *asked[-MAX_QUESTIONS:]])

@@ -34,6 +34,7 @@ from ..model.verdicts import Verdict
 from ..model.vocabulary import Decision
 from ..render import STEERING, RenderError
 from ..request.parse import ChatRequest
+from ..request.resemblance import offers_tools
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.handshake import UpstreamStatus
@@ -77,6 +78,8 @@ class PlanInput:
     """Asides of this turn, with texts that its working set brings back."""
     shelf: Shelf | None = None
     """The request's working set, and the store; None if it names none."""
+    retells: bool = False
+    """True if the request is a transcript of the session, to be summarised."""
 
     @property
     def edits(self) -> EditInput:
@@ -87,11 +90,22 @@ class PlanInput:
 
     @property
     def last(self) -> RetainedTurn | None:
-        return self.session.last if self.session is not None else None
+        """The latest turn of the conversation; None if there is none."""
+        return next((turn for turn in reversed(self.comparable) if not turn.is_apart), None)
 
     @property
     def retained(self) -> tuple[RetainedTurn, ...]:
         return self.session.turns if self.session else ()
+
+    @property
+    def comparable(self) -> tuple[RetainedTurn, ...]:
+        """Retained turns that the prompt may continue, or quote: of one name, a request for a title
+        is no part of an agent's work, and a transcript continues nothing."""
+        if self.retells:
+            return ()
+        if self.rules.trust != "opening" or not offers_tools(self.request):
+            return self.retained
+        return tuple(turn for turn in self.retained if not turn.is_lone or turn.retells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +323,8 @@ def _synthesize(
     if rendered is None:
         return _unrendered(given, prepared, forget)
     plan = synthesize(
-        given.retained,
+        # A forget binds wherever the text is.
+        given.retained if prepared.forget_marks else given.comparable,
         prepared,
         rendered,
         given.rules,

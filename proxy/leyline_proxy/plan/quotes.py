@@ -80,7 +80,7 @@ def find_quotes(
         own: fingerprints of messages that quote nothing; see :func:`callers_own`.
         fingerprints: of the messages that the prompt was made of.
     """
-    newest = next((turn for turn in reversed(turns) if not turn.for_policy), None)
+    newest = next((turn for turn in reversed(turns) if not turn.is_apart), None)
     if not turns or (newest is not None and _begins_with(fingerprints, newest)):
         return Quotes()
     known = {value for turn in turns for value in turn.prepared.sent_fingerprints}

@@ -46,7 +46,7 @@ def _nearest(given: PlanInput) -> tuple[RetainedTurn | None, Moved]:
     """Return the retained turn to compare with: of this model, of the session, or of the one that
     it continues under another id."""
     model = given.request.computed_by
-    own = next((turn for turn in reversed(given.retained) if turn.model == model), None)
+    own = next((turn for turn in reversed(given.comparable) if turn.model == model), None)
     if own is not None:
         return own, ""
     if given.last is not None:

@@ -112,8 +112,9 @@ def synthesize(
     thorough = bool(prepared.forget_marks)
     quotes, quoted = _quoted(usable, prepared, rendered)
     compare = partial(consider, recompute=recompute, decode=decode, quotes=quotes)
-    # A policy's question holds nothing of a prompt but its answer that no other turn has.
-    compared = usable if thorough else [turn for turn in usable if not turn.for_policy]
+    # Neither a policy's question nor a transcript holds anything of a prompt but its answer that no
+    # other turn has.
+    compared = usable if thorough else [turn for turn in usable if not turn.is_apart]
     candidates: list[Candidate] = []
     for index in range(len(compared) - 1, -1, -1):
         turn, later = compared[index], compared[index + 1 :]
@@ -142,7 +143,7 @@ def _quoted(
 ) -> tuple[Quotes, tuple[Candidate, ...]]:
     """Return the answers that a prompt quotes, as quotes and as sources."""
     vouched = [turn for turn in turns if is_vouched(turn, prepared, rendered)]
-    callers = [turn for turn in vouched if not turn.for_policy]
+    callers = [turn for turn in vouched if not turn.is_apart]
     own = callers_own(callers, prepared.client_fingerprints)
     quotes = find_quotes(vouched, rendered, prepared.sent_fingerprints, own)
     return quotes, quoting(vouched, quotes)

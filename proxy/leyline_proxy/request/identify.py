@@ -6,14 +6,11 @@ import hmac
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import takewhile
 from typing import Literal
 from uuid import uuid4
 
 from ..model.history import (
     CONTINUES,
-    FRAME,
     OWN_HEADER,
     HistoryMatch,
     choose_sessions,
@@ -23,12 +20,11 @@ from ..model.history import (
     session_key,
     shortest_partial,
 )
-from ..model.messages import Message, text_of
-from ..model.sentences import Sentence, quotes_answer, sentences_of
-from ..model.session import RetainedTurn, Session
+from ..model.session import Session
 from ..model.undeclared import Trust
 from ..sessions import SessionStore
 from .parse import ChatRequest
+from .resemblance import Resemblance, offers_tools
 
 SHARED_KEYS = frozenset({"prompt_cache_key", "user"})
 """Names that several conversations may share; the history distinguishes them."""
@@ -65,6 +61,8 @@ class Hold:
     """History of the turn's request."""
     opens: bool
     """True for the first turn of a conversation that a harness names."""
+    offers_tools: bool = False
+    """True if it offers the model tools: it takes the name from a first turn without any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +75,9 @@ class Identity:
     """History to find the session by; empty if it is found by its id alone."""
     session: Session | None
     found: Found = "history"
+    retells: bool = False
+    """True if the request is a transcript of the session, to be summarised: a turn under its name
+    that is no step of its conversation."""
     hold: Hold | None = None
     """The hold that keeps other conversations out of the session until the turn is over."""
 
@@ -91,8 +92,10 @@ class Identity:
         """The evidence that the session's retained turns belong to this request's conversation.
 
         A name is evidence only for turns retained under it: a session once found otherwise may
-        contain turns of another conversation.
+        contain turns of another conversation. A transcript continues none of them.
         """
+        if self.retells:
+            return "messages"
         named = self.session is None or self.session.key == NAMED
         return _TRUST[self.found] if named else "messages"
 
@@ -111,12 +114,14 @@ class Openings:
     def take(self, hold: Hold) -> Hold | None:
         """Hold a session until :meth:`leave`; return None if another conversation holds it.
 
-        All requests that continue the first one's list may hold an opening. To continue a session
-        found by its history, a list must equal those of the other turns under way: of two that
-        differ, one would be retained among the turns of the other.
+        All requests that continue the first one's list may hold an opening, and so may an agent's
+        beside a request without tools, such as one for a title. To continue a session found by its
+        history, a list must equal those of the other turns under way: of two that differ, one would
+        be retained among the turns of the other.
         """
         others = self._held.setdefault((hold.tenant, hold.session_id), [])
-        for other in others[:1] if hold.opens else others:
+        rivals = [each for each in others if each.offers_tools or not hold.offers_tools]
+        for other in rivals[:1] if hold.opens else others:
             theirs = other.chain
             if hold.chain[: len(theirs)] != theirs or (not hold.opens and hold.chain != theirs):
                 return None
@@ -160,57 +165,14 @@ async def identify(
     if found is None and request.continues is not None:
         found = await _by_compaction(store, request, request.continues, new)
     if found is None and name is not None and where not in SHARED_KEYS:
-        quotes = _QuotesIn(request, key)
+        resemblance = Resemblance(request, key)
         found = await _by_name(
-            store, request, public_id(name, secret), chain, openings, quotes=quotes
+            store, request, public_id(name, secret), chain, openings, resemblance=resemblance
         )
         if found is None:
             beside = [public_id(f"{name} beside {number}", secret) for number in range(_BESIDE)]
-            found = await _beside(store, request, beside, new, openings, quotes=quotes)
+            found = await _beside(store, request, beside, new, openings, resemblance=resemblance)
     return found or replace(new, session_id=f"s-{uuid4().hex[:20]}")
-
-
-class _QuotesIn:
-    """Answers that a request's messages quote: a compaction goes on with a summary, which the model
-    wrote in the session that is compacted.
-
-    Args:
-        key: see :func:`~leyline_proxy.model.sentences.sentences_of`.
-    """
-
-    def __init__(self, request: ChatRequest, key: bytes) -> None:
-        self._request = request
-        self._key = key
-
-    @cached_property
-    def _sentences(self) -> frozenset[Sentence]:
-        texts = map(text_of, self._request.messages)
-        return frozenset(found for text in texts for found in sentences_of(text, self._key))
-
-    def any_of(self, session: Session) -> bool:
-        """Return True if the request quotes an answer of a session, and has its instructions.
-
-        A request for a title quotes as well, but is another conversation.
-        """
-        alike = (_same_frame(turn, self._request) for turn in session.turns)
-        said = [turn.sentences for turn in session.turns if turn.sentences]
-        return bool(said) and any(alike) and any(quotes_answer(a, self._sentences) for a in said)
-
-
-def _same_frame(turn: RetainedTurn, request: ChatRequest) -> bool:
-    """Return True if a list begins with the instructions of a turn, or with most of them."""
-    before, now = _frame_of(turn.prepared.client), _frame_of(request.messages)
-    least = (len(before) + 1) // 2
-    return before[:least] == now[:least] and bool(before) == bool(now)
-
-
-def _frame_of(messages: Sequence[Message]) -> str:
-    """Return the instructions before the conversation; if there are none, all within it.
-
-    A harness may write those within it again when it compacts, in another order.
-    """
-    first = list(takewhile(lambda message: message.get("role") in FRAME, messages))
-    return "\n".join(text_of(each) for each in first or messages if each.get("role") in FRAME)
 
 
 async def _by_compaction(
@@ -236,20 +198,23 @@ async def _by_name(
     chain: tuple[int, ...],
     openings: Openings | None,
     *,
-    quotes: _QuotesIn,
+    resemblance: Resemblance,
 ) -> Identity | None:
-    """Return the conversation of a harness's name, if it is this request's: the first one under the
-    name, not another that the harness runs alongside."""
+    """Return the conversation of a harness's name, if it is this request's, or the request is a
+    transcript of it: the first one under the name, or an agent's after a request for a title, not
+    another that the harness runs alongside."""
     tenant = request.tenant.name
     session = await store.get(tenant, session_id)
     named = Identity(session_id, NAMED, (), session, "name")
-    if session is None:
+    if session is None or resemblance.takes_over(session):
         if openings is None:
             return named
-        hold = openings.take(Hold(tenant, session_id, chain, opens=True))
+        first = Hold(tenant, session_id, chain, opens=True, offers_tools=offers_tools(request))
+        hold = openings.take(first)
         return replace(named, hold=hold) if hold is not None else None
-    belongs = not session.turns or _likeness(session, request) or quotes.any_of(session)
-    return named if belongs else None
+    if not session.turns or _likeness(session, request) or resemblance.quotes(session):
+        return named
+    return replace(named, retells=True) if resemblance.retells(session) else None
 
 
 async def _beside(
@@ -259,7 +224,7 @@ async def _beside(
     new: Identity,
     openings: Openings | None,
     *,
-    quotes: _QuotesIn,
+    resemblance: Resemblance,
 ) -> Identity | None:
     """Return one of the further conversations under the name; if none is alike, the first free id.
 
@@ -276,7 +241,7 @@ async def _beside(
     known = [each for each in sessions if each is not None and each.key == new.key]
     best = max(known, key=lambda session: _likeness(session, request), default=None)
     if best is None or not _likeness(best, request):
-        best = next((session for session in known if quotes.any_of(session)), None)
+        best = next((session for session in known if resemblance.quotes(session)), None)
     if best is not None:
         return replace(new, session_id=best.id, session=best)
     if openings is None:

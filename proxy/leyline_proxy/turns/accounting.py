@@ -23,6 +23,7 @@ from ..model.rendered import Rendered
 from ..model.session import RetainedTurn
 from ..model.vocabulary import ForgetResult
 from ..model.working_set import WorkingSet
+from ..request.resemblance import offers_tools
 from ..sessions.summary import edit_account, receipt_account
 from .recall_reports import RecallOutcome, documents
 from .turn import Turn
@@ -227,6 +228,8 @@ def retained_turn(
         names=names,
         replica=turn.replica.name,
         model=turn.request.computed_by,
+        offers_tools=offers_tools(turn.request),
+        retells=turn.identity.retells,
         weight=_TOKEN_BYTES * (len(rendered.tokens) + len(outputs))
         + _TEXT_BYTES * len(turn.request.raw),
     )

@@ -219,6 +219,7 @@ class TurnOpener:
             replica=replica.name,
             named=named,
             traced=traced,
+            retells=identity.retells,
         )
 
     async def _identify(self, request: ChatRequest, again: Turn | None) -> Identity:

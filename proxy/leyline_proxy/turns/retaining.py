@@ -66,6 +66,10 @@ def session_after(
         current = current.take_name(NAMED, turn.planned.prepared.client_fingerprints)
     if current.key == NAMED != turn.identity.key:
         source = None  # the session got its name meanwhile, and this turn may be another's
+    if turn.identity.retells:
+        current = replace(current, unvouched=True)
+        if current.demands > turn.demands:
+            source = None  # the transcript may have what was forgotten meanwhile
     if settled.record is not None and plan.forgets:
         current = current.forget_sources()
         if ANYTHING in plan.forget and settled.obeyed:
@@ -183,8 +187,11 @@ def _with_readings(session: Session, settled: SettledTurn, source: RetainedTurn 
         turn.name,
         turn.planned.prepared,
         turn.planned.names,
-        # Without a receipt, nobody knows what the engine copied.
-        hidden=bool(settled.receipt.lineage) or (turn.enveloped and settled.record is None),
+        # Without a receipt, nobody knows what the engine copied. A transcript's texts have other
+        # names.
+        hidden=bool(settled.receipt.lineage)
+        or (turn.enveloped and settled.record is None)
+        or turn.identity.retells,
         retained=source is not None,
         answers=source is not None and bool(source.output_ids),
         key=turn.asks.key if turn.asks is not None else "",
@@ -209,6 +216,8 @@ def _with_policies(session: Session, turn: Turn, written: str | None) -> Session
     """
     if turn.asks is not None:
         return session if written is None else with_completion(session, turn.asks.key, written)
+    if turn.identity.retells:
+        return _with_verdicts(session, turn)  # they have not seen the session's own list
     prepared = turn.planned.prepared
     # Texts that they no longer ask for go.
     kept = {key: text for key, text in session.completions.items() if key in prepared.used}

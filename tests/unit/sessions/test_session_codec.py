@@ -159,6 +159,7 @@ def test_a_new_field_asks_for_a_new_format() -> None:
     assert {field.name for field in fields(RetainedTurn)} == {
         *("turn", "index", "prepared", "rendered", "output_ids", "lineage", "receipt", "digest"),
         *("model_fingerprint", "weight", "names", "replica", "model", "sentences", "for_policy"),
+        *("offers_tools", "retells"),
     }
     assert {field.name for field in fields(Prepared)} == {
         *("client", "sent", "dropped", "faults", "forget_marks", "notes", "states", "wanted"),
