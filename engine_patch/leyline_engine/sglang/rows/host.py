@@ -57,7 +57,7 @@ class HostRows:
         if any(buffer is None for buffer in buffers):
             raise UnsupportedPoolError("a host pool that another rank holds")
         if tensors.key_paging is not None:
-            raise UnsupportedPoolError("a host pool of rows that aren't contiguous on the device")
+            raise UnsupportedPoolError("hierarchical cache with SGLANG_USE_HND_KVCACHE")
         self._pool = pool
         self._keys = tuple(pool.data_refs if kind == _LATENT else pool.k_data_refs)
         self._values = () if kind == _LATENT else tuple(pool.v_data_refs)
