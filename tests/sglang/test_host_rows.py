@@ -146,6 +146,19 @@ def test_a_pool_of_another_form_than_the_devices_is_refused() -> None:
             HostRows(pool, tensors)
 
 
+def test_copies_of_rows_that_are_not_contiguous_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With heads in front of tokens, the host's rows aren't those of the device's slots."""
+    monkeypatch.setenv("SGLANG_USE_HND_KVCACHE", "1")
+    device = MHATokenToKVPool(SLOTS, 4, torch.float32, 2, 8, LAYERS, "cpu", False)
+    tensors = read_pool(device)
+    monkeypatch.undo()
+    pool = host_pool(device_pool("gqa"), "layer_first")
+    with pytest.raises(UnsupportedPoolError, match="SGLANG_USE_HND_KVCACHE"):
+        HostRows(pool, tensors)
+
+
 def test_copies_of_parts_of_pages_are_refused() -> None:
     """The stand-in for SGLang's kernel takes whole pages, as that does."""
     layers = [torch.zeros(8, 2)]

@@ -153,7 +153,7 @@ def test_the_kernel_moves_rows_as_torch_does(
 def test_the_kernel_moves_rows_in_blocks(
     kernel: ModuleType, shape: Shape, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
-    """Rows that aren't contiguous get the same bits as in a pool of one row per slot."""
+    """Rows that aren't contiguous: there and back, the bits of a pool of one row per slot."""
     tensors, rotary = random_pool(shape, dtype, generator), rotary_of(shape)
     blocked = spread(tensors, 5)
     assert blocked.key_paging is not None and blocked.key_paging != blocked.value_paging

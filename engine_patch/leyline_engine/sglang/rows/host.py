@@ -56,6 +56,8 @@ class HostRows:
         buffers = (pool.kv_buffer,) if kind == _LATENT else (pool.k_buffer, pool.v_buffer)
         if any(buffer is None for buffer in buffers):
             raise UnsupportedPoolError("a host pool that another rank holds")
+        if tensors.key_paging is not None:
+            raise UnsupportedPoolError("hierarchical cache with SGLANG_USE_HND_KVCACHE")
         self._pool = pool
         self._keys = tuple(pool.data_refs if kind == _LATENT else pool.k_data_refs)
         self._values = () if kind == _LATENT else tuple(pool.v_data_refs)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from leyline_engine.rows.blocks import pool_of_views
 from leyline_engine.rows.mover import PoolTensors
 
 
@@ -33,15 +34,6 @@ def read_pool(pool: object, key_scales: Iterable[object] = ()) -> PoolTensors:
     if layout is None:
         raise UnsupportedPoolError(f"KV pool class {kind.__qualname__}")
     tensors = layout(pool)
-    every = (*tensors.keys, *tensors.values)
-    if not tensors.keys:
-        raise UnsupportedPoolError("a KV pool without layers")
-    if any(t.dim() != 3 or not t[0].is_contiguous() or t.dtype != tensors.stored for t in every):
-        raise UnsupportedPoolError("a KV pool whose rows aren't one token each, contiguous")
-    if len({(t.shape, t.stride()) for t in tensors.keys}) != 1:
-        raise UnsupportedPoolError("a KV pool whose layers differ in shape")
-    if len({(t.shape, t.stride()) for t in tensors.values}) > 1:
-        raise UnsupportedPoolError("a KV pool whose layers differ in shape")
     if tensors.packed and any(
         s is not None and torch.as_tensor(s).numel() != 1 for s in key_scales
     ):
@@ -63,27 +55,43 @@ def _mla(pool: Any) -> PoolTensors:
         raise UnsupportedPoolError("an MLA pool whose rows hold more than latent and rotary key")
     if pool.dsa_kv_cache_store_fp8 or pool.kv_scale_buffer is not None:
         raise UnsupportedPoolError("an MLA pool with scales of its own")
-    return PoolTensors(
-        pool_class="mla_latent",
-        keys=tuple(pool.kv_buffer),
-        values=(),
-        capacity=pool.size,
-        packed=_packed(pool, pool.kv_buffer),
-    )
+    return _opened(pool, [_by_token(layer) for layer in pool.kv_buffer], [])
 
 
 def _mha(pool: Any) -> PoolTensors:
-    if pool.kv_cache_layout != "nhd":
-        raise UnsupportedPoolError(f"KV pool layout {pool.kv_cache_layout!r}")
     if pool.is_quantized_kv_cache or pool.k_scale_buffer is not None:
         raise UnsupportedPoolError("quantised KV")
-    return PoolTensors(
-        pool_class="gqa",
-        keys=tuple(pool.k_buffer),
-        values=tuple(pool.v_buffer),
-        capacity=pool.size,
-        packed=_packed(pool, pool.k_buffer),
-    )
+    by_block = _BLOCKS.get(pool.kv_cache_layout)
+    if by_block is None:
+        raise UnsupportedPoolError(f"KV pool layout {pool.kv_cache_layout!r}")
+    return _opened(pool, *([by_block(t) for t in each] for each in (pool.k_buffer, pool.v_buffer)))
+
+
+def _by_token(layer: torch.Tensor) -> torch.Tensor:
+    """Return ``[slots, heads, dim]`` as blocks of one slot."""
+    if layer.dim() != 3 or not layer[0].is_contiguous():
+        raise UnsupportedPoolError("a KV pool whose rows aren't one token each, contiguous")
+    return layer[:, None]
+
+
+def _by_page(layer: torch.Tensor) -> torch.Tensor:
+    """Return ``[pages, heads, slots per page, dim]`` as blocks of a page's slots."""
+    if layer.dim() != 4 or not layer[0].is_contiguous():
+        raise UnsupportedPoolError("a KV pool whose pages aren't heads of tokens, contiguous")
+    return layer.transpose(1, 2)
+
+
+_BLOCKS = {"nhd": _by_token, "hnd": _by_page}
+"""Views ``[blocks, slots per block, heads, dim]`` of a layer, by SGLang's names of layouts."""
+
+
+def _opened(pool: Any, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> PoolTensors:
+    if not keys:
+        raise UnsupportedPoolError("a KV pool without layers")
+    try:
+        return pool_of_views(keys, values, packed=_packed(pool, keys), capacity=pool.size)
+    except ValueError as error:
+        raise UnsupportedPoolError(str(error)) from error
 
 
 _LAYOUTS: Mapping[str, Callable[[Any], PoolTensors]] = {
