@@ -74,7 +74,7 @@ def test_a_plain_server_is_not_refused() -> None:
     """The defaults pass, and so do all block sizes and dtypes that splices are planned for."""
     assert refusals(Setup()) == ()
     for size in (16, 32, 64, 128):
-        assert refusals(Setup(block_size=size, hash_block_size=size)) == ()
+        assert refusals(Setup(block_size=size)) == ()
     for dtype in ("float32", "bfloat16", "float16"):
         assert refusals(Setup(kv_dtype=dtype)) == ()
 
@@ -158,7 +158,7 @@ def caches_of(*specs: Any) -> Any:
 
 
 def refused(caches: Any, **changes: Any) -> list[str]:
-    """What a server of these settings is refused for."""
+    """Names of all that a server of these settings is refused for."""
     return [each.what for each in refusals(read_setup(config_of(**changes), caches))]
 
 

@@ -62,7 +62,7 @@ class Started:
         ]
 
     def counters(self) -> dict[str, torch.Tensor]:
-        """What the runner keeps of its batches."""
+        """Tensors in which the runner keeps its batches."""
         names = ("seq_lens", "positions", "optimistic_seq_lens_cpu")
         kept = {name: getattr(self.runner, name).clone() for name in names}
         table = self.runner.input_batch.block_table[0]
@@ -243,7 +243,7 @@ def test_workers_that_refuse_or_differ_keep_the_engine_from_splicing(started: St
 
 
 def test_the_setup_is_read_from_the_running_engine(started: Started) -> None:
-    """What the engine resolved is what the allow-list sees."""
+    """The allow-list sees the settings that the engine resolved."""
     setup = read_setup(with_connector(started), started.runner.kv_cache_config)
     assert (setup.block_size, setup.hash_block_size) == (BLOCK, 0)
     assert f"torch.{setup.kv_dtype}" == str(started.facts.dtype)

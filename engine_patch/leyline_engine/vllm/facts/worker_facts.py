@@ -1,4 +1,4 @@
-"""The facts of one worker: what it measured, in a form that travels to the scheduler."""
+"""The facts that one worker measured, in a form that travels to the scheduler."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PlainRotary:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WorkerFacts:
-    """What a worker knows of its model and KV cache; pickles without vLLM."""
+    """Facts that a worker knows of its model and KV cache; they pickle without vLLM."""
 
     rank: int
     """Of tensor parallelism."""
