@@ -106,6 +106,8 @@ async def test_reserved_members_and_credentials_stay_here(engine: FakeEngine) ->
         "priority",
         "routed_dp_rank",
         "data_parallel_rank",
+        "kv_transfer_params",
+        "ec_transfer_params",
         "leyline",
     )
     members: dict[str, Any] = dict.fromkeys(reserved[:-1], "evil") | {"leyline": {}}

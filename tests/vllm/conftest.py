@@ -18,6 +18,7 @@ except PackageNotFoundError:
     # vLLM has an environment of its own.
     collect_ignore_glob = ["*"]
 else:
+    from stand_in import API_KEY, write_stand_in
     from vllm_models import build_vllm_model
     from vllm_server import VllmServer
 
@@ -42,8 +43,10 @@ def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def vllm_server(vllm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """A server of the tiny Llama; its log must be clean in the end."""
+    """A server of the tiny Llama with an API key; its log must be clean in the end."""
     log = tmp_path_factory.mktemp("vllm-server") / "log"
-    with VllmServer(vllm_model, log) as server:
+    environment = write_stand_in(tmp_path_factory.mktemp("stand-in") / "site")
+    flags = ("--api-key", API_KEY, "--enable-log-requests")
+    with VllmServer(vllm_model, log, flags, environment) as server:
         yield server
         server.check_clean()

@@ -69,10 +69,10 @@ def unspliceable(request: Any) -> str:
 def clean_params(params: Any) -> Any:
     """Return vLLM's parameters of a request without an envelope; the same if they have none."""
     extra = getattr(params, "extra_args", None) or {}
-    if HINTS_ARGUMENT not in extra:
+    ours = {HINTS_ARGUMENT, UNSPLICED_ARGUMENT}
+    if ours.isdisjoint(extra):
         return params
     clean = copy.copy(params)
-    ours = (HINTS_ARGUMENT, UNSPLICED_ARGUMENT)
     clean.extra_args = {key: value for key, value in extra.items() if key not in ours} or None
     return clean
 

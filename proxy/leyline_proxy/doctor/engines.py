@@ -32,6 +32,8 @@ _BYTES_A_TOKEN = 4
 """Approximate bytes of a request's JSON per token."""
 _AS_REQUIRED = "Start the engine as the reason requires"
 _BAD_SIGNATURE = "invalid_signature"
+_PAGES = {"vllm": "docs/vllm.md"}
+"""Pages of engines other than SGLang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def reached(needs: EngineNeeds, place: str, listed: Listed) -> list[Finding]:
                 f"{needs.of}.key",
                 f"the engine refuses the proxy's key (status {listed.status})",
                 "Set LEYLINE_UPSTREAM_API_KEY, or api_key of the upstream, to the key that the "
-                "engine was started with (SGLang: --api-key).",
+                "engine was started with (SGLang and vLLM: --api-key).",
             ),
         ]
     if listed.status in GATEWAY_FAILURES:
@@ -178,8 +180,8 @@ def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Fin
     if isinstance(answer, NoCapability):
         detail = f"{answer.why}: edits become ordinary prefills"
         fix = (
-            "Start SGLang with the plugin: install Leyline's wheel next to it, and pass "
-            "--radix-cache-backend leyline (docs/sglang.md)."
+            "Start SGLang or vLLM with the plugin: install Leyline's wheel next to it, and switch "
+            "it on. SGLang: --radix-cache-backend leyline (docs/sglang.md); vLLM: see docs/vllm.md."
         )
         if not answer.settled:
             fix = "Try again when the engine has loaded its model."
@@ -214,7 +216,8 @@ def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Fin
 def _remedy(refused: Capability) -> str:
     fix = refused.unsupported_fix
     advice = f"Restart the engine, and for that: {fix}" if fix else _AS_REQUIRED
-    return f"{advice} (docs/sglang.md lists what can be spliced). Or set splice: false."
+    page = _PAGES.get(refused.engine, "docs/sglang.md")
+    return f"{advice} ({page} lists what can be spliced). Or set splice: false."
 
 
 def secret_verdict(needs: EngineNeeds, facts: SecretFacts | None) -> Finding:
@@ -255,7 +258,8 @@ def rendering_verdict(needs: EngineNeeds, rendering: Rendering) -> Finding:
         return ok(name, "probe conversations give the same tokens as in the engine")
     fix = (
         "Start every replica at this URL with the chat template and the tokenizer of the model "
-        "that it serves (SGLang: --chat-template, --tokenizer-path), and with one release."
+        "that it serves (SGLang: --chat-template, --tokenizer-path; vLLM: --chat-template, "
+        "--tokenizer), and with one release."
     )
     if rendering.renderer is None:
         return fail(name, f"{rendering.problem}: nothing is spliced", fix)
@@ -299,8 +303,9 @@ def _window(needs: EngineNeeds, capability: Capability) -> Finding:
         return warn(
             name,
             f"the model takes {detail}, but the KV pool holds only {kv.capacity_tokens:,}",
-            "Give the engine more memory for KV (SGLang: --mem-fraction-static), or a shorter "
-            "--context-length, so that clients get an early error.",
+            "Give the engine more memory for KV (SGLang: --mem-fraction-static; vLLM: "
+            "--gpu-memory-utilization), or a shorter context (--context-length; "
+            "--max-model-len), so that clients get an early error.",
         )
     if needs.max_body_bytes < window * _BYTES_A_TOKEN:
         return warn(

@@ -145,7 +145,8 @@ def _parts(message: ChatMessage) -> list[dict[str, Any]]:
 def _part(part: object) -> dict[str, Any]:
     match part:
         case {"type": "text", "text": str(text), **rest} if rest.keys() <= _PART_EXTRAS:
-            return {"type": "text", "text": text, **rest}
+            extras = {str(name): value for name, value in rest.items()}
+            return {"type": "text", "text": text, **extras}
     raise RenderError("a content has parts that are no plain text")
 
 

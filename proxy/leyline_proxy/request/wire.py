@@ -23,6 +23,8 @@ RESERVED = (
     "priority",
     "routed_dp_rank",
     "data_parallel_rank",
+    "kv_transfer_params",
+    "ec_transfer_params",
 )
 """Members that only the proxy may set; removed from clients' requests."""
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 NAME = "leyline_stand_in"
+API_KEY = "engine-key"
+"""The key of the shared server."""
 _MODULE = """
-import json, os
 import msgspec
 from leyline_engine.contract import (
-    Capability, ClaimProblem, ClaimReply, ProblemCode, Receipt, TurnRecord,
+    Capability, ClaimReply, Receipt, TurnRecord,
 )
 from leyline_engine.packed_hints import hints_secret
 from leyline_engine.server.channel import open_sender
@@ -39,18 +40,15 @@ def register():
     def add_request(self, request):
         hints = take_hints(request, hints_secret())
         if hints.message_id is not None:
-            detail = json.dumps([
-                hints.detail, request.num_prompt_tokens, request.kv_transfer_params,
-                request.sampling_params.extra_args,
-            ])
-            receipt = Receipt(message_id=hints.message_id, detail=detail, reason=hints.invalid)
+            receipt = Receipt(
+                message_id=hints.message_id, detail=hints.detail, reason=hints.invalid
+            )
             self.sender.send(TurnRecord(receipt=receipt, finished=True, output_ids=(1, 2)))
         added(self, request)
 
     def leyline_control(self, message: str) -> str:
         asked = msgspec.json.decode(message, type=ClaimMessage)
-        problem = ClaimProblem(ProblemCode.UNSUPPORTED, asked.command)
-        answer = ClaimAnswer(asked.order, ClaimReply(problem=problem))
+        answer = ClaimAnswer(asked.order, ClaimReply(seq=asked.order))
         return msgspec.json.encode(answer).decode()
 
     Scheduler.__init__, Scheduler.add_request = init, add_request

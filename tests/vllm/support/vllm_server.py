@@ -18,7 +18,7 @@ from typing import Self
 import httpx
 
 _PORTS = SystemRandom()
-START_S = 240.0
+START_S = 600.0
 STOP_S = 30.0
 
 BLOCK = 32

@@ -40,7 +40,8 @@ def _carrying(to_sampling_params: Callable[..., Any]) -> Callable[..., Any]:
             note_envelope(raw)
         except Exception:
             log.exception("an envelope could not be read")
-        params = to_sampling_params(request, *args, **kwargs)
+        # A client may give extra arguments of any name.
+        params = clean_params(to_sampling_params(request, *args, **kwargs))
         if raw is not None:
             params.extra_args = {
                 **(params.extra_args or {}),
