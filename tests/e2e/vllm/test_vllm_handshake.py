@@ -11,9 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.random_models import RandomKind, build_random
 from support.stack import serving
 
-from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 from leyline_proxy.doctor.engines import EngineNeeds, examine_engine
 from leyline_proxy.doctor.findings import Status
 from leyline_proxy.http.app import create_app
@@ -29,17 +29,16 @@ sys.path.insert(0, str(REPOSITORY / "tests" / "vllm" / "support"))
 from stand_in import API_KEY, write_stand_in  # noqa: E402 - they lie beside the plugin's own tests
 from vllm_server import VllmServer  # noqa: E402
 
-MODEL = DEFAULT_MODEL_NAME
+MODEL = "tiny-llama"
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """vLLM with the plugin and an API key; its log must stay clean."""
+    """vLLM with a tiny Llama, the plugin and an API key; its log must stay clean."""
     if not PYTHON.is_file():
         pytest.skip("vLLM isn't installed here")
-    folder = trained_model_dir(MODEL)
-    assert folder is not None
     place = tmp_path_factory.mktemp("vllm")
+    folder = build_random(RandomKind.LLAMA, place / "model")
     flags = ("--api-key", API_KEY, "--served-model-name", MODEL)
     environment = write_stand_in(place / "site")
     with VllmServer(folder, place / "log", flags, environment, python=str(PYTHON)) as server:
