@@ -239,15 +239,15 @@ def test_two_windows_and_who_they_send_out_stay_apart(client: httpx.Client) -> N
 
 def test_another_name_or_tenant_gets_no_summary(client: httpx.Client) -> None:
     """The same words under another name, or none, or another tenant's, are prefilled."""
-    window = Window(client, "its own", 43)
-    theirs = Window(client, "its own", 43, key="kb")
+    window = Window(client, "ours", 43)
+    theirs = Window(client, "ours", 43, key="kb")
     for each in (window, theirs):
         each.title()
     window.work(2)
     # A transcript of another's work is a conversation of its own.
-    assert theirs.ask(window.transcript())[1]["session"] != "its own"
+    assert theirs.ask(window.transcript())[1]["session"] != "ours"
     window.summarise()
-    strangers = [Window(client, name, 43) for name in ("another's", "")]
+    strangers = [Window(client, name, 43) for name in ("theirs", "")]
     for number, stranger in enumerate((*strangers, theirs)):
         stranger.chat = [dict(message) for message in window.chat]
         stranger.chat[1]["content"] += f" Of {number}?"
@@ -261,8 +261,8 @@ def test_another_name_or_tenant_gets_no_summary(client: httpx.Client) -> None:
         }
         for each in (window, theirs)
     ]
-    assert listed[0]["its own"] == 5 and listed[0]["another's"] == 1
-    assert listed[1].pop("its own") == 2 and list(listed[1].values()) == [1]
+    assert listed[0]["ours"] == 5 and listed[0]["theirs"] == 1
+    assert listed[1].pop("ours") == 2 and list(listed[1].values()) == [1]
 
 
 @pytest.mark.nightly
