@@ -81,6 +81,8 @@ class RequestKeys:
 
     def __call__(self, request: Any) -> list[bytes]:
         """Hash the request's new full blocks, as vLLM's own hasher does; returns their keys."""
+        # vLLM takes the last token of a streamed prompt's part back, and its block's key with it.
+        del self.plain[len(request.block_hashes) :]
         known = len(self.plain)
         if self._hasher is None:
             return []
