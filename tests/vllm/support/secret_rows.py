@@ -1,0 +1,37 @@
+"""Tokens whose rows lie in an engine's pool: a value of the first layer depends on its token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from oracle_models import OracleModel
+from splice_kit import SplicingEngine
+
+from leyline_engine.rows.paging import by_slot
+
+
+class SecretRows:
+    """Finds the rows of chosen tokens in a pool, free blocks included.
+
+    Args:
+        subject: the engine's model in transformers.
+    """
+
+    def __init__(self, engine: SplicingEngine, subject: OracleModel) -> None:
+        self._engine = engine
+        self._subject = subject
+
+    def held(self, tokens: Iterable[int]) -> set[int]:
+        """The tokens among these that have a row."""
+        wanted = sorted(set(tokens))
+        if not wanted:
+            return set()
+        layer = self._subject.model.model.layers[0]
+        with torch.no_grad():
+            embedded = self._subject.model.model.embed_tokens(torch.tensor(wanted))
+            values = layer.self_attn.v_proj(layer.input_layernorm(embedded))
+        tensors = self._engine.rows.pool.tensors
+        rows = by_slot(tensors.values[0], tensors.value_paging).flatten(1)
+        nearest = torch.cdist(values, rows).min(dim=1).values / values.norm(dim=1)
+        return {token for token, error in zip(wanted, nearest, strict=True) if error < 1e-3}
