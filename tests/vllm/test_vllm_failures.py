@@ -99,20 +99,20 @@ PLACES: dict[str, Callable[[SplicingEngine], tuple[Any, str]]] = {
 
 
 @pytest.mark.parametrize("gap", [False, True], ids=["first", "after-a-gap"])
-@pytest.mark.parametrize(("place", "number"), [(p, 0) for p in PLACES] + [("worker", 1)])
+@pytest.mark.parametrize("place", [*PLACES, "worker-again"])
 def test_a_failed_copy_costs_a_prefill_and_no_answer(
     engine: SplicingEngine,
     subject: OracleModel,
     monkeypatch: pytest.MonkeyPatch,
     place: str,
-    number: int,
     gap: bool,
 ) -> None:
     """The request is computed as a whole, and so is one that shared its first rows in that step;
     neither leaves anything that a later turn would find."""
     edit = Edit(engine, subject, gap)
-    owner, name = PLACES[place](engine)
-    monkeypatch.setattr(owner, name, once(getattr(owner, name), number))
+    owner, name = PLACES[place.partition("-")[0]](engine)
+    failing = once(getattr(owner, name), number=int(place.endswith("again")))
+    monkeypatch.setattr(owner, name, failing)
     sharing = EditPayload(session="sharing", scope="tenant", turn="x", share="crew")
     names = [edit.start(), engine.start(edit.prompt, sharing, decode=12, scores=20)]
     first, second = engine.run(names)

@@ -299,7 +299,8 @@ def test_a_cut_secret_is_forgotten_from_moved_kv(
     )
     name = engine.start(staged, copies, decode=30)
     engine.llm.llm_engine.step()
-    answer = engine.ask(story.redacted, story.forgetting(), scores=20)
+    lineage = cut.record.receipt.lineage
+    answer = engine.ask(story.redacted, story.forgetting(lineage=lineage), scores=20)
     engine.run_out([name])
     counts = counts_of(engine, answer)
     assert counts.pending == 0

@@ -84,7 +84,7 @@ def test_spliced_kv_is_served_to_nobody_else(engine: SplicingEngine, subject: Or
         played.answer, expect(subject, [Fresh(played.answer.prompt)], played.answer)
     )
     assert remembering > CONTROL_FACTOR * BOUND
-    for who, payload in foreign(played, session).items():
+    for who in foreign(played, session):
         engine.llm.reset_prefix_cache()
         session = PlayedSession(engine, subject, f"private {who}")
         played = spliced_turn(session)
