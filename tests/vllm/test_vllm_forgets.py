@@ -27,9 +27,8 @@ _names = count()
 
 @pytest.fixture(scope="module")
 def engine(vllm_model: Path) -> Iterator[SplicingEngine]:
-    """An engine with Leyline and a small pool."""
-    settings = {"num_gpu_blocks_override": 96, "max_num_batched_tokens": 256}
-    with splicing_engine(vllm_model, **settings) as started:
+    """An engine with Leyline."""
+    with splicing_engine(vllm_model) as started:
         yield started
 
 

@@ -345,12 +345,13 @@ class SchedulerEngine:
         Args:
             answered: True if it has run to an end that its client may see.
         """
-        turn = self.turns.pop(request.request_id, None)
+        turn = self.turns.get(request.request_id)
         with contained("ending a request"):
             self._withholder.releasing(request)
             self._hide_unwritten(request)
             self._note(request, turn)
             self._withholder.ended(request)
+        self.turns.pop(request.request_id, None)
         if turn is None:
             return
         with contained("ending a turn"):
