@@ -25,8 +25,7 @@ from splice_kit import Answer, SplicingEngine, splicing_engine
 from vllm.v1.request import Request
 
 from leyline_engine.contract import Directive, EditPayload, LineageRun, Outcome
-from leyline_engine.publications import Space
-from leyline_engine.vllm.block_keys import LineageKeys, PathHasher, RequestKeys
+from leyline_engine.vllm.block_keys import LineageKeys, PathHasher, RequestKeys, space_of
 
 CUT = Directive(100, 140)
 EXACT = CUT.start // BLOCK * BLOCK
@@ -126,9 +125,6 @@ def test_the_session_itself_goes_on_with_all_full_blocks(
     full = (len(played.tokens) - 1) // BLOCK * BLOCK
     assert full >= len(played.answer.prompt) + BLOCK
     prompt = (*played.tokens, 77, 78)
-    plain = engine.ask(prompt, scores=20)
-    assert plain.cached == EXACT
-    assert clean_error(session, plain) <= BOUND
     payload = EditPayload(
         session="own", scope=session.scope, turn="next", lineage=played.receipt.lineage
     )
@@ -137,6 +133,9 @@ def test_the_session_itself_goes_on_with_all_full_blocks(
     receipt = answer.record.receipt
     assert (answer.cached, receipt.tokens.prefix) == (full, full)
     assert (receipt.outcome, receipt.lineage) == (Outcome.UNEDITED, played.receipt.lineage)
+    plain = engine.ask(prompt, scores=20)
+    assert plain.cached == EXACT
+    assert clean_error(session, plain) <= BOUND
     pieces = [Keep(played.truth, 0, full), Fresh(prompt[full:])]
     assert distance(answer, expect(subject, pieces, answer)) <= BOUND
 
@@ -148,8 +147,9 @@ def test_a_salt_keeps_equal_prompts_apart(engine: SplicingEngine, subject: Oracl
     lineage = played.receipt.lineage
     payload = EditPayload(session="salted", scope=session.scope, turn="s", lineage=lineage)
     assert engine.ask(played.answer.prompt, payload).cached > EXACT
-    salted = {"prompt_token_ids": list(played.answer.prompt), "cache_salt": "other"}
     for each in (None, payload):
+        salt = f"{each is None}"
+        salted = {"prompt_token_ids": list(played.answer.prompt), "cache_salt": salt}
         answer = engine.run([engine.start_prompt(salted, each)])[0]
         assert answer.cached == 0
 
@@ -169,14 +169,17 @@ def test_noted_paths_have_the_hashes_of_their_requests(engine: SplicingEngine) -
 
     tokens = list(range(100, 260))
     hasher: PathHasher = engine.leyline._hasher
-    spaces = {
-        Space(): {},
-        Space("a", None): {"lora_request": LoRARequest("a", 1, "/nowhere")},
-        Space(None, "s"): {"cache_salt": "s"},
-    }
-    hashes = [request_of(tokens, engine, **options).block_hashes for options in spaces.values()]
-    assert [hasher.plain(tokens, space) for space in spaces] == hashes
-    assert len({each[0] for each in hashes}) == len(spaces)
+    ways: list[dict[str, object]] = [
+        {},
+        {"lora_request": LoRARequest("a", 1, "/nowhere")},
+        {"lora_request": LoRARequest("a", 2, "/elsewhere"), "cache_salt": "s"},
+        {"cache_salt": "s"},
+    ]
+    requests = [request_of(tokens, engine, **options) for options in ways]
+    for request in requests:
+        assert hasher.plain(tokens, space_of(request)) == request.block_hashes
+    assert len({request.block_hashes[0] for request in requests}) == len(ways)
+    assert len({space_of(request) for request in requests}) == len(ways)
 
 
 def test_a_taken_back_token_takes_its_blocks_key_with_it(engine: SplicingEngine) -> None:
