@@ -13,6 +13,7 @@ from contract_kit import BLOCK, BOUND, PlayedSession, distance, draw_tokens, exp
 from oracle_models import OracleModel
 from oracle_reference import Fresh
 from splice_kit import Answer, SplicingEngine, splicing_engine
+from vllm.v1.request import RequestStatus
 
 from leyline_engine.contract import Directive, EditPayload, Outcome, Reason
 
@@ -117,10 +118,11 @@ def test_a_failed_copy_costs_a_prefill_and_no_answer(
     names = [edit.start(), engine.start(edit.prompt, sharing, decode=12, scores=20)]
     first, second = engine.run(names)
     edit.check_prefilled(first)
-    assert clean_error(subject, second) <= BOUND
     monkeypatch.undo()
     third = engine.ask((*edit.prompt, 5), sharing, scores=20)
-    assert clean_error(subject, third) <= BOUND
+    if place != "worker-again":  # the rows that they shared have been copied
+        assert clean_error(subject, second) <= BOUND
+        assert clean_error(subject, third) <= BOUND
     after = engine.ask(
         (*first.tokens, 5),
         EditPayload(
@@ -147,8 +149,9 @@ def test_the_same_edit_is_spliced_without_a_failure(
         assert clean_error(subject, answer) > 100 * BOUND
 
 
+@pytest.mark.parametrize("written", [False, True], ids=["same-step", "next-step"])
 def test_blocks_that_a_step_is_about_to_write_are_no_source(
-    engine: SplicingEngine, subject: OracleModel
+    engine: SplicingEngine, subject: OracleModel, written: bool
 ) -> None:
     """Another request computes an evicted source's text in the very step that plans the edit: vLLM
     files its blocks at once, and copies made in front of the forward would be of nothing."""
@@ -156,16 +159,18 @@ def test_blocks_that_a_step_is_about_to_write_are_no_source(
     pool = engine.scheduler.kv_cache_manager.block_pool
     for number in range(1, len(pool.blocks)):
         pool.evict_blocks({number})
-    names = [engine.start(edit.source.answer.prompt, decode=1, scores=20), edit.start()]
-    assert len(edit.source.answer.prompt) < 512
-    plain, answer = engine.run(names)
+    names = [engine.start(edit.source.answer.prompt, decode=3, scores=20)]
+    if written:
+        engine.llm.llm_engine.step()
+    plain, answer = engine.run([*names, edit.start()])
     assert clean_error(subject, plain) <= BOUND
     assert answer.record is not None
-    assert answer.record.receipt.reason is Reason.SOURCE_EVICTED
-    assert clean_error(subject, answer) <= BOUND
-    (again,) = engine.run([edit.start()])
-    assert again.record is not None
-    assert again.record.receipt.outcome is Outcome.SPLICED
+    receipt = answer.record.receipt
+    if written:
+        assert receipt.outcome is Outcome.SPLICED
+    else:
+        assert receipt.reason is Reason.SOURCE_EVICTED
+        assert clean_error(subject, answer) <= BOUND
 
 
 def test_a_preempted_request_leaves_no_block_that_was_never_written(
@@ -181,8 +186,11 @@ def test_a_preempted_request_leaves_no_block_that_was_never_written(
     blocks = hashed.allocate_slots(request, 300)
     assert blocks is not None
     scheduler.waiting.remove_requests([request])
-    request.status = type(request.status).RUNNING
+    request.status = RequestStatus.RUNNING
     scheduler._preempt_request(request, 0.0)
+    # The workers don't know it yet.
+    scheduler.reset_preempted_req_ids.clear()
+    request.status = RequestStatus.WAITING
     (answer,) = engine.run([name])
     assert answer.cached == 0
     assert clean_error(subject, answer) <= BOUND

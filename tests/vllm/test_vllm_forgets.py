@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from contract_kit import BLOCK, BOUND, distance, draw_tokens, expect, load_reference
+from contract_kit import BLOCK, BOUND, distance, expect, load_reference
 from oracle_models import OracleModel
 from oracle_reference import Fresh
-from secret_rows import SecretRows
+from secret_rows import ORDINARY, SECRETS, SecretRows, draw_ordinary
 from splice_kit import Answer, SplicingEngine, splicing_engine
 
 from leyline_engine.contract import Directive, EditPayload, ForgetCounts, Outcome, SpanLabel
@@ -51,9 +51,8 @@ class Story:
         self.engine = engine
         self.session = f"s{next(_names)}"
         rng = random.Random(self.session)
-        self.head, self.tail = draw_tokens(rng, HEAD), draw_tokens(rng, TAIL)
-        # No other token is one of these.
-        self.secret = tuple(rng.sample(range(4200, 8000), SECRET))
+        self.head, self.tail = draw_ordinary(rng, HEAD), draw_ordinary(rng, TAIL)
+        self.secret = tuple(rng.sample(SECRETS, SECRET))
         self.told = (*self.head, *self.secret, *self.tail)
         self.redacted = (*self.head, *self.tail)
 
@@ -75,11 +74,11 @@ class Story:
 
     def tell(self, **options: Any) -> Answer:
         """Tell the secret."""
-        return self.engine.ask(self.told, self.telling(), **options)
+        return asked(self.engine, self.told, self.telling(), **options)
 
     def forget(self, **members: Any) -> ForgetCounts:
         """Demand forgetting; returns the counts when the engine has come to rest."""
-        answer = self.engine.ask(self.redacted, self.forgetting(**members))
+        answer = asked(self.engine, self.redacted, self.forgetting(**members))
         return counts_of(self.engine, answer)
 
 
@@ -101,6 +100,16 @@ def values_of(engine: SplicingEngine, blocks: list[int]) -> list[torch.Tensor]:
     """Keys and values of whole blocks, in every layer."""
     keys, values = engine.rows_in(block_slots(blocks, BLOCK))
     return [*keys, *values]
+
+
+def asked(engine: SplicingEngine, *args: Any, **options: Any) -> Answer:
+    """Run one request alone, which writes no secret itself."""
+    return engine.ask(*args, allowed=ORDINARY, **options)
+
+
+def started(engine: SplicingEngine, *args: Any, **options: Any) -> str:
+    """Queue a request that writes no secret itself."""
+    return engine.start(*args, allowed=ORDINARY, **options)
 
 
 def same_rows(old: torch.Tensor, new: torch.Tensor) -> int:
@@ -154,15 +163,15 @@ def test_text_that_another_session_sent_itself_stays(story: Story, rows: SecretR
     """It stays findable for the other one, who may then have it forgotten, too."""
     engine = story.engine
     story.tell()
-    other = engine.ask(story.told, story.telling(session="other", scope="u"))
+    other = asked(engine, story.told, story.telling(session="other", scope="u"))
     counts = story.forget()
     full = len(story.told) // BLOCK * BLOCK
     assert counts.shared_retained == full - HEAD // BLOCK * BLOCK
     assert counts.pending == 0
     assert rows.held(story.secret[:4]) == set(story.secret[:4])
-    again = engine.ask(other.tokens, story.telling("t2", session="other", scope="u"))
+    again = asked(engine, other.tokens, story.telling("t2", session="other", scope="u"))
     assert again.cached >= full
-    last = engine.ask(story.redacted, story.forgetting(session="other", scope="u"))
+    last = asked(engine, story.redacted, story.forgetting(session="other", scope="u"))
     assert counts_of(engine, last).pending == 0
     assert not rows.held(story.secret)
 
@@ -176,12 +185,12 @@ def test_a_running_reader_publishes_nothing_more(
     the forget's own step; its rows are pending until it ends, then overwritten."""
     engine = story.engine
     told = story.tell()
-    prompt = (*told.tokens, *draw_tokens(random.Random(story.session), 40))
-    reader = engine.start(prompt, story.telling("t2") if enveloped else None, decode=60)
+    prompt = (*told.tokens, *draw_ordinary(random.Random(story.session), 40))
+    reader = started(engine, prompt, story.telling("t2") if enveloped else None, decode=60)
     if not at_once:
         for _ in range(3):
             engine.llm.llm_engine.step()
-    forget = engine.start(story.redacted, story.forgetting(), decode=1)
+    forget = started(engine, story.redacted, story.forgetting(), decode=1)
     answers = {}
     pending = 0
     while len(answers) < 2:
@@ -197,7 +206,7 @@ def test_a_running_reader_publishes_nothing_more(
     assert counts.pending == 0
     assert counts.overwritten >= len(prompt) // BLOCK * BLOCK - HEAD // BLOCK * BLOCK
     assert not rows.held(story.secret)
-    again = engine.ask((*prompt, *answers[reader].outputs[0].token_ids), decode=1)
+    again = asked(engine, (*prompt, *answers[reader].outputs[0].token_ids), decode=1)
     assert again.cached <= HEAD // BLOCK * BLOCK
     if enveloped:
         assert engine.leyline.registry.get(("t", story.session), "t2") is None
@@ -208,8 +217,8 @@ def test_an_aborted_and_a_waiting_reader_leave_nothing(story: Story, rows: Secre
     """A turn that is aborted between two chunks, with the forget in the same step."""
     engine = story.engine
     rng = random.Random(story.session)
-    prompt = (*story.told, *draw_tokens(rng, 500))
-    name = engine.start(prompt, story.telling("t2"))
+    prompt = (*story.told, *draw_ordinary(rng, 500))
+    name = started(engine, prompt, story.telling("t2"))
     for _ in range(2):
         engine.llm.llm_engine.step()
     engine.llm.llm_engine.abort_request([name])
@@ -227,17 +236,17 @@ def test_the_rest_of_a_block_that_others_took_is_overwritten(
     engine = story.engine
     story.tell()
     cache = engine.leyline.cache
-    filler = draw_tokens(random.Random("filler"), 2 * BLOCK)
+    filler = draw_ordinary(random.Random("filler"), 2 * BLOCK)
     # What is cached is given away first.
     queue = engine.scheduler.kv_cache_manager.block_pool.free_block_queue
     for block in reversed(queue.get_all_free_blocks()):
         if block.block_hash is not None:
             queue.remove(block)
             queue.prepend_n([block])
-    readers = [engine.start(filler[: BLOCK + 1 + at], decode=20) for at in range(6)]
+    readers = [started(engine, filler[: BLOCK + 1 + at], decode=20) for at in range(6)]
     for _ in range(3):
         engine.llm.llm_engine.step()
-    forget = engine.start(story.redacted, story.forgetting(), decode=2)
+    forget = started(engine, story.redacted, story.forgetting(), decode=2)
     while forget not in engine.sent.records or not engine.sent.records[forget].finished:
         engine.llm.llm_engine.step()
     assert engine.scheduler.running
@@ -285,21 +294,21 @@ def test_a_cut_secret_is_forgotten_from_moved_kv(
         "directives": (Directive(HEAD, end),),
         "spans": spans,
     }
-    cut = engine.ask(prompt, story.telling("t2", **members))
+    cut = asked(engine, prompt, story.telling("t2", **members))
     assert cut.record is not None
     assert cut.record.receipt.outcome is Outcome.SPLICED
     before = values_of(engine, engine.held[cut.message])
     # Two gaps, hence three steps: the forget comes after the first.
-    gap = draw_tokens(random.Random("gap"), 3)
+    gap = draw_ordinary(random.Random("gap"), 3)
     at = (70, 75)
     staged = (*story.told[: at[0]], *gap, *told.tokens[at[1] :], 9)
     copies = story.telling(
         "t3", sources=(told.ref("t1"),), directives=(Directive(*at, gap),), spans=()
     )
-    name = engine.start(staged, copies, decode=30)
+    name = started(engine, staged, copies, decode=30)
     engine.llm.llm_engine.step()
     lineage = cut.record.receipt.lineage
-    answer = engine.ask(story.redacted, story.forgetting(lineage=lineage), scores=20)
+    answer = asked(engine, story.redacted, story.forgetting(lineage=lineage), scores=20)
     engine.run_out([name])
     counts = counts_of(engine, answer)
     assert counts.pending == 0
@@ -317,10 +326,10 @@ def test_several_answers_of_one_prompt_keep_their_kv(story: Story, rows: SecretR
     """Requests of one message forget together: none withholds what another one computes."""
     engine = story.engine
     story.tell()
-    name = engine.start(story.redacted, story.forgetting(), decode=4, answers=2)
+    name = started(engine, story.redacted, story.forgetting(), decode=4, answers=2)
     engine.run([name])
     counts = engine.sent.forgot.get(name, engine.sent.records[name].receipt.forgot)
     assert counts is not None
     assert counts.pending == 0
     assert not rows.held(story.secret)
-    assert engine.ask(story.redacted, decode=1).cached == len(story.redacted) // BLOCK * BLOCK
+    assert asked(engine, story.redacted, decode=1).cached == len(story.redacted) // BLOCK * BLOCK

@@ -335,9 +335,9 @@ class SchedulerEngine:
     def spoilt(self, request: Any) -> None:
         """Record that a request counted on such rows: it is computed again, without copies."""
         turn = self.turns.get(request.request_id)
+        uncount_cached(request)
         if turn is not None and turn.carried is not None and turn.checked is not None:
             turn.checked = turn.checked.refused(Reason.TRANSFORM_FAILED, _FAILED)
-            uncount_cached(request)
 
     def ended(self, request: Any, *, answered: bool) -> None:
         """Record that a request ended; its blocks are given back next.

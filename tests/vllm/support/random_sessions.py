@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from contract_kit import BOUND, distance, draw_tokens, expect
+from contract_kit import BOUND, distance, expect
 from oracle_models import OracleModel
 from oracle_reference import Fresh, Keep, Piece, Remembered
-from secret_rows import SecretRows
+from secret_rows import ORDINARY, SECRETS, SecretRows, draw_ordinary
 from splice_kit import Answer, SplicingEngine
 
 from leyline_engine.contract import (
@@ -21,9 +21,6 @@ from leyline_engine.contract import (
     SpanLabel,
     apply_directives,
 )
-
-SECRETS = range(5000, 9000)
-"""Tokens that tell where text has gone; ordinary ones are below."""
 
 
 @dataclass(eq=False)
@@ -74,7 +71,7 @@ class Driver:
         self.subject = subject
         self.rows = SecretRows(engine, subject)
         self.priorities = priorities
-        self.opening = draw_tokens(self.rng, 45)
+        self.opening = draw_ordinary(self.rng, 45)
         self.seed = seed
         self.sessions = [self._session(at) for at in range(3)]
         self.running: dict[str, Running] = {}
@@ -160,12 +157,14 @@ class Driver:
         session = self.rng.choice(self.sessions)
         known = session.last.tokens if session.last is not None else self.opening
         if not set(known) & set(SECRETS):
-            self._send((*known, *draw_tokens(self.rng, 3)))
+            self._send((*known, *draw_ordinary(self.rng, 3)))
 
     def _send(self, prompt: tuple[int, ...], payload: EditPayload | None = None) -> Running:
         options = {"priority": self.rng.randrange(3)} if self.priorities else {}
         decode = self.rng.choice([1, 3, 40])
-        name = self.engine.start(prompt, payload, decode=decode, scores=20, **options)
+        name = self.engine.start(
+            prompt, payload, decode=decode, scores=20, allowed=ORDINARY, **options
+        )
         self.running[name] = Running(name, prompt, payload=payload)
         return self.running[name]
 
@@ -174,7 +173,7 @@ class Driver:
         if session.last is None or len(session.last.tokens) > 420:
             self._restart(session)
             session = next(s for s in self.sessions if not s.begun)
-            tokens = (*self.opening, *draw_tokens(self.rng, self.rng.randint(60, 160)))
+            tokens = (*self.opening, *draw_ordinary(self.rng, self.rng.randint(60, 160)))
             spans: tuple[SpanLabel, ...] = (SpanLabel("opening", 0, len(tokens)),)
             directives: tuple[Directive, ...] = ()
             forget: tuple[str, ...] = ()
@@ -185,7 +184,7 @@ class Driver:
             spans = moved(spans, directives)
         session.begun += 1
         turn = f"t{session.begun}"
-        added = list(draw_tokens(self.rng, self.rng.randint(3, 50)))
+        added = list(draw_ordinary(self.rng, self.rng.randint(3, 50)))
         start = len(tokens)
         label = f"new{session.begun}"
         if self.rng.random() < 0.5:
@@ -230,7 +229,7 @@ class Driver:
             end = min(limit, start + self.rng.choice([2, 30]))
             if not secrets & set(range(start, end)):
                 found.append(
-                    Directive(start, end, draw_tokens(self.rng, self.rng.choice([0, 2, 9])))
+                    Directive(start, end, draw_ordinary(self.rng, self.rng.choice([0, 2, 9])))
                 )
         return tuple(found), ()
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from random import Random
 
 import torch
 from oracle_models import OracleModel
 from splice_kit import SplicingEngine
 
 from leyline_engine.rows.paging import by_slot
+
+ORDINARY, SECRETS = range(64, 3000), range(3000, 4096)
+"""Tokens that may be anywhere, and those that are drawn only once each."""
+
+
+def draw_ordinary(rng: Random, length: int) -> tuple[int, ...]:
+    """Random tokens, none of them a secret's."""
+    return tuple(rng.choices(ORDINARY, k=length))
 
 
 class SecretRows:

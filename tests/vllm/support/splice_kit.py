@@ -127,12 +127,14 @@ class SplicingEngine:
         decode: int = 8,
         scores: int = 0,
         answers: int = 1,
+        allowed: Sequence[int] | None = None,
         envelope: Any = None,
         **options: Any,
     ) -> str:
         """Queue a request; returns its name, which is its message's, too.
 
         Args:
+            allowed: the only tokens that may be decoded.
             envelope: returns another envelope than the payload's, by the message's name.
         """
         from vllm import SamplingParams
@@ -148,6 +150,7 @@ class SplicingEngine:
             ignore_eos=True,
             logprobs=scores or None,
             n=answers,
+            allowed_token_ids=None if allowed is None else list(allowed),
             **extra,
         )
         self.llm.llm_engine.add_request(name, prompt, params, **options)
