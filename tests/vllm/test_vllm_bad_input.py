@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 from contract_kit import BLOCK, BOUND, PlayedSession, distance, draw_tokens, expect, load_reference
+from oracle_models import OracleModel
 from oracle_reference import Fresh
 from splice_kit import Answer, SplicingEngine, splicing_engine
 from support.bad_input import BAD, HARMLESS, SKIPPED, Change, good_envelope, good_payload
@@ -22,6 +24,7 @@ from leyline_engine.contract import (
 )
 
 SECRET = "the proxy's"
+_names = count()
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +35,16 @@ def engine(vllm_model: Path) -> Iterator[SplicingEngine]:
 
 
 @pytest.fixture(scope="module")
-def opened(engine: SplicingEngine, vllm_model: Path) -> tuple[PlayedSession, SourceRef]:
+def subject(vllm_model: Path) -> OracleModel:
+    """The same model in transformers."""
+    return load_reference(vllm_model)
+
+
+@pytest.fixture
+def opened(engine: SplicingEngine, subject: OracleModel) -> tuple[PlayedSession, SourceRef]:
     """A session with one turn, and that turn."""
-    session = PlayedSession(engine, load_reference(vllm_model), "bad", "bad input")
-    turn = session.open(draw_tokens(random.Random(3), 300))
+    session = PlayedSession(engine, subject, f"bad {next(_names)}", "bad input")
+    turn = session.open(draw_tokens(random.Random(session.session), 150))
     return session, turn.answer.ref(turn.name)
 
 

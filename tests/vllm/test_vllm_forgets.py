@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from leyline_engine.vllm.orders import block_slots
 HEAD, TAIL = 100, 90
 SECRET = 40
 """Tokens of the secret; together with the head they end inside a block."""
-_names = count()
+_names, _secrets = count(), iter(SECRETS)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ class Story:
         self.session = f"s{next(_names)}"
         rng = random.Random(self.session)
         self.head, self.tail = draw_ordinary(rng, HEAD), draw_ordinary(rng, TAIL)
-        self.secret = tuple(rng.sample(SECRETS, SECRET))
+        self.secret = tuple(islice(_secrets, SECRET))
         self.told = (*self.head, *self.secret, *self.tail)
         self.redacted = (*self.head, *self.tail)
 

@@ -41,6 +41,8 @@ class SecretRows:
             embedded = self._subject.model.model.embed_tokens(torch.tensor(wanted))
             values = layer.self_attn.v_proj(layer.input_layernorm(embedded))
         tensors = self._engine.rows.pool.tensors
-        rows = by_slot(tensors.values[0], tensors.value_paging).flatten(1)
+        cache = self._engine.leyline.cache
+        every = torch.arange(cache.block, cache.block + cache.capacity)
+        rows = by_slot(tensors.values[0], tensors.value_paging)[every].flatten(1)
         nearest = torch.cdist(values, rows).min(dim=1).values / values.norm(dim=1)
         return {token for token, error in zip(wanted, nearest, strict=True) if error < 1e-3}
