@@ -11,7 +11,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 export PYTEST_ARGS
 
-.PHONY: help setup sglang-setup tools clients-setup serve sglang demo test nightly clients lint fmt boards docs metrics-docs models-docs chart-schema screenshots clean
+.PHONY: help setup sglang-setup vllm-setup tools clients-setup serve sglang vllm demo test nightly clients lint fmt boards docs metrics-docs models-docs chart-schema screenshots clean
 
 help: ## show this list
 	@echo "Leyline: an OpenAI-compatible proxy that keeps the KV cache when agents edit their history."
@@ -21,8 +21,8 @@ help: ## show this list
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "Everything is installed into .venv and .venv-sglang; nothing outside the checkout is"
-	@echo "changed, except that a missing python3-venv, and Chromium for tests, are installed with apt"
+	@echo "Everything is installed into .venv, .venv-sglang and .venv-vllm; nothing outside the"
+	@echo "checkout is changed, except that a missing python3-venv, and Chromium for tests, are installed with apt"
 	@echo "when root or passwordless sudo allows it."
 	@echo 'Python to use: make setup PYTHON=python3.12. PyTorch build: TORCH_INDEX=URL (or "none").'
 
@@ -31,6 +31,9 @@ setup: ## make .venv with everything in it; costs nothing when it is up to date
 
 sglang-setup: setup ## make .venv-sglang: SGLang for a CPU (3 GB); costs nothing when it is up to date
 	@deploy/sglang/setup.sh
+
+vllm-setup: setup ## make .venv-vllm: vLLM for a CPU (2 GB); costs nothing when it is up to date
+	@deploy/vllm/setup.sh
 
 tools: setup
 	@deploy/tools.sh
@@ -45,13 +48,16 @@ serve: setup ## proxy and embedded engine on http://127.0.0.1:8790
 sglang: sglang-setup ## SGLang with a small model on the CPU, and the proxy in front of it
 	@exec deploy/sglang/run.sh $(ARGS)
 
+vllm: vllm-setup ## vLLM with a tiny model on the CPU, and the proxy in front of it
+	@exec deploy/vllm/run.sh $(ARGS)
+
 demo: setup ## replay a recorded agent session and compare the cache with and without splicing
 	@exec $(BIN)/leyline demo --plot out/demo.png $(ARGS)
 
 test: ## what CI runs: lint, types, import contracts, tests
-	@deploy/test.sh "not nightly and not gpu" setup sglang-setup tools lint
+	@deploy/test.sh "not nightly and not gpu" setup sglang-setup vllm-setup tools lint
 
-nightly: tools sglang-setup clients-setup ## the tests that are too slow for every commit
+nightly: tools sglang-setup vllm-setup clients-setup ## the tests that are too slow for every commit
 	@HYPOTHESIS_PROFILE=nightly LANES=2 deploy/test.sh "nightly and not gpu"
 
 clients: clients-setup ## run real agents and SDKs, unmodified, against the proxy (3 GB; needs Node)
@@ -95,6 +101,6 @@ chart-schema: setup ## write Leyline's settings into the Helm chart's values.sch
 screenshots: tools ## write docs/live.png and docs/live-dark.png anew from a replayed session
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/live_page.py
 
-clean: ## remove caches, but keep .venv and .venv-sglang
+clean: ## remove caches, but keep .venv, .venv-sglang and .venv-vllm
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	@find . -path './.venv*' -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

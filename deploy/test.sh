@@ -3,8 +3,8 @@
 # whose needs are met. So installing and linting run beside the first tests, and no lane is idle
 # while there is work. More lanes than cores, for many tests wait.
 #   $1            pytest marker expression
-#   $2 …          targets of the Makefile to make as well: setup, sglang-setup, tools, lint; what
-#                 isn't named must stand already. If one fails, the run ends.
+#   $2 …          targets of the Makefile to make as well: setup, sglang-setup, vllm-setup, tools,
+#                 lint; what isn't named must stand already. If one fails, the run ends.
 #   LANES         how many lanes (default 3)
 #   PYTEST_ARGS   what else to give pytest; a selection may match nothing in some jobs
 set -euo pipefail
@@ -34,13 +34,15 @@ target() { # such a job, where the caller named it
 }
 target setup "" deploy/setup.sh
 target sglang-setup "" deploy/sglang/setup.sh
+target vllm-setup "" deploy/vllm/setup.sh
 target tools setup "make tools"
 target lint setup "make lint"
 # The longest first; a process each, for what long tests leave in memory slows those after them.
 job sglang sglang-setup "pytest_in .venv-sglang tests/sglang"
 job unit "setup tools" "pytest_in .venv tests/unit --ignore=tests/unit/policies --ignore=tests/unit/render"
+job vllm vllm-setup "pytest_in .venv-vllm tests/vllm"
 job integration "setup tools" "pytest_in .venv tests/integration"
-job e2e "setup sglang-setup tools" "pytest_in .venv tests/e2e tests/clients"
+job e2e "setup sglang-setup vllm-setup tools" "pytest_in .venv tests/e2e tests/clients"
 job oracle setup "pytest_in .venv tests/oracle"
 job policies setup "pytest_in .venv tests/unit/policies tests/unit/render"
 
@@ -108,7 +110,7 @@ trap end EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# PyTorch is downloaded once, for both environments.
+# PyTorch is downloaded once, for all environments.
 case $asked in *" setup "*) deploy/setup.sh torch ;; esac
 set -m # a group for each, so that it can be ended with all that it started
 for ((number = 0; number < ${LANES:-3}; number++)); do

@@ -50,6 +50,7 @@ NOT_RUN: Mapping[str, str] = {
     "helm": "needs a cluster",
     "kubectl": "needs a cluster",
     "sglang": "needs a GPU",
+    "vllm": "needs a GPU",
     "pip": "would install",
     "npm": "would install",
     "make": "is what runs this test, or takes minutes",
