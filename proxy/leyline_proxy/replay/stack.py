@@ -33,6 +33,10 @@ CHAT_PATH = "/v1/chat/completions"
 START_S = 600.0
 """Longest wait for a model to load."""
 STOP_S = 30.0
+FLUSH_PATHS = ("/flush_cache", "/reset_prefix_cache")
+"""Routes that empty a cache: SGLang's, vLLM's."""
+FAILED_FLUSH = '"success":false'
+"""What vLLM answers while requests hold its cache, with status 200."""
 _RENDERED = ("model", "messages", "tools", "chat_template_kwargs")
 """Members of a request on which its prompt depends."""
 
@@ -81,7 +85,7 @@ class StackOptions:
     recall: bool = False
     """True to keep evicted texts, and to offer the model their recall."""
     engine_url: str | None = None
-    """An SGLang server whose cache is flushed for each stack; None embeds an engine."""
+    """A server whose cache is flushed for each stack; None embeds an engine."""
     served: ServedEngine | None = None
     """A running engine to put the proxy in front of, without a tap; wins over the others."""
 
@@ -269,12 +273,20 @@ def _bearer(key: str) -> dict[str, str]:
 
 def _flush(url: str, headers: Mapping[str, str]) -> None:
     """Empty a server's cache, so each arm begins without one."""
-    flush = f"{url}/flush_cache"
     try:
-        answer = httpx.post(flush, params={"timeout": 30}, headers=headers, timeout=60)
+        with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+            for path in FLUSH_PATHS:
+                answer = client.post(path, params={"timeout": 30})
+                if answer.status_code != httpx.codes.NOT_FOUND:
+                    break
         answer.raise_for_status()
     except httpx.HTTPError as error:
-        raise StackError(f"the cache of the server at {url} was not flushed: {error}") from error
+        raise StackError(
+            f"the cache of the server at {url} was not flushed: {error} (vLLM empties its cache "
+            "only if it was started with VLLM_SERVER_DEV_MODE=1)"
+        ) from error
+    if FAILED_FLUSH in answer.text:
+        raise StackError(f"the cache of the server at {url} was not flushed: requests hold it")
 
 
 def _start(
