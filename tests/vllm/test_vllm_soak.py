@@ -57,5 +57,5 @@ def check(engine: SplicingEngine, tally: Counter[str], sessions: int) -> None:
 @pytest.mark.nightly
 def test_two_thousand_random_turns_leak_nothing(vllm_model: Path) -> None:
     """Twenty-four sessions of two tenants on a pool that holds a few."""
-    with splicing_engine(vllm_model, num_gpu_blocks_override=BLOCKS) as engine:
+    with splicing_engine(vllm_model, num_gpu_blocks_override=BLOCKS, max_model_len=2048) as engine:
         check(engine, soak(engine, sessions=24, turns=2000, seed=1), 24)

@@ -26,6 +26,7 @@ from ..model.fields import OptionError
 from ..settings import Settings
 from ..tenants import build_directory
 from ..upstream.embedded import EngineUnavailable, create_embedded_engine
+from .emptying import empty_cache
 from .errors import AccountError, StackError
 from .forward import Forwarder
 
@@ -33,10 +34,6 @@ CHAT_PATH = "/v1/chat/completions"
 START_S = 600.0
 """Longest wait for a model to load."""
 STOP_S = 30.0
-FLUSH_PATHS = ("/flush_cache", "/reset_prefix_cache")
-"""Routes that empty a cache: SGLang's, vLLM's."""
-FAILED_FLUSH = '"success":false'
-"""What vLLM answers while requests hold its cache, with status 200."""
 _RENDERED = ("model", "messages", "tools", "chat_template_kwargs")
 """Members of a request on which its prompt depends."""
 
@@ -233,7 +230,7 @@ def running_stack(options: StackOptions, *, splice: bool) -> Iterator[Stack]:
     _check_policies(settings)  # before the engine, which may take long to load
     tap = PromptTap(_engine(options)) if options.served is None else None
     if options.served is not None and not options.served.isolates:
-        _flush(options.served.url, options.served.headers)
+        empty_cache(options.served.url, options.served.headers)
     server = uvicorn.Server(
         uvicorn.Config(create_app(settings, engine_app=tap), lifespan="on", log_config=None)
     )
@@ -257,7 +254,7 @@ def _check_policies(settings: Settings) -> None:
 
 def _engine(options: StackOptions) -> ASGIApp:
     if options.engine_url is not None:
-        _flush(options.engine_url, {})
+        empty_cache(options.engine_url, {})
         return Forwarder(options.engine_url)
     try:
         return create_embedded_engine("replay", options.engine_options())
@@ -269,24 +266,6 @@ def _engine(options: StackOptions) -> ASGIApp:
 
 def _bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
-
-
-def _flush(url: str, headers: Mapping[str, str]) -> None:
-    """Empty a server's cache, so each arm begins without one."""
-    try:
-        with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
-            for path in FLUSH_PATHS:
-                answer = client.post(path, params={"timeout": 30})
-                if answer.status_code != httpx.codes.NOT_FOUND:
-                    break
-        answer.raise_for_status()
-    except httpx.HTTPError as error:
-        raise StackError(
-            f"the cache of the server at {url} was not flushed: {error} (vLLM empties its cache "
-            "only if it was started with VLLM_SERVER_DEV_MODE=1)"
-        ) from error
-    if FAILED_FLUSH in answer.text:
-        raise StackError(f"the cache of the server at {url} was not flushed: requests hold it")
 
 
 def _start(

@@ -27,6 +27,7 @@ VLLM = EngineKind(
 )
 _MODULE = "vllm.entrypoints.openai.api_server"
 _ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -40,6 +41,8 @@ _FLAGS = (
     "--enforce-eager",
     "--enable-prompt-tokens-details",
     "--max-num-batched-tokens=2048",
+    # As long as the pool can hold.
+    "--max-model-len=-1",
     TRANSFER_FLAG,
 )
 _STAND_IN = {
@@ -89,8 +92,8 @@ def vllm_server(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leyline-model-"))
             named = _stand_in(Path(folder))
         arguments = ["-m", _MODULE, *named, *_FLAGS, *own, *flags]
-        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        yield stack.enter_context(engine_server(VLLM, arguments, log, _ENVIRONMENT | threads))
+        environment = {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
+        yield stack.enter_context(engine_server(VLLM, arguments, log, environment))
 
 
 def _stand_in(folder: Path) -> list[str]:
