@@ -22,7 +22,7 @@ class BlockCache:
         pool: vLLM's ``BlockPool``.
         block: tokens per block.
         full_key: returns the name under which the pool files a key of a group.
-        evicted: called with the ids of blocks whose cached KV is about to go.
+        evicted: called with the ids of cached blocks that are about to be given to others.
     """
 
     def __init__(
@@ -38,6 +38,8 @@ class BlockCache:
         self._pool = pool
         self._full_key = full_key
         self._evicted = evicted
+        self._removing = False
+        """True while a block is removed, which is no eviction."""
         self._doomed: set[int] = set()
         """Blocks in use that are overwritten when they are given back."""
         self._stale: dict[int, None] = {}
@@ -56,7 +58,7 @@ class BlockCache:
             self._released(blocks)
 
         def maybe_evict(block: Any) -> bool:
-            if block.block_hash is not None:
+            if block.block_hash is not None and not self._removing:
                 self._evicted((int(block.block_id),))
             return bool(evict(block))
 
@@ -133,7 +135,11 @@ class BlockCache:
     def hide(self, block: Any) -> None:
         """Remove one block from what is found."""
         if block.block_hash is not None:
-            self._pool.evict_blocks({int(block.block_id)})
+            self._removing = True
+            try:
+                self._pool.evict_blocks({int(block.block_id)})
+            finally:
+                self._removing = False
 
     def retire(self, block: Any) -> None:
         """Give back a removed block that nobody holds, in front of all that is still cached."""

@@ -55,6 +55,7 @@ class VllmServer:
         log: file that takes everything the server prints.
         flags: vLLM's, added to those for a small model on a CPU.
         environment: variables added to or replacing the defaults.
+        python: interpreter of an environment with vLLM.
     """
 
     def __init__(
@@ -63,11 +64,14 @@ class VllmServer:
         log: Path,
         flags: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
+        *,
+        python: str = sys.executable,
     ) -> None:
         self.model = model
         self.log = log
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
+        self._python = python
         self._flags = flags
         self._environment = os.environ | _ENVIRONMENT | dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -86,7 +90,7 @@ class VllmServer:
             VllmFailedError: with the end of the log, when it doesn't.
         """
         # A test run that is killed takes its servers along.
-        command = ["setpriv", "--pdeathsig", "TERM", sys.executable]
+        command = ["setpriv", "--pdeathsig", "TERM", self._python]
         command += ["-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
         command += ["--host", "127.0.0.1", "--port", str(self.port), *_FLAGS, *self._flags]
         with self.log.open("wb") as output:
