@@ -26,8 +26,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 PYTHON = REPOSITORY / ".venv-vllm" / "bin" / "python"
 sys.path.insert(0, str(REPOSITORY / "tests" / "vllm" / "support"))
 
-from stand_in import API_KEY, write_stand_in  # noqa: E402 - they lie beside the plugin's own tests
-from vllm_server import VllmServer  # noqa: E402
+from vllm_server import API_KEY, SPLICING, VllmServer  # noqa: E402 - beside the plugin's tests
 
 MODEL = "tiny-llama"
 
@@ -39,9 +38,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
         pytest.skip("vLLM isn't installed here")
     place = tmp_path_factory.mktemp("vllm")
     folder = build_random(RandomKind.LLAMA, place / "model")
-    flags = ("--api-key", API_KEY, "--served-model-name", MODEL)
-    environment = write_stand_in(place / "site")
-    with VllmServer(folder, place / "log", flags, environment, python=str(PYTHON)) as server:
+    flags = ("--api-key", API_KEY, "--served-model-name", MODEL, *SPLICING)
+    with VllmServer(folder, place / "log", flags, python=str(PYTHON)) as server:
         yield server
         server.check_clean()
 
