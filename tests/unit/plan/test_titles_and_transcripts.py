@@ -81,6 +81,18 @@ def test_a_transcript_lends_its_summary_alone() -> None:
     assert len(render(AFTER).tokens) > copied
 
 
+def test_a_list_is_compared_with_no_transcript() -> None:
+    """Even one under the agent's own instructions accounts for none of the list's changes."""
+    told = "\n".join(str(message["content"]) for message in WORK[1:])
+    prompt: list[Message] = [WORK[0], {"role": "user", "content": f"What was done?\n{told}"}]
+    turn = retained(prepare(prompt, (), (), 0), "t2", SUMMARY)
+    turn = replace(turn, retells=True, sentences=sentences_of(SUMMARY))
+    plan = plan_of([work_turn(), turn], prepare(AFTER, (), (), 0), COMPACTION)
+    alone = plan_of([work_turn(), transcript_turn()], prepare(AFTER, (), (), 0), COMPACTION)
+    assert plan.planned is Outcome.SPLICED and plan.edits == alone.edits
+    assert [source.turn for source in plan.sources] == ["t1", "t2"]
+
+
 def test_turns_apart_take_no_place_of_the_conversations() -> None:
     """The session's last turn is the agent's, and as many as before are kept."""
     session = blank("s-1")
