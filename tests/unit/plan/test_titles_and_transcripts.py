@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 from support.character_turns import ANYTHING, NOTHING, plan_of, render, retained, turn_of
 from support.sessions import after_turn, blank, history
 
@@ -13,6 +14,11 @@ from leyline_proxy.model.messages import Message
 from leyline_proxy.model.sentences import sentences_of
 from leyline_proxy.model.session import RetainedTurn
 from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_proxy.plan.planning import PlanInput
+from leyline_proxy.request.parse import parse_chat
+from leyline_proxy.settings import Settings
+from leyline_proxy.tenants import build_directory
+from leyline_proxy.upstream.handshake import UpstreamStatus
 
 LONG = "It was a long way, and the agent went it to its end, step by step, without a rest. " * 3
 SUMMARY = "The agent read the files, repaired the second, ran all tests and found them green. " * 3
@@ -52,6 +58,23 @@ def transcript_turn() -> RetainedTurn:
     turn = retained(prepare(prompt, (), (), 0), "t2", SUMMARY)
     context = replace(turn.rendered, context="no tools")
     return replace(turn, rendered=context, retells=True, sentences=sentences_of(SUMMARY))
+
+
+def test_an_agent_is_compared_with_its_own_turns() -> None:
+    """And with the summary of a transcript; a transcript is compared with nothing."""
+    title, work, told = title_turn(), work_turn(), transcript_turn()
+    session = replace(blank("s"), turns=(title, work, told))
+    tenant = build_directory(Settings()).authenticate({})
+    tool = {"type": "function", "function": {"name": "read"}}
+    plain, agent = (
+        parse_chat(msgspec.json.encode({"model": "m", "messages": WORK, **more}), {}, tenant)
+        for more in ({}, {"tools": [tool]})
+    )
+    given = PlanInput("now", agent, (), OPENING, session, UpstreamStatus(), 3)
+    assert given.comparable == (work, told) and given.last is work
+    assert replace(given, retells=True).comparable == ()
+    for other in (replace(given, request=plain), replace(given, rules=ANYTHING)):
+        assert other.comparable == session.turns
 
 
 def test_a_title_lends_nothing_but_its_exact_prefix() -> None:
