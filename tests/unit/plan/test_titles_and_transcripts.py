@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 from support.character_turns import ANYTHING, NOTHING, plan_of, render, retained, turn_of
 from support.sessions import after_turn, blank, history
 
@@ -13,6 +14,11 @@ from leyline_proxy.model.messages import Message
 from leyline_proxy.model.sentences import sentences_of
 from leyline_proxy.model.session import RetainedTurn
 from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_proxy.plan.planning import PlanInput
+from leyline_proxy.request.parse import parse_chat
+from leyline_proxy.settings import Settings
+from leyline_proxy.tenants import build_directory
+from leyline_proxy.upstream.handshake import UpstreamStatus
 
 LONG = "It was a long way, and the agent went it to its end, step by step, without a rest. " * 3
 SUMMARY = "The agent read the files, repaired the second, ran all tests and found them green. " * 3
@@ -54,6 +60,23 @@ def transcript_turn() -> RetainedTurn:
     return replace(turn, rendered=context, retells=True, sentences=sentences_of(SUMMARY))
 
 
+def test_an_agent_is_compared_with_its_own_turns() -> None:
+    """And with the summary of a transcript; a transcript is compared with nothing."""
+    title, work, told = title_turn(), work_turn(), transcript_turn()
+    session = replace(blank("s"), turns=(title, work, told))
+    tenant = build_directory(Settings()).authenticate({})
+    tool = {"type": "function", "function": {"name": "read"}}
+    plain, agent = (
+        parse_chat(msgspec.json.encode({"model": "m", "messages": WORK, **more}), {}, tenant)
+        for more in ({}, {"tools": [tool]})
+    )
+    given = PlanInput("now", agent, (), OPENING, session, UpstreamStatus(), 3)
+    assert given.comparable == (work, told) and given.last is work
+    assert replace(given, retells=True).comparable == ()
+    for other in (replace(given, request=plain), replace(given, rules=ANYTHING)):
+        assert other.comparable == session.turns
+
+
 def test_a_title_lends_nothing_but_its_exact_prefix() -> None:
     """The agent's list has its task, but other tools: the title's KV isn't its own."""
     plan = plan_of([title_turn()], prepare(WORK, (), (), 0), OPENING)
@@ -79,6 +102,18 @@ def test_a_transcript_lends_its_summary_alone() -> None:
     assert plan_of(turns, prepared, NOTHING).planned is not Outcome.SPLICED
     assert plan_of(turns[:2], prepared, COMPACTION).planned is not Outcome.SPLICED
     assert len(render(AFTER).tokens) > copied
+
+
+def test_a_list_is_compared_with_no_transcript() -> None:
+    """Even one under the agent's own instructions accounts for none of the list's changes."""
+    told = "\n".join(str(message["content"]) for message in WORK[1:])
+    prompt: list[Message] = [WORK[0], {"role": "user", "content": f"What was done?\n{told}"}]
+    turn = retained(prepare(prompt, (), (), 0), "t2", SUMMARY)
+    turn = replace(turn, retells=True, sentences=sentences_of(SUMMARY))
+    plan = plan_of([work_turn(), turn], prepare(AFTER, (), (), 0), COMPACTION)
+    alone = plan_of([work_turn(), transcript_turn()], prepare(AFTER, (), (), 0), COMPACTION)
+    assert plan.planned is Outcome.SPLICED and plan.edits == alone.edits
+    assert [source.turn for source in plan.sources] == ["t1", "t2"]
 
 
 def test_turns_apart_take_no_place_of_the_conversations() -> None:

@@ -76,14 +76,20 @@ class Proxy:
         return await identify(self.store, request, openings=self.openings)
 
     async def settle(
-        self, found: Identity, messages: Messages, *, tools: bool = False, **facts: Any
+        self,
+        found: Identity,
+        messages: Messages,
+        *,
+        tools: bool = False,
+        answer: str = LAST,
+        **facts: Any,
     ) -> None:
         """Keep a turn, as an answered one would be; `facts` replace some of the session's."""
         turn = replace(
             turn_of(messages),
             offers_tools=tools,
             retells=found.retells,
-            sentences=sentences_of(LAST) if tools else (),
+            sentences=sentences_of(answer) if tools else (),
         )
 
         def change(known: Session | None) -> Session:
@@ -201,9 +207,10 @@ async def test_who_tells_less_is_no_transcript(messages: Messages) -> None:
 async def test_a_short_conversation_has_no_transcript() -> None:
     """A few words in common show nothing."""
     proxy = Proxy()
-    chat: Messages = [SYSTEM, {"role": "user", "content": "What is the time now?"}]
-    await proxy.settle(await proxy.begin(chat, tools=True), chat)
-    assert not (await proxy.ask(transcript("What is the time now?"))).retells
+    asks, says = "What is the time now?", "It is ten o'clock in the morning."
+    chat: Messages = [SYSTEM, {"role": "user", "content": asks}]
+    await proxy.ask(chat, tools=True, answer=says)
+    assert not (await proxy.ask(transcript(asks, says))).retells
 
 
 async def test_an_agent_retells_nothing() -> None:

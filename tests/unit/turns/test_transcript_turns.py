@@ -13,7 +13,7 @@ from support.fake_engine import FakeEngine
 from support.replicas import replica_over
 from support.sessions import after_turn, blank, history
 
-from leyline_engine.contract import Receipt
+from leyline_engine.contract import Receipt, TurnRecord, output_span
 from leyline_proxy.model.messages import Message
 from leyline_proxy.model.session import Session
 from leyline_proxy.model.verdicts import Verdict
@@ -53,7 +53,9 @@ class Engine:
         """
         replica = self.pool.get("a")
         assert replica is not None
-        source = replace(turn_of(TRANSCRIPT, name="t3-1"), index=known.next_index)
+        source = turn_of(TRANSCRIPT, name="t3-1", output="A summary.")
+        source = replace(source, index=known.next_index)
+        receipt = Receipt(message_id="m-3")
         verdicts = (VERDICT,)
         turn = Turn(
             request=parse_chat(_BODY, {}, build_directory(Settings()).authenticate({})),
@@ -75,8 +77,8 @@ class Engine:
         )
         settled = SettledTurn(
             turn=turn,
-            receipt=Receipt(message_id="m-3"),
-            record=None,
+            receipt=receipt,
+            record=TurnRecord(receipt=receipt, finished=True, output_ids=source.output_ids),
             usage=None,
             run=replica.status.retains_as,
             source=replace(source, retells=turn.identity.retells),
@@ -123,6 +125,14 @@ async def test_a_transcript_with_what_was_forgotten_meanwhile_is_no_source(engin
     assert after.unnamed == session.unnamed + 1
     assert engine.after(forgotten, retells=True).turns[-1].retells
     assert engine.after(session, forgotten).turns[-1].turn == "t3-1"
+
+
+async def test_a_summary_has_read_all_that_the_session_had(engine: Engine) -> None:
+    """Its prompt shows none of the messages by their names."""
+    summary = output_span("t3-1")
+    for facts, hidden in (({"retells": True}, True), ({}, False)):
+        text = engine.after(worked(), **facts).readings.knows(summary)
+        assert text is not None and text.hidden is hidden
 
 
 async def test_a_transcript_leaves_what_policies_know_alone(engine: Engine) -> None:
