@@ -200,6 +200,9 @@ def test_a_running_reader_publishes_nothing_more(
         record = engine.sent.records.get(forget)
         if record is not None and reader not in answers and record.receipt.forgot is not None:
             pending = max(pending, record.receipt.forgot.pending)
+        closed = engine.sent.forgot.get(forget)
+        if closed is not None and not closed.pending:
+            assert not rows.held(story.secret)
     engine.settle()
     assert pending > 0
     counts = engine.sent.forgot[forget]
