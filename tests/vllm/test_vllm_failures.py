@@ -136,6 +136,23 @@ def test_a_failed_copy_costs_a_prefill_and_no_answer(
     assert clean_error(subject, after) <= BOUND
 
 
+def test_an_aborted_request_leaves_no_row_that_failed(
+    engine: SplicingEngine, subject: OracleModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's report comes when vLLM doesn't know the request any more."""
+    edit = Edit(engine, subject)
+    owner, name = PLACES["worker"](engine)
+    monkeypatch.setattr(owner, name, once(lambda *_: None, number=0))
+    started = edit.start()
+    engine.llm.llm_engine.step()
+    assert engine.core.batch_queue
+    engine.llm.llm_engine.abort_request([started])
+    engine.settle()
+    sharing = EditPayload(session="sharing", scope="tenant", turn="x", share="crew")
+    after = engine.ask((*edit.prompt, 5), sharing, scores=20)
+    assert clean_error(subject, after) <= BOUND
+
+
 def test_the_same_edit_is_spliced_without_a_failure(
     engine: SplicingEngine, subject: OracleModel
 ) -> None:

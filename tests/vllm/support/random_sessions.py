@@ -161,7 +161,7 @@ class Driver:
 
     def _send(self, prompt: tuple[int, ...], payload: EditPayload | None = None) -> Running:
         options = {"priority": self.rng.randrange(3)} if self.priorities else {}
-        decode = self.rng.choice([1, 3, 40])
+        decode = self.rng.choice([1, 3, 40, 70])
         name = self.engine.start(
             prompt, payload, decode=decode, scores=20, allowed=ORDINARY, **options
         )
