@@ -351,6 +351,37 @@ def test_a_cut_secret_is_forgotten_from_moved_kv(
     check_at_rest(engine)
 
 
+def test_a_session_that_shares_moved_kv_is_reached_while_it_runs(
+    story: Story, rows: SecretRows
+) -> None:
+    """KV that has read the secret before a cut goes, whichever session of the tenant holds it."""
+    engine = story.engine
+    told = asked(engine, story.told, story.telling())
+    prompt = (*story.redacted, *told.output, 7)
+    payload = story.telling(
+        "t2",
+        sources=(told.ref("t1"),),
+        directives=(Directive(HEAD, HEAD + SECRET),),
+        spans=(SpanLabel("head", 0, HEAD), SpanLabel("rest", HEAD, len(prompt))),
+        share=story.session,
+    )
+    cut = asked(engine, prompt, payload)
+    other = EditPayload(session=f"{story.session}.b", scope="t", turn="b1", share=story.session)
+    name = started(engine, (*cut.tokens, 5, 6), other, decode=40)
+    for _ in range(3):
+        engine.llm.llm_engine.step()
+    forget = started(engine, story.redacted, story.forgetting())
+    engine.run_out([name, forget])
+    assert engine.sent.forgot[forget].pending == 0
+    receipt = engine.sent.records[name].receipt
+    assert receipt.tokens.prefix > HEAD // BLOCK * BLOCK
+    assert engine.leyline.registry.get(("t", other.session), "b1") is None
+    private = engine.held[name][HEAD // BLOCK :]
+    assert not any(each.any() for each in values_of(engine, private))
+    assert not rows.held(story.secret)
+    check_at_rest(engine)
+
+
 def test_several_answers_of_one_prompt_keep_their_kv(story: Story, rows: SecretRows) -> None:
     """Requests of one message forget together: none withholds what another one computes."""
     engine = story.engine
