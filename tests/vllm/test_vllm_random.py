@@ -19,7 +19,7 @@ from random_sessions import Driver
 from splice_kit import SplicingEngine, splicing_engine
 
 SMALL = {
-    "num_gpu_blocks_override": 23,
+    "num_gpu_blocks_override": 28,
     "max_num_batched_tokens": 48,
     "max_num_seqs": 4,
     "max_model_len": 640,
