@@ -22,8 +22,8 @@ _names = count()
 
 @pytest.fixture(scope="module")
 def engine(vllm_model: Path) -> Iterator[SplicingEngine]:
-    """An engine with Leyline."""
-    with splicing_engine(vllm_model) as started:
+    """An engine with Leyline, a step ahead of its workers."""
+    with splicing_engine(vllm_model, async_scheduling=True) as started:
         yield started
 
 
@@ -133,6 +133,23 @@ def test_a_failed_copy_costs_a_prefill_and_no_answer(
         ),
         scores=20,
     )
+    assert clean_error(subject, after) <= BOUND
+
+
+def test_an_aborted_request_leaves_no_row_that_failed(
+    engine: SplicingEngine, subject: OracleModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's report comes when vLLM doesn't know the request any more."""
+    edit = Edit(engine, subject)
+    owner, name = PLACES["worker"](engine)
+    monkeypatch.setattr(owner, name, once(lambda *_: None, number=0))
+    started = edit.start()
+    engine.llm.llm_engine.step()
+    assert engine.core.batch_queue
+    engine.llm.llm_engine.abort_request([started])
+    engine.settle()
+    sharing = EditPayload(session="sharing", scope="tenant", turn="x", share="crew")
+    after = engine.ask((*edit.prompt, 5), sharing, scores=20)
     assert clean_error(subject, after) <= BOUND
 
 

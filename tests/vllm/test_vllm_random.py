@@ -18,7 +18,12 @@ from oracle_models import OracleModel
 from random_sessions import Driver
 from splice_kit import SplicingEngine, splicing_engine
 
-SMALL = {"num_gpu_blocks_override": 28, "max_num_batched_tokens": 48, "max_num_seqs": 4}
+SMALL = {
+    "num_gpu_blocks_override": 28,
+    "max_num_batched_tokens": 48,
+    "max_num_seqs": 4,
+    "max_model_len": 640,
+}
 ENGINES = {
     "async-priority": {"async_scheduling": True, "scheduling_policy": "priority"},
     "sync-fcfs": {"async_scheduling": False},

@@ -108,16 +108,20 @@ class SchedulerEngine:
             copied=lambda rows: metrics.copied(rows * bytes_per_token),
         )
         self._accounts = Accounts(self.registry, self.ledger, sender, metrics)
+        self._open_forgets(hasher)
+        self._accounts.announce(capability)
+
+    def _open_forgets(self, hasher: PathHasher) -> None:
         self._forgetter = Forgetter(
-            cache,
+            self.cache,
             hasher,
             self.registry,
             self.ledger,
             self.publications,
-            erases=capability.splices,
-            told=metrics.forgot,
+            erases=self.capability.splices,
+            told=self._metrics.forgot,
         )
-        self._withholder = Withholder(cache, blocks_of)
+        self._withholder = Withholder(self.cache, self._blocks_of)
         self.forgets = TurnForgets(
             self.ledger,
             self._forgetter,
@@ -126,8 +130,7 @@ class SchedulerEngine:
             self._accounts,
             turns=self.turns,
         )
-        self._control = ControlDesk(self.registry, self.ledger, cache.pending)
-        self._accounts.announce(capability)
+        self._control = ControlDesk(self.registry, self.ledger, self.cache.pending)
 
     def _cached_length(self, path: Publication) -> int:
         # To look it up would mean to hash it again.

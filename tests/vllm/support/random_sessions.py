@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -120,8 +121,10 @@ class Driver:
                 self.take_turn(self.rng.choice(idle))
             elif choice < 0.25:
                 self.plain()
-            elif choice < 0.29 and self.running:
+            elif choice < 0.28 and self.running:
                 self.abort(self.rng.choice(list(self.running.values())))
+            elif choice < 0.31 and self.engine.scheduler.running:
+                self.preempt(self.rng.choice(self.engine.scheduler.running))
             else:
                 self.step()
         while self.engine.scheduler.has_requests():
@@ -139,6 +142,13 @@ class Driver:
             if output.finished:
                 self.collect(self.running.pop(output.request_id), output)
         self.check_forgotten()
+
+    def preempt(self, request: Any) -> None:
+        """Take a request's blocks, as vLLM does to reset its cache while requests run."""
+        scheduler = self.engine.scheduler
+        scheduler.running.remove(request)
+        scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
+        scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
     def abort(self, mine: Running) -> None:
         del self.running[mine.name]
@@ -161,7 +171,7 @@ class Driver:
 
     def _send(self, prompt: tuple[int, ...], payload: EditPayload | None = None) -> Running:
         options = {"priority": self.rng.randrange(3)} if self.priorities else {}
-        decode = self.rng.choice([1, 3, 40])
+        decode = self.rng.choice([1, 3, 40, 70])
         name = self.engine.start(
             prompt, payload, decode=decode, scores=20, allowed=ORDINARY, **options
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from leyline_engine.contract import (
     token_array,
     token_digest,
 )
+from leyline_engine.packed_hints import packed_envelope
 from leyline_engine.rows.paging import by_slot
 from leyline_engine.server.channel import Sender
 from leyline_engine.vllm.orders import block_slots
@@ -143,7 +143,7 @@ class SplicingEngine:
         extra = {}
         if payload is not None or envelope is not None:
             raw = envelope(name) if envelope else msgspec.to_builtins(edit_envelope(name, payload))
-            extra = {"extra_args": {"leyline": raw if isinstance(raw, str) else json.dumps(raw)}}
+            extra = {"extra_args": {"leyline": packed_envelope(raw)}}
         params = SamplingParams(
             temperature=0 if answers == 1 else 1,
             max_tokens=decode,
