@@ -126,7 +126,7 @@ def test_spliced_kv_is_private(engine: VllmServer, origin: str) -> None:
 
 
 def test_sessions_survive_a_crash(engine: VllmServer, origin: str) -> None:
-    """After a restart of vLLM the next edited turn is a prefill, and the one after it is spliced."""
+    """After a restart of vLLM the next edited turn is a prefill, and the one after is spliced."""
     before, during, after, later = (
         agent_history(turns, "crash", secret="", lines=16) for turns in (3, 4, 5, 6)
     )
