@@ -25,7 +25,8 @@ from rich.table import Table
 
 from leyline_engine.contract import EditPayload
 from leyline_proxy.bench.generate import GenerateClient
-from leyline_proxy.replay.sglang_process import SglangProcess, sglang_server
+from leyline_proxy.replay.engine_process import EngineProcess
+from leyline_proxy.replay.sglang_process import sglang_server
 
 GOAL = 1.03
 WAYS = ("stock", "leyline", "registering")
@@ -56,7 +57,7 @@ class Ratio:
 class Scheduler:
     """The scheduler process of a server, and the CPU time that it has used."""
 
-    def __init__(self, server: SglangProcess) -> None:
+    def __init__(self, server: EngineProcess) -> None:
         self._pid = next(
             pid for pid in descendants(server.pid) if _comm(pid).startswith(_SCHEDULER)
         )
@@ -107,7 +108,7 @@ async def converse(client: GenerateClient, shape: Shape, seed: int, *, register:
 
 
 async def measure(
-    servers: Mapping[str, SglangProcess], shape: Shape, count: int, progress: Progress
+    servers: Mapping[str, EngineProcess], shape: Shape, count: int, progress: Progress
 ) -> dict[str, list[float]]:
     """Return CPU ms per request by way, one entry per conversation; the order rotates.
 

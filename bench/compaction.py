@@ -41,7 +41,8 @@ from support.scripted_model import (
 from support.stack import serving
 
 from leyline_proxy.http.app import create_app
-from leyline_proxy.replay.sglang_process import SHIPPED_NAME, sglang_server, shipped_model
+from leyline_proxy.replay.engine_process import SHIPPED_NAME, shipped_model
+from leyline_proxy.replay.sglang_process import sglang_server
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.logging import configure_logging
 

@@ -26,7 +26,10 @@ from leyline_proxy.settings import Settings
 Chat = list[dict[str, Any]]
 
 HEADER = "x-session-id"
+SESSIONS = "/v1/leyline/sessions"
 SUMMARISER = {"role": "system", "content": "You summarise conversations for other agents."}
+SECOND = "The agent also did this:\n" + words(3, 12)
+"""The summary of a list that begins with one."""
 TITLER = {"role": "system", "content": "You give titles to conversations."}
 SENT_OUT = {"role": "system", "content": "You search programs.\n" + words(5, 4)}
 GO_ON = {"role": "user", "content": "Continue if you have next steps."}
@@ -36,7 +39,7 @@ def script(prompt: Prompt) -> tuple[Reply, bool]:
     """Answers a request for a summary with it, and others with a text of their own."""
     asked = prompt.messages[-1][1]
     if "anchored summary" in asked:
-        return Reply(SUMMARY), True
+        return Reply(SECOND if SUMMARY in asked else SUMMARY), True
     if "title" in asked:
         return Reply("Programs"), True
     task = asked.splitlines()[0]
@@ -60,8 +63,8 @@ def client_of(files: Path, **settings: Any) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def client(files: Path) -> Iterator[httpx.Client]:
-    """A client of a proxy with default settings."""
-    with client_of(files) as http:
+    """A client of a proxy for two tenants, with default settings else."""
+    with client_of(files, api_keys=["red:kr", "blue:kb"]) as http:
         yield http
 
 
@@ -70,12 +73,15 @@ class Window:
 
     Args:
         name: the harness's name for its session.
-        seed: no other window has a text of this one's.
+        seed: windows of different seeds have no text in common.
+        key: its tenant's; empty in front of a proxy without tenants.
     """
 
-    def __init__(self, http: httpx.Client, name: str, seed: int) -> None:
+    def __init__(self, http: httpx.Client, name: str, seed: int, key: str = "kr") -> None:
         self.http = http
-        self.headers = {HEADER: name} if name else {}
+        self.headers = {"authorization": f"Bearer {key}"} if key else {}
+        if name:
+            self.headers[HEADER] = name
         self.seed = seed
         # No window finds another's prompt in the cache.
         self.system = {"role": "system", "content": f"You repair programs.\n{words(seed, 6)}"}
@@ -123,20 +129,20 @@ class Window:
     def summarise(self) -> dict[str, Any]:
         """The account of the request for a summary; the list is compacted."""
         summary, account = self.ask(self.transcript())
-        assert summary == SUMMARY
-        self.compact()
+        assert summary == (SECOND if self.compactions else SUMMARY)
+        self.compact(summary)
         return account
 
-    def compact(self) -> None:
+    def compact(self, summary: str = SUMMARY) -> None:
         """Begin the list again with the summary."""
         self.compactions += 1
         text = f"What did we do so far, of {self.seed}.{self.compactions}?"
         asked = {"role": "user", "content": text}
-        self.chat = [self.system, asked, {"role": "assistant", "content": SUMMARY}, GO_ON]
+        self.chat = [self.system, asked, {"role": "assistant", "content": summary}, GO_ON]
 
     def go_on(self, **more: Any) -> dict[str, Any]:
         """The account of the first turn after a compaction."""
-        return self.ask(self.chat, tools=TOOLS, **more)[1]
+        return self.ask(self.chat, tools=TOOLS, **{"max_tokens": 8, **more})[1]
 
 
 NEW = len("What did we do so far, of 20.1?") + len(GO_ON["content"]) + 40
@@ -157,7 +163,15 @@ def is_prefilled(account: dict[str, Any]) -> bool:
     return tokens["spliced"] == 0 and tokens["prefilled"] >= 0.3 * len(SUMMARY)
 
 
-@pytest.mark.parametrize("titles", ["none", "first", "in the middle", "of all"])
+@pytest.mark.parametrize(
+    "titles",
+    [
+        "first",
+        "in the middle",
+        pytest.param("none", marks=pytest.mark.nightly),
+        pytest.param("of all", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_first_turn_after_a_compaction_prefills_what_is_new(
     client: httpx.Client, titles: str
 ) -> None:
@@ -179,7 +193,7 @@ def test_the_first_turn_after_a_compaction_prefills_what_is_new(
     account = window.go_on()
     assert is_spliced(account), account
     sessions.add(account["session"])
-    after = window.work(2, first=10)
+    after = window.work(1, first=10)
     assert all(account["tokens"]["prefilled"] < 500 for account in after)
     sessions |= {account["session"] for account in after}
     assert len(sessions) == 1
@@ -189,13 +203,26 @@ def test_the_first_turn_after_a_compaction_prefills_what_is_new(
         assert account["tokens"]["spliced"] == 0
 
 
+def test_a_second_compaction_is_spliced_as_well(client: httpx.Client) -> None:
+    """Its transcript begins with the first summary, and its own is another."""
+    window = Window(client, "twice", 61)
+    window.title()
+    accounts = [*window.work(2), window.summarise()]
+    first = window.go_on()
+    accounts += [first, *window.work(1, first=10), window.summarise()]
+    second = window.go_on()
+    assert is_spliced(first) and is_spliced(second), (first, second)
+    assert SUMMARY not in str(window.chat) and SECOND in window.chat[2]["content"]
+    assert len({account["session"] for account in (*accounts, second)}) == 1
+
+
 def test_two_windows_and_who_they_send_out_stay_apart(client: httpx.Client) -> None:
     """Of one name, only the first agent's conversation is certain: another prefills its summary."""
     one, two = Window(client, "windows", 41), Window(client, "windows", 42)
     one.title()
     first, second = one.work(2), two.work(2)
     task = {"role": "user", "content": f"Search.\n{one.chat[1]['content']}"}
-    _, sent_out = one.ask([SENT_OUT, task], tools=TOOLS)
+    _, sent_out = one.ask([SENT_OUT, task], tools=TOOLS, max_tokens=8)
     first += one.work(1, first=2)
     second += two.work(1, first=2)
     mine = {account["session"] for account in first}
@@ -210,20 +237,35 @@ def test_two_windows_and_who_they_send_out_stay_apart(client: httpx.Client) -> N
     assert is_spliced(one.go_on())
 
 
-def test_another_name_gets_no_summary(client: httpx.Client) -> None:
-    """The same words under another name, or none, are prefilled."""
-    window = Window(client, "its own", 43)
+def test_another_name_or_tenant_gets_no_summary(client: httpx.Client) -> None:
+    """The same words under another name, or none, or another tenant's, are prefilled."""
+    window = Window(client, "ours", 43)
+    theirs = Window(client, "ours", 43, key="kb")
+    for each in (window, theirs):
+        each.title()
     window.work(2)
+    # A transcript of another's work is a conversation of its own.
+    assert theirs.ask(window.transcript())[1]["session"] != "ours"
     window.summarise()
-    for name in ("another's", ""):
-        stranger = Window(client, name, 43)
+    strangers = [Window(client, name, 43) for name in ("theirs", "")]
+    for number, stranger in enumerate((*strangers, theirs)):
         stranger.chat = [dict(message) for message in window.chat]
-        stranger.chat[1]["content"] += f" Of {name}?"
+        stranger.chat[1]["content"] += f" Of {number}?"
         account = stranger.go_on()
         assert is_prefilled(account), account
     assert is_spliced(window.go_on())
+    listed = [
+        {
+            line["id"]: line["turns"]
+            for line in client.get(SESSIONS, headers=each.headers).json()["sessions"]
+        }
+        for each in (window, theirs)
+    ]
+    assert listed[0]["ours"] == 5 and listed[0]["theirs"] == 1
+    assert listed[1].pop("ours") == 2 and list(listed[1].values()) == [1]
 
 
+@pytest.mark.nightly
 def test_a_conversation_without_a_name_prefills_its_summary(client: httpx.Client) -> None:
     """Nothing shows that the summary is of its history."""
     window = Window(client, "", 44)
@@ -234,10 +276,11 @@ def test_a_conversation_without_a_name_prefills_its_summary(client: httpx.Client
     assert is_prefilled(account), account
 
 
+@pytest.mark.nightly
 def test_exact_compactions_prefill_it(files: Path) -> None:
     """A proxy may want it so, and so may a request."""
     with client_of(files, compaction_edits="exact") as http:
-        window = Window(http, "exact", 45)
+        window = Window(http, "exact", 45, key="")
         window.title()
         window.work(2)
         window.summarise()
@@ -246,7 +289,7 @@ def test_exact_compactions_prefill_it(files: Path) -> None:
         assert ("compaction", "exact") in {(e["cause"], e["mode"]) for e in account["edits"]}
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["after", pytest.param("before", marks=pytest.mark.nightly)])
 def test_a_forget_keeps_a_summary_out(client: httpx.Client, when: str) -> None:
     """A transcript's texts have names of their own, so the whole summary counts as a reader of what
     is forgotten."""
@@ -266,6 +309,7 @@ def test_a_forget_keeps_a_summary_out(client: httpx.Client, when: str) -> None:
     assert is_prefilled(account), account
 
 
+@pytest.mark.nightly
 def test_a_forget_after_the_splice_erases_the_summary(client: httpx.Client) -> None:
     """A forget of anything then is one of all that the session has in the cache."""
     window = Window(client, "forgets later", 60)

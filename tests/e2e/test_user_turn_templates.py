@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from leyline_engine.replay.models.trained import THINKING_MODEL_NAME, trained_model_dir
-from leyline_proxy.replay.sglang_process import SglangProcessError, sglang_python, sglang_server
+from leyline_proxy.replay.engine_process import EngineProcessError
+from leyline_proxy.replay.sglang_process import sglang_python, sglang_server
 from leyline_proxy.replay.stack import StackOptions, running_stack
 from leyline_proxy.replay.unchanged import lcs_length
 
@@ -87,7 +88,7 @@ def test_each_user_turn_prefills_only_what_is_new_on_sglang(
     """The same on a real server of each template; its bench has loops of 100 calls."""
     try:
         sglang_python()
-    except SglangProcessError:
+    except EngineProcessError:
         pytest.skip("SGLang isn't installed here: make sglang-setup")
     folder = with_template(name, templates_dir, tmp_path / "thinker")
     flags = ["--served-model-name=thinker", "--max-total-tokens=131072"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from bad_input import BAD, HARMLESS, SKIPPED, Change, Envelope, good_envelope, good_payload
 from engine_client import EngineClient, new_message_id, request_body, source_of
 from sglang_server import SglangServer
+from support.bad_input import BAD, HARMLESS, SKIPPED, Change, Envelope, good_envelope, good_payload
 
 from leyline_engine.contract import (
     Directive,

@@ -18,7 +18,7 @@ PACKAGES = {
 }
 
 # Imports every module of a package while some distributions can't be imported, as if the extra
-# that brings them had not been installed. What needs SGLang or Triton is tested where SGLang is.
+# that brings them had not been installed. What only plugins need is tested where their engines are.
 IMPORT_WITHOUT = """
 import importlib, pkgutil, sys
 
@@ -32,9 +32,8 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 root = importlib.import_module(package)
 for module in pkgutil.walk_packages(root.__path__, package + "."):
-    needs_sglang = ".sglang." in module.name or ".lab.sglang_" in module.name
-    needs_triton = module.name.endswith(".rows.kernel")
-    if not module.name.endswith(".__main__") and not needs_sglang and not needs_triton:
+    of_plugins = (".sglang.", ".lab.sglang_", ".vllm.", "leyline_engine.server.", ".rows.kernel")
+    if not module.name.endswith(".__main__") and not any(p in module.name for p in of_plugins):
         importlib.import_module(module.name)
 """
 

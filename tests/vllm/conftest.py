@@ -18,9 +18,8 @@ except PackageNotFoundError:
     # vLLM has an environment of its own.
     collect_ignore_glob = ["*"]
 else:
-    from stand_in import API_KEY, write_stand_in
     from vllm_models import build_vllm_model
-    from vllm_server import VllmServer
+    from vllm_server import API_KEY, SPLICING, VllmServer
 
 # What importing vLLM warns of on a machine without a GPU; every other warning is an error.
 _OF_VLLM = (
@@ -45,8 +44,7 @@ def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def vllm_server(vllm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """A server of the tiny Llama with an API key; its log must be clean in the end."""
     log = tmp_path_factory.mktemp("vllm-server") / "log"
-    environment = write_stand_in(tmp_path_factory.mktemp("stand-in") / "site")
-    flags = ("--api-key", API_KEY, "--enable-log-requests")
-    with VllmServer(vllm_model, log, flags, environment) as server:
+    flags = ("--api-key", API_KEY, "--enable-log-requests", *SPLICING)
+    with VllmServer(vllm_model, log, flags) as server:
         yield server
         server.check_clean()

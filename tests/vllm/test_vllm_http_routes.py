@@ -11,10 +11,9 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from stand_in import API_KEY
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
-from vllm_server import VllmServer
+from vllm_server import API_KEY, VllmServer
 
 from leyline_engine.contract import (
     CAPABILITY_PATH,

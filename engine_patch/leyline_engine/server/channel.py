@@ -27,7 +27,9 @@ import msgspec
 import zmq
 
 from leyline_engine.contract import Capability, ForgetCounts, Proof, TurnRecord
+from leyline_engine.metrics import EngineMetrics, NoMetrics
 from leyline_engine.records import RecordBook
+from leyline_engine.server.counts import Counts
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class _Announcement(msgspec.Struct, frozen=True, tag="capability"):
     capability: Capability
 
 
-_Message = _Record | _Forgot | _Proof | _Announcement
+_Message = _Record | _Forgot | _Proof | _Announcement | Counts
 
 
 class Sender(Protocol):
@@ -78,6 +80,9 @@ class Sender(Protocol):
     def update_proof(self, message_id: str, proof: Proof) -> None:
         """Send the progress of an earlier request's proof."""
 
+    def count(self, counts: Counts) -> None:
+        """Send what was counted."""
+
     def close(self) -> None:
         """Release the socket; queued messages may be lost."""
 
@@ -95,6 +100,9 @@ class SilentSender:
         """Send nothing."""
 
     def update_proof(self, message_id: str, proof: Proof) -> None:
+        """Send nothing."""
+
+    def count(self, counts: Counts) -> None:
         """Send nothing."""
 
     def close(self) -> None:
@@ -149,6 +157,10 @@ class ReceiptSender:
         """See :class:`Sender`."""
         self._push(_Proof(message_id, proof))
 
+    def count(self, counts: Counts) -> None:
+        """See :class:`Sender`."""
+        self._push(counts)
+
     def close(self) -> None:
         """See :class:`Sender`."""
         self._context.destroy()
@@ -187,13 +199,19 @@ def open_sender(
 class ReceiptChannel:
     """The HTTP process's end: a thread that files the schedulers' messages."""
 
-    def __init__(self, *, records: RecordBook | None = None) -> None:
+    def __init__(
+        self, *, records: RecordBook | None = None, metrics: EngineMetrics | None = None
+    ) -> None:
         """Bind a new endpoint and begin to listen.
+
+        Args:
+            metrics: counts what schedulers send of their counts.
 
         Raises:
             OSError: the directory or the socket can't be made.
         """
         self.records = records or RecordBook()
+        self._metrics = metrics or NoMetrics()
         self._capabilities: dict[int, Capability] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="leyline-"))  # mode 0700
         self.endpoint = f"ipc://{self._folder / 'receipts'}"
@@ -248,6 +266,8 @@ class ReceiptChannel:
                 if record.receipt.forgot is not None and not record.finished:
                     self.records.strip(scope, record.receipt.session)
                 self.records.put(record, scope)
+            case Counts():
+                message.apply(self._metrics)
             case _Proof(message_id, proof):
                 self.records.prove(message_id, proof)
             case _Forgot(message_id, counts):

@@ -125,9 +125,9 @@ class Admission:
         if not self._fits(turn, plan, pinned):
             return 0
         carried = self._rules.carry(checked, turn.lineage, plan)
-        self._cache.pin(pinned)
         first, *_ = runs = copy_runs(plan.copies)
         loaded = first[-1].dest_end - plan.prefix if first[0].dest == plan.prefix else 0
+        self._cache.pin(pinned)
         turn.staging = Staging(sources, pinned, runs, loaded)
         turn.carried = carried
         turn.move(Phase.PLANNED)
@@ -155,7 +155,9 @@ class Admission:
         )
 
     def _cached(self, source: SourceTurn) -> list[Any]:
-        return self._cache.find(self._keys.of(source))
+        """Return a source's cached blocks; those that this step's forward writes can't be copied
+        in front of it."""
+        return self._cache.written(self._cache.find(self._keys.of(source)))
 
     def _held_by(self, copies: Sequence[CopySegment], sources: dict[int, list[Any]]) -> list[Any]:
         """Return the blocks that copies read, each once."""

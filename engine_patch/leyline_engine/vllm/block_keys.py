@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+import msgspec
+
 from leyline_engine.contract import LineageRun
 from leyline_engine.lineage import MAX_TOKEN
 from leyline_engine.publications import Publication, Space
@@ -81,6 +83,8 @@ class RequestKeys:
 
     def __call__(self, request: Any) -> list[bytes]:
         """Hash the request's new full blocks, as vLLM's own hasher does; returns their keys."""
+        # vLLM takes the last token of a streamed prompt's part back, and its block's key with it.
+        del self.plain[len(request.block_hashes) :]
         known = len(self.plain)
         if self._hasher is None:
             return []
@@ -119,13 +123,20 @@ class _Tokens:
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
-    """The field of a LoRA request that vLLM's block hasher reads."""
+    """The fields of a LoRA request that vLLM's block hasher reads."""
 
     lora_name: str
+    lora_path: str
+
+    @classmethod
+    def of(cls, key: str) -> _Adapter:
+        """Return the adapter of a :class:`Space`."""
+        return cls(*msgspec.json.decode(key, type=tuple[str, str]))
 
     @property
-    def name(self) -> str:
-        return self.lora_name
+    def key(self) -> str:
+        """Its part of a :class:`Space`."""
+        return msgspec.json.encode((self.lora_name, self.lora_path)).decode()
 
 
 class PathHasher:
@@ -142,7 +153,7 @@ class PathHasher:
 
     def plain(self, tokens: Sequence[int], space: Space) -> list[bytes]:
         """Return the plain hashes of the full blocks of a token sequence."""
-        adapter = None if space.extra_key is None else _Adapter(space.extra_key)
+        adapter = None if space.extra_key is None else _Adapter.of(space.extra_key)
         return self._hasher(_Tokens(tokens, adapter, space.cache_salt))
 
     def keys(self, path: Publication, scope: str) -> list[bytes]:
@@ -155,7 +166,9 @@ class PathHasher:
 def space_of(request: Any) -> Space:
     """Return the namespace of a vLLM request's keys: its adapter and its salt."""
     adapter = request.lora_request
-    return Space(None if adapter is None else str(adapter.lora_name), request.cache_salt)
+    if adapter is None:
+        return Space(None, request.cache_salt)
+    return Space(_Adapter(adapter.lora_name, adapter.lora_path).key, request.cache_salt)
 
 
 def _framed(part: str) -> bytes:

@@ -22,7 +22,7 @@ class BlockCache:
         pool: vLLM's ``BlockPool``.
         block: tokens per block.
         full_key: returns the name under which the pool files a key of a group.
-        evicted: called with the ids of blocks whose cached KV is about to go.
+        evicted: called with the ids of cached blocks that are about to be given to others.
     """
 
     def __init__(
@@ -38,17 +38,29 @@ class BlockCache:
         self._pool = pool
         self._full_key = full_key
         self._evicted = evicted
+        self._removing = False
+        """True while a block is removed, which is no eviction."""
         self._doomed: set[int] = set()
         """Blocks in use that are overwritten when they are given back."""
         self._stale: dict[int, None] = {}
         """Free blocks that hold rows and can't be found, such as an ended request's last one."""
         self._due: dict[int, None] = {}
         """Blocks to be overwritten in front of the next forward."""
+        self._leaving: dict[int, Any] = {}
+        """Blocks without a key of ended requests, until vLLM takes them back."""
+        self._filed: set[int] = set()
+        """Blocks that were filed since the present step began: the pool knows them before any
+        forward has written their rows."""
+        self._filed_before: set[int] = set()
+        """The same of the step before: with async scheduling, its end isn't known yet."""
+        self._scrubs = False
         self._watch()
 
     def _watch(self) -> None:
-        """Have the pool report blocks that it takes back, and cached ones that it gives away."""
+        """Have the pool report blocks that it files or takes back, and cached ones that it gives
+        away."""
         free, evict = self._pool.free_blocks, self._pool._maybe_evict_cached_block
+        insert = self._pool._insert_block_hash
 
         def free_blocks(ordered_blocks: Iterable[Any]) -> None:
             blocks = list(ordered_blocks)
@@ -56,11 +68,16 @@ class BlockCache:
             self._released(blocks)
 
         def maybe_evict(block: Any) -> bool:
-            if block.block_hash is not None:
+            if block.block_hash is not None and not self._removing:
                 self._evicted((int(block.block_id),))
             return bool(evict(block))
 
+        def insert_block_hash(key: bytes, block: Any, *args: Any, **options: Any) -> None:
+            self._filed.add(int(block.block_id))
+            insert(key, block, *args, **options)
+
         self._pool.free_blocks = free_blocks
+        self._pool._insert_block_hash = insert_block_hash
         self._pool._maybe_evict_cached_block = maybe_evict
 
     def _released(self, blocks: Sequence[Any]) -> None:
@@ -68,6 +85,7 @@ class BlockCache:
             if block.ref_cnt > 0 or block.is_null:
                 continue
             number = int(block.block_id)
+            self._leaving.pop(number, None)
             if number in self._doomed:
                 self._doomed.discard(number)
                 self._due[number] = None
@@ -104,6 +122,11 @@ class BlockCache:
             found.append(blocks[0])
         return found
 
+    def written(self, blocks: Sequence[Any]) -> list[Any]:
+        """Return the leading blocks that have rows in front of the present step's forward."""
+        filed = (at for at, block in enumerate(blocks) if int(block.block_id) in self._filed)
+        return list(blocks[: next(filed, len(blocks))])
+
     def pin(self, blocks: Sequence[Any]) -> None:
         """Hold blocks: they are neither evicted nor given to others."""
         self._pool.touch(blocks)
@@ -133,7 +156,24 @@ class BlockCache:
     def hide(self, block: Any) -> None:
         """Remove one block from what is found."""
         if block.block_hash is not None:
-            self._pool.evict_blocks({int(block.block_id)})
+            self._removing = True
+            try:
+                self._pool.evict_blocks({int(block.block_id)})
+            finally:
+                self._removing = False
+
+    def begin_step(self) -> None:
+        """Record that vLLM begins to put a step together."""
+        self._filed_before, self._filed = self._filed, set()
+
+    def hide_recent(self) -> None:
+        """Remove what was filed for steps that may have computed on rows that aren't there."""
+        for number in self._filed | self._filed_before:
+            self.hide(self._pool.blocks[number])
+
+    def leaving(self, blocks: Iterable[Any]) -> None:
+        """Record that a request is about to give blocks back, maybe a step later."""
+        self._leaving |= {int(each.block_id): each for each in blocks if each.block_hash is None}
 
     def retire(self, block: Any) -> None:
         """Give back a removed block that nobody holds, in front of all that is still cached."""
@@ -160,13 +200,23 @@ class BlockCache:
         """Let a forget wait for a doomed block."""
         self.pending.wait(ticket, int(block.block_id), self.block)
 
-    def scrub(self) -> None:
-        """Have all free blocks overwritten that hold rows and can't be found."""
+    def scrub(self, ticket: str) -> None:
+        """Have all rows overwritten that can't be found, and that no request will read."""
         for number in self._stale:
             block = self._pool.blocks[number]
             if block.ref_cnt == 0 and block.block_hash is None:
                 self._due[number] = None
         self._stale.clear()
+        for block in self._leaving.values():
+            self.doom(block)
+            self.await_block(ticket, block)
+        self._scrubs = True
+
+    def take_scrub(self) -> bool:
+        """Return True if :meth:`scrub` was called since the last step: blocks in use may have old
+        rows, too, after the last one that their request has written."""
+        scrubs, self._scrubs = self._scrubs, False
+        return scrubs
 
     @property
     def has_due(self) -> bool:
@@ -184,3 +234,5 @@ class BlockCache:
         self.pending.let_go((*self._doomed, *holders))
         self._due.update(dict.fromkeys(self._doomed))
         self._doomed.clear()
+        # Their rows are still there, and no key finds them any more.
+        self._stale.update((int(each.block_id), None) for each in self._pool.blocks[1:])

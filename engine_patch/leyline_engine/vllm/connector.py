@@ -17,9 +17,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from leyline_engine.contract import Capability
 from leyline_engine.lineage import SALT_BYTES
-from leyline_engine.metrics import NoMetrics
+from leyline_engine.occupancy import RegistryLevels
 from leyline_engine.packed_hints import hints_secret
 from leyline_engine.server.channel import open_sender
+from leyline_engine.server.counts import SentMetrics
 from leyline_engine.settings import copy_limits, recompute_from
 from leyline_engine.vllm.block_keys import PathHasher
 from leyline_engine.vllm.blocks import BlockCache
@@ -60,6 +61,7 @@ class LeylineConnector(KVConnectorBase_V1):
         self.leyline: SchedulerEngine | None = None
         self.rows: WorkerRows | None = None
         self._facts: WorkerFacts | None = None
+        self._metrics = SentMetrics(lambda _: None)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -96,12 +98,19 @@ class LeylineConnector(KVConnectorBase_V1):
         hash_name = self._config.cache_config.prefix_caching_hash_algo
         hasher = get_request_block_hasher(block, get_hash_fn_by_name(hash_name))
         min_copy, stage_cost = copy_limits()
+        sender = open_sender(attn_tp_rank=0, dp_rank=0)
+        self._metrics = SentMetrics(sender.count)
         return SchedulerEngine(
-            BlockCache(manager.block_pool, block, make_block_hash_with_group_id),
+            BlockCache(
+                manager.block_pool,
+                block,
+                make_block_hash_with_group_id,
+                evicted=lambda blocks: self._metrics.evicted(len(blocks) * block),
+            ),
             PathHasher(hasher, block),
             found,
-            open_sender(attn_tp_rank=0, dp_rank=0),
-            NoMetrics(),
+            sender,
+            self._metrics,
             blocks_of=lambda request: list(manager.get_blocks(request).blocks[0]),
             read_hints=take_hints,
             secret=hints_secret(),
@@ -134,7 +143,11 @@ class LeylineConnector(KVConnectorBase_V1):
         """Return the orders of a step."""
         if self.leyline is None:
             return StepOrders()
-        return StepOrders(self.leyline.stepped(scheduler_output.num_scheduled_tokens))
+        orders = self.leyline.stepped(scheduler_output.num_scheduled_tokens)
+        if self._metrics.is_due or not scheduler_output.total_num_scheduled_tokens:
+            self._metrics.registries(RegistryLevels.of(self.leyline.registry, self.leyline.ledger))
+            self._metrics.flush()
+        return StepOrders(orders)
 
     def request_finished(
         self, request: Any, block_ids: list[int]

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
+
+import numpy as np
 
 from leyline_engine.containment import contained
 from leyline_engine.contract import Capability, Reason, Recompute
@@ -29,9 +31,9 @@ from leyline_engine.vllm.block_keys import PathHasher, RequestKeys, space_of
 from leyline_engine.vllm.blocks import BlockCache
 from leyline_engine.vllm.control import ControlDesk
 from leyline_engine.vllm.forgetting import Forgetter
-from leyline_engine.vllm.orders import Orders, block_slots
+from leyline_engine.vllm.orders import Orders, Slots, block_slots
 from leyline_engine.vllm.retained import RetainedKeys
-from leyline_engine.vllm.stepping import Stepper
+from leyline_engine.vllm.stepping import Stepper, uncount_cached
 from leyline_engine.vllm.turn import Phase, Turn
 from leyline_engine.vllm.turn_forgets import TurnForgets
 from leyline_engine.vllm.withholding import Withholder
@@ -39,6 +41,7 @@ from leyline_engine.vllm.withholding import Withholder
 log = logging.getLogger(__name__)
 
 _UNGIVEN = "vLLM gave the request no room for its copies"
+_FAILED = "the rows could not be copied"
 
 
 class SchedulerEngine:
@@ -203,7 +206,7 @@ class SchedulerEngine:
             self._begin(turn, copied)
         except Exception:
             log.exception("a splice failed; the request runs as an ordinary prefill")
-            self._admission.give_up(turn, Reason.TRANSFORM_FAILED, _UNGIVEN)
+            self._give_up(turn, copied, Reason.TRANSFORM_FAILED, _FAILED)
         if not turn.runs:
             turn.move(Phase.RUNNING)
         with contained("labelling a prompt"):
@@ -221,7 +224,12 @@ class SchedulerEngine:
             self._enter(turn)
             self._stepper.begin(turn, copied)
         elif turn.plan is not None and turn.plan.copies:
-            self._admission.give_up(turn, Reason.SOURCE_EVICTED, _UNGIVEN)
+            self._give_up(turn, copied, Reason.SOURCE_EVICTED, _UNGIVEN)
+
+    def _give_up(self, turn: Turn, copied: int, reason: Reason, detail: str) -> None:
+        self._admission.give_up(turn, reason, detail)
+        if copied:
+            self._stepper.spoil(turn, turn.prefix, turn.prefix + copied)
 
     def _enter(self, turn: Turn) -> None:
         """Note what a turn's copies have read, as they are about to be found."""
@@ -240,8 +248,14 @@ class SchedulerEngine:
 
     # Steps.
 
-    def stepping(self, running: list[Any]) -> None:
-        """Prepare for the choice of the next step's tokens."""
+    def stepping(self, running: list[Any], requests: Collection[Any]) -> None:
+        """Prepare for the choice of the next step's tokens.
+
+        Args:
+            requests: all that vLLM has, as they are from now on.
+        """
+        self.cache.begin_step()
+        self.forgets.strangers = requests
         with contained("advancing staged turns"):
             for request in running:
                 turn = self.turns.get(request.request_id)
@@ -263,10 +277,27 @@ class SchedulerEngine:
         for turn in self.turns.values():
             if turn.phase is Phase.PLANNED:  # it got no blocks
                 self._admission.withdraw(turn)
-        blocks = block_slots(self.cache.take_due(), self.cache.block)
-        orders = self._stepper.take(blocks)
+        erased = block_slots(self.cache.take_due(), self.cache.block)
+        if self.cache.take_scrub():
+            erased = np.concatenate([erased, *map(self._unwritten, self.forgets.strangers)])
+        orders = self._stepper.take(erased)
         self.forgets.report()
         return orders
+
+    def _unwritten(self, request: Any) -> Slots:
+        """Return a request's slots that it hasn't written yet: another's rows may be there."""
+        slots = block_slots(
+            [int(block.block_id) for block in self._blocks_of(request.request_id)],
+            self.cache.block,
+        )
+        return slots[self._written(request) :]
+
+    def _written(self, request: Any) -> int:
+        """Return how many tokens of a request have rows in front of the step's orders."""
+        turn = self.turns.get(request.request_id)
+        if turn is not None and turn.staging is not None and turn.staging.begun:
+            return turn.staging.runs[0][0].dest
+        return int(request.num_computed_tokens)
 
     @property
     def has_orders(self) -> bool:
@@ -284,18 +315,29 @@ class SchedulerEngine:
         turn = self.turns.get(request.request_id)
         with contained("preempting a turn"):
             self._withholder.releasing(request)
-            if turn is not None and turn.staging is not None:
-                self._hide_uncopied(turn)
+            self._hide_unwritten(request)
             self._note(request, turn)
-        if turn is not None and turn.phase is Phase.STAGING:
+        if turn is not None and (turn.phase is Phase.STAGING or turn.spoilt):
             self._admission.withdraw(turn)
 
-    def _hide_uncopied(self, turn: Turn) -> None:
-        """Remove blocks that vLLM files already, though their rows were never copied."""
-        dest = turn.staging.runs[0][0].dest if turn.staging and turn.staging.runs else None
-        if dest is not None:
-            for block in self._blocks_of(turn.req.request_id)[dest // self.cache.block :]:
-                self.cache.hide(block)
+    def _hide_unwritten(self, request: Any) -> None:
+        """Remove blocks that vLLM has filed for a step from which it took the request again."""
+        blocks = self._blocks_of(request.request_id)
+        for block in blocks[self._written(request) // self.cache.block :]:
+            self.cache.hide(block)
+        self.cache.leaving(blocks)
+
+    def failed(self) -> None:
+        """Record that a worker could not copy rows: what has read them must not be found."""
+        with contained("removing what has read rows that failed"):
+            self.cache.hide_recent()
+
+    def spoilt(self, request: Any) -> None:
+        """Record that a request counted on such rows: it is computed again, without copies."""
+        turn = self.turns.get(request.request_id)
+        uncount_cached(request)
+        if turn is not None and turn.carried is not None and turn.checked is not None:
+            turn.checked = turn.checked.refused(Reason.TRANSFORM_FAILED, _FAILED)
 
     def ended(self, request: Any, *, answered: bool) -> None:
         """Record that a request ended; its blocks are given back next.
@@ -303,16 +345,17 @@ class SchedulerEngine:
         Args:
             answered: True if it has run to an end that its client may see.
         """
-        turn = self.turns.pop(request.request_id, None)
+        turn = self.turns.get(request.request_id)
         with contained("ending a request"):
             self._withholder.releasing(request)
+            self._hide_unwritten(request)
             self._note(request, turn)
             self._withholder.ended(request)
+        self.turns.pop(request.request_id, None)
         if turn is None:
             return
         with contained("ending a turn"):
             if turn.staging is not None and turn.staging.runs:
-                self._hide_uncopied(turn)
                 answered = False
             self._admission.release(turn)
             turn.move(Phase.ENDED)

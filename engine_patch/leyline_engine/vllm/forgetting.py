@@ -116,7 +116,7 @@ class Forgetter:
             if turn not in clean:
                 self._registry.drop(session, turn.turn)
         self._ledger.strike(session[0], spans, session if whole else None)
-        self._cache.scrub()
+        self._cache.scrub(ticket)
         struck = Struck(session, spans, tainted, whole)
         counts = self._open(ticket, session, overwritten, shared)
         return Forgotten(counts, struck, tuple(removed))
@@ -220,7 +220,7 @@ class Forgetter:
         for owner, path, start in doomed:
             keys = self._hasher.keys(path, owner[0])[start // self._cache.block :]
             overwritten += self._overwrite(keys, ticket)
-        self._cache.scrub()
+        self._cache.scrub(ticket)
         return self._open(ticket, session, overwritten, 0)
 
     def remove_all(self, paths: Iterable[tuple[str, Publication, int]]) -> None:

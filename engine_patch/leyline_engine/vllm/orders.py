@@ -33,9 +33,11 @@ class Orders:
     moves: list[RowMove] = field(default_factory=list)
     advanced: dict[str, int] = field(default_factory=dict)
     """By running request, the number of its tokens that have rows once the moves are done."""
+    spoilt: list[int] = field(default_factory=list)
+    """Blocks that vLLM counts on, though nobody copies their rows: they are reported as failed."""
 
     def __bool__(self) -> bool:
-        return bool(len(self.erase) or self.moves or self.advanced)
+        return bool(len(self.erase) or self.moves or self.advanced or self.spoilt)
 
 
 def block_slots(blocks: list[int], block: int) -> Slots:

@@ -89,6 +89,7 @@ def _hook_worker() -> None:
 
 
 def _measure(worker: Any) -> None:
+    """Measure a worker's rows, and open them for its connector."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     from leyline_engine.vllm.facts.worker_facts import read_worker_facts
@@ -102,6 +103,29 @@ def _measure(worker: Any) -> None:
     caches = {name: layers[name].kv_cache for name in names}
     facts = read_worker_facts(worker.model_runner, caches)
     get_kv_transfer_group().measured(facts, caches)
+    if worker.use_v2_model_runner:
+        follow_advances(worker.model_runner)
+
+
+def follow_advances(runner: Any) -> None:
+    """Have a V2 model runner continue requests after the rows that were copied for them.
+
+    It counts a running request's tokens on the device itself, where the V1 runner takes the
+    scheduler's number in each step.
+    """
+    original = runner.update_requests
+
+    def update_requests(scheduler_output: Any) -> None:
+        original(scheduler_output)
+        orders = getattr(scheduler_output.kv_connector_metadata, "orders", None)
+        if orders is None or not orders.advanced:
+            return
+        states = runner.req_states
+        for request, tokens in orders.advanced.items():
+            states.num_computed_tokens.stage_write_elem(states.req_id_to_index[request], tokens)
+        states.num_computed_tokens.apply_write()
+
+    runner.update_requests = update_requests
 
 
 def _hook_core() -> None:

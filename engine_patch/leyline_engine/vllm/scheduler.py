@@ -6,6 +6,7 @@ overridden methods; vLLM's own code runs in all of them.
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,8 @@ class SchedulerHooks:
 
     connector: Any
     running: list[Any]
+    requests: dict[str, Any]
+    prev_step_scheduled_req_ids: set[str]
     kv_cache_manager: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -33,8 +36,7 @@ class SchedulerHooks:
         """Choose the next step's tokens; staged turns continue after the rows that follow."""
         engine = self._leyline
         if engine is not None:
-            engine.forgets.strangers = tuple(self.running)
-            engine.stepping(self.running)
+            engine.stepping(self.running, self.requests.values())
         return super().schedule(*args, **kwargs)  # type: ignore[misc]
 
     def _get_local_prefix_cache_hit(self, request: Any) -> Any:
@@ -70,6 +72,24 @@ class SchedulerHooks:
         if engine is not None:
             engine.preempting(request)
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def _handle_invalid_blocks(self, invalid_block_ids: set[int], *args: Any) -> set[str]:
+        """Have requests computed again whose rows could not be copied, from their start on.
+
+        vLLM itself would go on from the first such block, and let others find it meanwhile.
+        """
+        original = super()._handle_invalid_blocks  # type: ignore[misc]
+        failed: set[str] = original(invalid_block_ids, *args)
+        engine = self._leyline
+        if engine is None:
+            return failed
+        engine.failed()
+        for request in [each for each in self.running if each.request_id in failed]:
+            self.running.remove(request)
+            engine.spoilt(request)
+            self._preempt_request(request, time.monotonic(), drop_stale_output=True)
+            self.prev_step_scheduled_req_ids.discard(request.request_id)
+        return failed
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Empty the prefix cache, and with it all that turns could draw on."""

@@ -13,6 +13,7 @@ So a gap costs one forward, and rows needn't begin or end at a block's edge.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from leyline_engine.contract import CopySegment
 from leyline_engine.vllm.admission import Admission
 from leyline_engine.vllm.orders import Orders, RowMove, Slots, block_slots
 from leyline_engine.vllm.turn import Phase, Staging, Turn
+
+log = logging.getLogger(__name__)
 
 
 class Stepper:
@@ -95,6 +98,11 @@ class Stepper:
             self._orders.advanced[request] = turn.staging.runs[0][-1].dest_end
             self._copy(turn, turn.staging)
 
+    def spoil(self, turn: Turn, start: int, end: int) -> None:
+        """Have the workers report positions of a turn as failed that vLLM takes for loaded."""
+        blocks = self._blocks_of(turn.req.request_id)[start // self._block : -(-end // self._block)]
+        self._orders.spoilt.extend(blocks)
+
     def take(self, erased: Slots) -> Orders:
         """Return the step's orders, and give back what their copies needed.
 
@@ -110,10 +118,15 @@ class Stepper:
 
     def _copy(self, turn: Turn, staging: Staging) -> None:
         run, staging.begun = staging.runs.pop(0), False
-        own = block_slots(list(self._blocks_of(turn.req.request_id)), self._block)
-        for copy in run:
-            self._orders.moves.append(self._move(copy, staging, own))
-        self._copied(sum(copy.length for copy in run))
+        try:
+            own = block_slots(list(self._blocks_of(turn.req.request_id)), self._block)
+            moves = [self._move(copy, staging, own) for copy in run]
+        except Exception:
+            log.exception("copies could not be ordered; their tokens are computed instead")
+            self.spoil(turn, run[0].dest, run[-1].dest_end)
+        else:
+            self._orders.moves.extend(moves)
+            self._copied(sum(copy.length for copy in run))
         if not staging.runs:
             turn.move(Phase.RUNNING)
             self._finished.append(turn)
@@ -140,3 +153,10 @@ def _count_cached(request: Any, tokens: int) -> None:
             stats.num_local_cached_tokens,
             stats.num_external_cached_tokens + tokens,
         )
+
+
+def uncount_cached(request: Any) -> None:
+    """Remove copied tokens from those that vLLM reports as cached: they are computed instead."""
+    stats = request.prefill_stats
+    if stats is not None:
+        stats.set(stats.num_prompt_tokens, stats.num_local_cached_tokens, 0)

@@ -47,7 +47,8 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.NEW: frozenset({Phase.PLANNED, Phase.RUNNING, Phase.ENDED}),
     Phase.PLANNED: frozenset({Phase.NEW, Phase.STAGING, Phase.RUNNING, Phase.ENDED}),
     Phase.STAGING: frozenset({Phase.NEW, Phase.RUNNING, Phase.ENDED}),
-    Phase.RUNNING: frozenset({Phase.ENDED}),
+    # A run that was to be copied may fail; the turn is planned again without it.
+    Phase.RUNNING: frozenset({Phase.NEW, Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
 
@@ -115,6 +116,12 @@ class Turn:
     def runs(self) -> bool:
         """True if vLLM has given it blocks."""
         return self.phase in {Phase.STAGING, Phase.RUNNING}
+
+    @property
+    def spoilt(self) -> bool:
+        """True if some of its copies failed: its splice was refused after it had begun."""
+        refused = self.checked is not None and self.checked.edit is None
+        return self.runs and refused and self.carried is not None
 
     @property
     def spans(self) -> tuple[SpanLabel, ...]:

@@ -52,7 +52,7 @@ class TurnForgets:
         self._accounts = accounts
         self._turns = turns
         self.strangers: Iterable[Any] = ()
-        """vLLM's requests that hold blocks, with those that have no turn."""
+        """All of vLLM's requests, with those that have no turn."""
 
     def carry_out(self, turn: Turn) -> None:
         """Forget what a turn demands: vLLM has given it blocks, and its first copies are ordered.
@@ -71,7 +71,8 @@ class TurnForgets:
     def _remove_readers(self, turn: Turn, checked: CheckedRequest) -> None:
         assert turn.session is not None  # noqa: S101 - the caller's contract
         for other in self._others(turn):
-            if other.session == turn.session:
+            answers = other.message_id == turn.message_id and other.prompt == turn.prompt
+            if other.session == turn.session and not answers:
                 self._withhold(other, turn.message_id)
         prefix = turn.prompt[: turn.prefix]
         found = Publication(
@@ -115,7 +116,7 @@ class TurnForgets:
     def _withhold_strangers(self, done: Forgotten, ticket: str) -> None:
         """Withhold KV of requests without a session that continue what was removed."""
         for request in self.strangers:
-            if request.request_id in self._turns:
+            if request.request_id in self._turns or not self._withholder.holds(request):
                 continue
             for first, key in done.removed:
                 if len(request.block_hashes) > first and request.block_hashes[first] == key:

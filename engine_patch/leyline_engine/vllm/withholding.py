@@ -4,6 +4,7 @@ overwritten when they end."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from secrets import token_hex
 from typing import Any
 
 from leyline_engine.contract import LineageRun
@@ -11,9 +12,6 @@ from leyline_engine.lineage import runs_before
 from leyline_engine.vllm.block_keys import RequestKeys
 from leyline_engine.vllm.blocks import BlockCache
 from leyline_engine.vllm.turn import Turn
-
-_WITHHELD = "withheld "
-"""Beginning of the lineages of withheld KV: no receipt shows them, and no splice is named so."""
 
 
 class Withholder:
@@ -27,6 +25,8 @@ class Withholder:
     def __init__(self, cache: BlockCache, blocks_of: Callable[[str], Sequence[Any]]) -> None:
         self._cache = cache
         self._blocks_of = blocks_of
+        self._secret = token_hex(16)
+        """Beginning of the lineages of withheld KV: no envelope can name them."""
         self._firsts: dict[str, int] = {}
         """By request, its first withheld block."""
 
@@ -38,7 +38,7 @@ class Withholder:
         """
         first = position // self._cache.block
         kept = runs_before(turn.lineage, first * self._cache.block)
-        hidden = LineageRun(first * self._cache.block, f"{_WITHHELD}{turn.message_id}")
+        hidden = LineageRun(first * self._cache.block, f"{self._secret} {turn.message_id}")
         turn.keys.use(turn.req, (*kept, hidden), turn.scope)
         turn.withheld = True
         self._withhold(turn.req, first, ticket)
@@ -48,7 +48,7 @@ class Withholder:
         keys = request._block_hasher
         if not isinstance(keys, RequestKeys):
             keys = RequestKeys(request, self._cache.block)
-        hidden = LineageRun(first * self._cache.block, f"{_WITHHELD}{request.request_id}")
+        hidden = LineageRun(first * self._cache.block, f"{self._secret} {request.request_id}")
         keys.use(request, (hidden,), "")
         self._withhold(request, first, ticket)
 
@@ -69,11 +69,22 @@ class Withholder:
     def releasing(self, request: Any) -> None:
         """Record that a request is about to give its blocks back: withheld ones are overwritten."""
         name = str(request.request_id)
-        if name in self._firsts:
-            self._hide(self._blocks_of(name)[self._firsts[name] :])
+        if name not in self._firsts:
+            return
+        blocks = self._blocks_of(name)[self._firsts[name] :]
+        self._hide(blocks)
+        for ticket in self._cache.pending.tickets(name):
+            for block in blocks:
+                self._cache.await_block(ticket, block)
+
+    def holds(self, request: Any) -> bool:
+        """Return True if vLLM has given a request blocks."""
+        return bool(self._blocks_of(str(request.request_id)))
 
     def ended(self, request: Any) -> None:
         """Record that a request ended; :meth:`releasing` comes first."""
         name = str(request.request_id)
         if self._firsts.pop(name, None) is not None:
+            for ticket in self._cache.pending.tickets(name):
+                self._cache.pending.wait(ticket, name, 0)  # its blocks are waited for
             self._cache.pending.let_go([name])

@@ -55,6 +55,7 @@ class WorkerRows:
             self.pool.erase(self._slots(orders.erase))
         for move in orders.moves:
             self._move(move)
+        self._failed.update(orders.spoilt)
 
     def _move(self, move: RowMove) -> None:
         try:

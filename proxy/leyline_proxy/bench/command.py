@@ -14,6 +14,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from .client import BenchClient
     from .figures import BenchArm
     from .three_arm import BenchOptions, Level
 
@@ -24,6 +25,7 @@ class BenchEngine(StrEnum):
     """Engines that have this benchmark."""
 
     SGLANG = "sglang"
+    VLLM = "vllm"
 
 
 class KvDtype(StrEnum):
@@ -45,7 +47,8 @@ def command(
         float, typer.Option(min=0.02, help="1 is a prompt of 17,000 tokens, and needs a GPU.")
     ] = 0.1,
     arms: Annotated[
-        str, typer.Option(help="Arms to compare; naive is the control, spliced without rotation.")
+        str,
+        typer.Option(help="Arms to compare; naive is SGLang's control, spliced without rotation."),
     ] = _ARMS,
     samples: Annotated[int, typer.Option(min=1, help="Minimum number of sessions per level.")] = 8,
     boundary: Annotated[
@@ -55,11 +58,13 @@ def command(
         int, typer.Option(min=0, help="Sessions per level whose answers are compared.")
     ] = 2,
     page_size: Annotated[
-        int,
-        typer.Option(help="Tokens per page: of the server that is started, and of the reference."),
-    ] = 1,
+        int | None,
+        typer.Option(
+            help="Tokens per page: of the server, and of SGLang's reference \\[1, vLLM 32]."
+        ),
+    ] = None,
     kv_cache_dtype: Annotated[
-        KvDtype, typer.Option(help="KV of the server that is started; the reference has fp32.")
+        KvDtype, typer.Option(help="KV of a started SGLang; the reference has fp32.")
     ] = KvDtype.AUTO,
     url: Annotated[
         str | None, typer.Option(help="A running server; without it, one starts on the CPU.")
@@ -73,9 +78,10 @@ def command(
         list[str] | None,
         typer.Option(help="Flag for the server that is started, such as --tp=2; repeatable."),
     ] = None,
-    log: Annotated[Path, typer.Option(help="Log file of the server that is started.")] = Path(
-        "out/three_arm_sglang.log"
-    ),
+    log: Annotated[
+        Path | None,
+        typer.Option(help="Log file of the server that is started \\[out/three_arm_ENGINE.log]."),
+    ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
     ] = None,
@@ -109,40 +115,38 @@ def command(
     """
     from rich.console import Console
 
+    from ..replay.engine_process import EngineProcessError
     from ..replay.errors import ReplayError
-    from ..replay.sglang_process import SglangProcessError
-    from .generate import ServerAnswerError
+    from .client import ServerAnswerError
+    from .measured import Measured
     from .picture import draw
-    from .server import server_with_control
     from .table import print_levels
     from .three_arm import BenchOptions
 
     console = Console(stderr=True)
+    vllm = engine is BenchEngine.VLLM
+    kept = kv_cache_dtype.value
+    flags = tuple(server_flag or ())
+    measured = Measured(url, api_key, model, flags, log, vllm=vllm, kv_dtype=kept)
     try:
         options = BenchOptions(
             _levels(concurrency),
             scale,
-            _arms(arms, control=url is None or arms != _ARMS),
+            _arms(arms, control=not vllm and (url is None or arms != _ARMS)),
             samples,
             boundary,
             checked,
-            page_size,
+            page_size or measured.default_page,
+            rows=vllm,
         )
-        own = (
-            f"--page-size={page_size}",
-            f"--kv-cache-dtype={kv_cache_dtype.value}",
-            f"--max-total-tokens={options.pool_tokens}",
-            f"--max-running-requests={max(options.concurrency)}",
-        )
-        flags = (*own, *(server_flag or ()))
-        with server_with_control(url, model, log, flags) as address:
-            levels = _measure(address, api_key, options, console)
-        if url is None or model is not None:
+        with measured.serving(options) as address:
+            levels = _measure(measured.client(address), options, console)
+        if measured.has_reference:
             _compare(levels, model, options, console)
         document = {str(level.concurrency): level.to_json() for level in levels}
         if plot is not None:
             draw(document, plot)
-    except (SglangProcessError, ServerAnswerError, ReplayError, ValueError) as error:
+    except (EngineProcessError, ServerAnswerError, ReplayError, ValueError) as error:
         console.print(f"leyline bench: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from error
     print_levels(Console(), document, f"three arms on {engine.value}, scale {scale:g}")
@@ -165,17 +169,13 @@ def _arms(text: str, *, control: bool) -> frozenset[BenchArm]:
     return chosen if control else chosen - {BenchArm.NAIVE}
 
 
-def _measure(
-    address: str, api_key: str | None, options: BenchOptions, console: Console
-) -> list[Level]:
+def _measure(client: BenchClient, options: BenchOptions, console: Console) -> list[Level]:
     from rich.progress import Progress
 
-    from .generate import GenerateClient
     from .three_arm import run_bench
 
     async def measure(progress: Progress) -> list[Level]:
         task = progress.add_task("requests", total=options.requests())
-        client = GenerateClient(address, api_key)
         try:
             return await run_bench(client, options, lambda: progress.advance(task))
         finally:
@@ -190,7 +190,7 @@ def _compare(
 ) -> None:
     from rich.progress import Progress
 
-    from ..replay.sglang_process import shipped_model
+    from ..replay.engine_process import shipped_model
     from ..upstream.embedded import EngineUnavailable
     from .reference import Reference
     from .three_arm import compare_with_reference

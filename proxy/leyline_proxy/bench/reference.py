@@ -18,9 +18,10 @@ import msgspec
 from leyline_engine.contract import RECEIPT_PATH, EditPayload, TurnRecord, edit_envelope
 
 from ..upstream.embedded import create_embedded_engine
-from .generate import TOP, ServerAnswer, ServerAnswerError, StepLogprobs
+from .client import TOP, ServerAnswer, ServerAnswerError, StepLogprobs
 from .workload import (
     BUILD_TOKENS,
+    Cut,
     Retained,
     Session,
     SessionName,
@@ -95,7 +96,7 @@ class Reference:
         last = await self._retain(session.builds[-1], name.registered("build"), BUILD_TOKENS)
         payload = edit_turn(session, name, last, boundary).payload
         edited = await self._retain(session.edited, payload, max_new_tokens)
-        turn = replay_turn(session, name, last, edited, boundary, page=self._page_tokens)
+        turn = replay_turn(session, name, last, edited, boundary, cut=Cut(self._page_tokens))
         steps = await self._complete(session.replayed, max_new_tokens, turn.payload)
         receipt = (await self._record(turn.payload)).receipt
         if receipt.tokens.prefilled != turn.must.total:

@@ -115,11 +115,11 @@ def command(
     """
     from rich.console import Console
 
+    from ..replay.engine_process import EngineProcessError
     from ..replay.errors import ReplayError
-    from ..replay.sglang_process import SglangProcessError
     from ..replay.traces import TraceError
     from ..upstream.embedded import EngineUnavailable
-    from .generate import ServerAnswerError
+    from .client import ServerAnswerError
     from .reuse_picture import draw
     from .reuse_table import print_patterns
     from .reuse_texts import demo_material, recorded_material
@@ -139,7 +139,7 @@ def command(
         EngineUnavailable,
         ReplayError,
         ServerAnswerError,
-        SglangProcessError,
+        EngineProcessError,
         TraceError,
         ValueError,
     ) as error:
@@ -216,7 +216,8 @@ async def _measure(
 ) -> dict[str, Any]:
     from rich.progress import Progress
 
-    from .generate import GenerateClient, ServerAnswerError
+    from .client import ServerAnswerError
+    from .generate import GenerateClient
     from .reuse_figures import pattern_json
     from .reuse_sglang import SglangReuseBench
     from .reuse_workload import assembled, texts_of

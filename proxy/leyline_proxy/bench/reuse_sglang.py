@@ -28,7 +28,8 @@ from leyline_engine.contract import (
     TokenCounts,
 )
 
-from .generate import GenerateClient, ServerAnswer, ServerAnswerError, TokenLogprobs
+from .client import ServerAnswer, ServerAnswerError, TokenLogprobs
+from .generate import GenerateClient
 
 UNROTATED = "unrotated"
 """Prefix of the names of the control's sessions; its plugin recognises them."""

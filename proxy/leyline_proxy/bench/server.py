@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..replay.sglang_process import CPU_LAUNCHER, SglangProcessError, sglang_python, sglang_server
+from ..replay.engine_process import EngineProcessError
+from ..replay.sglang_process import CPU_LAUNCHER, sglang_python, sglang_server
 
 _CONTROL = "leyline_engine.benches.unrotated"
 
@@ -32,7 +33,7 @@ def server_with_control(
         launcher: see :func:`~..replay.sglang_process.sglang_server`.
 
     Raises:
-        SglangProcessError: it doesn't come up.
+        EngineProcessError: it doesn't come up.
     """
     if url is not None:
         yield url.rstrip("/")
@@ -42,7 +43,7 @@ def server_with_control(
         try:
             subprocess.run([python, "-P", "-m", _CONTROL, control], check=True, capture_output=True)  # noqa: S603
         except (OSError, subprocess.CalledProcessError) as error:
-            raise SglangProcessError(
+            raise EngineProcessError(
                 f"{python} can't run Leyline's part of SGLang: install leyline-kv there"
             ) from error
         paths = [control, *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -16,12 +16,13 @@ from typing import Any
 
 from leyline_engine.contract import EditPayload
 
+from .client import BenchClient, ServerAnswer, ServerAnswerError
 from .figures import BenchArm, FloorSample, Phase, PhaseFigures, Sample, level_json
-from .generate import GenerateClient, ServerAnswer, ServerAnswerError
 from .reference import Reference, Steps, logit_delta
 from .workload import (
     BUILD_TOKENS,
     TURNS,
+    Cut,
     MustPrefill,
     Retained,
     Session,
@@ -58,6 +59,8 @@ class BenchOptions:
     """Number of sessions per concurrency whose answers are compared with the reference."""
     page_tokens: int = 1
     """Tokens per page of the server."""
+    rows: bool = False
+    """True if the server copies rows one by one, whatever its pages; False if whole pages."""
 
     @property
     def pool_tokens(self) -> int:
@@ -65,6 +68,11 @@ class BenchOptions:
         prompt = Size.prompt_tokens(self.scale) + _OVERHEAD_TOKENS
         tokens = math.ceil(_SHARES_OF_POOL * max(self.concurrency) * prompt)
         return -(-tokens // self.page_tokens) * self.page_tokens
+
+    @property
+    def cut(self) -> Cut:
+        """The places at which the server's copies begin and end."""
+        return Cut(self.page_tokens, rows=self.rows)
 
     @property
     def reference_pool_tokens(self) -> int:
@@ -142,7 +150,7 @@ class ThreeArmBench:
     """
 
     def __init__(
-        self, client: GenerateClient, options: BenchOptions, advance: Callable[[], None]
+        self, client: BenchClient, options: BenchOptions, advance: Callable[[], None]
     ) -> None:
         self._client = client
         self._options = options
@@ -183,16 +191,16 @@ class ThreeArmBench:
         # As long as they will be with the tokens that are generated.
         last = Retained("build", session.builds[-1] + (0,) * BUILD_TOKENS)
         edited = Retained("edit", session.edited + (0,) * _NEW_TOKENS)
-        boundary, page = self._options.boundary, self._options.page_tokens
+        boundary, cut = self._options.boundary, self._options.cut
         must = {
-            Phase.EDIT: edit_turn(session, nobody, last, boundary, page=page).must,
-            Phase.REPLAY: replay_turn(session, nobody, last, edited, boundary, page=page).must,
+            Phase.EDIT: edit_turn(session, nobody, last, boundary, cut=cut).must,
+            Phase.REPLAY: replay_turn(session, nobody, last, edited, boundary, cut=cut).must,
         }
         return Case(seed, session, must)
 
     async def _enveloped(self, group: Group, arm: BenchArm) -> None:
         cases, boundary = group.cases, self._options.boundary
-        page = self._options.page_tokens
+        cut = self._options.cut
         names = [SessionName(arm.value, f"{_PREFIX[arm]}.{case.seed}") for case in cases]
         for turn in range(TURNS):
             built = [
@@ -205,7 +213,7 @@ class ThreeArmBench:
             for case, answer in zip(cases, answers, strict=True)
         ]
         edits = [
-            edit_turn(case.session, name, kept, boundary, page=page)
+            edit_turn(case.session, name, kept, boundary, cut=cut)
             for case, name, kept in zip(cases, names, last, strict=True)
         ]
         answers = await self._measured(group, arm, Phase.EDIT, edits)
@@ -218,7 +226,7 @@ class ThreeArmBench:
             for case, turn, answer in zip(cases, edits, answers, strict=True)
         ]
         replays = [
-            replay_turn(case.session, name, kept, changed, boundary, page=page)
+            replay_turn(case.session, name, kept, changed, boundary, cut=cut)
             for case, name, kept, changed in zip(cases, names, last, edited, strict=True)
         ]
         group.level.answers[arm] += await self._measured(group, arm, Phase.REPLAY, replays)
@@ -304,16 +312,20 @@ async def compare_with_reference(
     options: BenchOptions,
     advance: Callable[[], None],
 ) -> None:
-    """Fill in the logit deltas of the checked sessions."""
+    """Fill in the logit deltas of the checked sessions.
+
+    Where copies begin at any row, the replay engine splices other rows: splices aren't compared.
+    """
     for level in levels:
         exact: dict[str, Steps] = {}
         amortised: dict[str, Steps] = {}
         for case in level.cases[: options.checked]:
             name = SessionName("reference", case.seed)
             # This comes first, because the engine prefers exact KV if there is any.
-            amortised[case.seed] = await reference.amortised(
-                case.session, name, _NEW_TOKENS, options.boundary
-            )
+            if not options.rows:
+                amortised[case.seed] = await reference.amortised(
+                    case.session, name, _NEW_TOKENS, options.boundary
+                )
             exact[case.seed] = await reference.exact(case.session, _NEW_TOKENS)
             advance()
         for arm in options.arms:
@@ -321,7 +333,7 @@ async def compare_with_reference(
 
 
 async def run_bench(
-    client: GenerateClient, options: BenchOptions, advance: Callable[[], None]
+    client: BenchClient, options: BenchOptions, advance: Callable[[], None]
 ) -> list[Level]:
     """Measure every concurrency, one after the other."""
     bench = ThreeArmBench(client, options, advance)
@@ -333,7 +345,7 @@ async def run_bench(
     return levels
 
 
-async def _kv_dtype(client: GenerateClient) -> str:
+async def _kv_dtype(client: BenchClient) -> str:
     try:
         kv = (await client.capability()).kv
     except ServerAnswerError:

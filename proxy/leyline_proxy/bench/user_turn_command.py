@@ -123,8 +123,8 @@ def command(
     """
     from rich.console import Console
 
+    from ..replay.engine_process import EngineProcessError
     from ..replay.errors import ReplayError
-    from ..replay.sglang_process import SglangProcessError
     from ..telemetry.logging import configure_logging
     from .user_turn_picture import draw
     from .user_turn_run import Workload
@@ -141,7 +141,7 @@ def command(
         document = _measure(place, workload, console)
         if plot is not None:
             draw(document, plot)
-    except (ReplayError, SglangProcessError, ValueError) as error:
+    except (ReplayError, EngineProcessError, ValueError) as error:
         console.print(f"leyline bench: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from error
     print_arms(Console(), document)
@@ -213,7 +213,8 @@ def _group(
 @contextmanager
 def _stack(place: Place, workload: Workload, *, strip: bool) -> Iterator[StackOptions]:
     """Yield the options of stacks, while their server runs."""
-    from ..replay.sglang_process import sglang_server, shipped_folder
+    from ..replay.engine_process import shipped_folder
+    from ..replay.sglang_process import sglang_server
     from ..replay.stack import StackOptions
 
     if place.engine is TurnEngine.REPLAY:

@@ -19,7 +19,7 @@ from ..replay.driver import ChatDriver, StreamedAnswer
 from ..replay.results import RequestResult
 from ..replay.stack import Stack, StackOptions, running_stack
 from ..replay.traces import TraceRequest
-from .generate import TOP
+from .client import TOP
 from .reference import Steps, logit_delta
 from .user_turn_figures import Agreement, ArmSamples, TurnArm, UserTurn
 from .user_turn_script import ToolLoop, write_loops

@@ -53,6 +53,8 @@ _FILLERS = (
     "If the {place} were {n} times larger, would the {aspect} be easier for a {level}?",
 )
 
+_SHORTEST = 32
+"""Engines prefill shorter copies, by default."""
 _LONGEST_TOKEN = 8
 """Largest average number of characters per token of English."""
 
@@ -243,36 +245,71 @@ class WorkloadTurn:
     must: MustPrefill
 
 
-def _in_pages(
-    must: MustPrefill, payload: EditPayload, sources: Sequence[Retained], page: int
-) -> MustPrefill:
-    """Return what must be prefilled if a cache holds whole pages only, sources' as well.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The places at which an engine's copies may begin and end."""
 
-    Args:
-        must: the same for pages of one token.
-    """
-    length = payload.segments[-1].dest_end
-    runs: list[list[int]] = []
-    for copy in payload.segments:
-        if not isinstance(copy, CopySegment):
-            continue
-        # The last token of a turn was never computed, and a prompt's last one always is.
-        cached = (len(sources[copy.source].tokens) - 1) // page * page
-        end = min(copy.dest_end, length - 1, copy.dest + cached - copy.start)
-        if runs and runs[-1][1] == copy.dest:
-            runs[-1][1] = end
-        else:
-            runs.append([copy.dest, end])
-    kept, staged, cursor = 0, 0, 0
-    for begin, end in ((-(-begin // page) * page, end // page * page) for begin, end in runs):
-        if begin < end:
+    page: int = 1
+    """Tokens per page; a cache holds whole pages only, sources' as well."""
+    rows: bool = False
+    """True if copies begin and end at any row; only what is cached is in pages."""
+
+    def applied(
+        self, must: MustPrefill, payload: EditPayload, sources: Sequence[Retained]
+    ) -> MustPrefill:
+        """Return what must be prefilled at these places.
+
+        A copy between gaps is long here: an engine makes each that isn't shorter than
+        ``_SHORTEST``.
+
+        Args:
+            must: the same for pages of one token.
+        """
+        length = payload.segments[-1].dest_end
+        copies = self._copies(payload, sources, length)
+        prefix = 0
+        if self.rows and copies[0][0] == 0:
+            prefix = copies[0][1] // self.page * self.page
+            copies = [(max(begin, prefix), end) for begin, end in copies]
+        kept, staged, cursor = prefix, 0, prefix
+        for begin, end in self._runs(copies):
             staged += begin > cursor
             kept, cursor = kept + end - begin, end
-    return replace(must, staged=staged, pages=length - kept - must.total)
+        return replace(must, staged=staged, pages=length - kept - must.total)
+
+    def _copies(
+        self, payload: EditPayload, sources: Sequence[Retained], length: int
+    ) -> list[tuple[int, int]]:
+        """Return the destinations of an edit's copies, as far as their sources are cached."""
+        copies: list[tuple[int, int]] = []
+        for copy in payload.segments:
+            if isinstance(copy, CopySegment):
+                # The last token of a turn was never computed, and a prompt's last one always is.
+                cached = (len(sources[copy.source].tokens) - 1) // self.page * self.page
+                end = min(copy.dest_end, length - 1, copy.dest + cached - copy.start)
+                copies.append((copy.dest, end))
+        return copies
+
+    def _runs(self, copies: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return copies, joined where they adjoin, as they are made."""
+        runs: list[tuple[int, int]] = []
+        for begin, end in copies:
+            if runs and runs[-1][1] == begin:
+                runs[-1] = (runs[-1][0], end)
+            else:
+                runs.append((begin, end))
+        if self.rows:
+            return [(begin, end) for begin, end in runs if end - begin >= _SHORTEST]
+        page = self.page
+        whole = ((-(-begin // page) * page, end // page * page) for begin, end in runs)
+        return [(begin, end) for begin, end in whole if begin < end]
+
+
+WHOLE = Cut()
 
 
 def edit_turn(
-    session: Session, name: SessionName, last: Retained, boundary: int, *, page: int = 1
+    session: Session, name: SessionName, last: Retained, boundary: int, *, cut: Cut = WHOLE
 ) -> WorkloadTurn:
     """Return the edit phase's request: from the last build, with one replacement.
 
@@ -280,7 +317,7 @@ def edit_turn(
         name: of the session.
         last: the last build.
         boundary: number of tokens after the replacement to compute again.
-        page: tokens per page of the engine.
+        cut: where the engine's copies begin and end.
     """
     start, end = session.word
     resumed = end + boundary
@@ -299,7 +336,7 @@ def edit_turn(
         segments=segments,
     )
     must = MustPrefill(len(session.synonym), 1, _sink(start), boundary, 1)
-    return WorkloadTurn(payload, _in_pages(must, payload, (last,), page))
+    return WorkloadTurn(payload, cut.applied(must, payload, (last,)))
 
 
 def replay_turn(
@@ -309,7 +346,7 @@ def replay_turn(
     edited: Retained,
     boundary: int,
     *,
-    page: int = 1,
+    cut: Cut = WHOLE,
 ) -> WorkloadTurn:
     """Return the replay phase's request: the edit up to the edited turn, then the last build.
 
@@ -331,7 +368,7 @@ def replay_turn(
         lineage=edited.lineage,
     )
     must = MustPrefill(0, 1, _sink(seam), boundary, 1 if boundary else 0)
-    return WorkloadTurn(payload, _in_pages(must, payload, (edited, last), page))
+    return WorkloadTurn(payload, cut.applied(must, payload, (edited, last)))
 
 
 def _sink(prefix: int) -> int:

@@ -135,13 +135,13 @@ def _explained(console: Console, out: Path) -> Iterator[None]:
     from leyline_engine.fidelity.journal import JournalError
 
     from ..evaluation.running import UnknownTableError
+    from ..replay.engine_process import EngineProcessError
     from ..replay.errors import MissingExtraError
-    from ..replay.sglang_process import SglangProcessError
     from ..upstream.embedded import EngineUnavailable
 
     try:
         yield
-    except SglangProcessError as error:
+    except EngineProcessError as error:
         log = out.with_name(f"{out.name}{_LOG}")
         kept = f" Its output is in {log}" if log.exists() else ""
         _say(console, f"{str(error).partition(chr(10))[0].rstrip(':')}.{kept}")

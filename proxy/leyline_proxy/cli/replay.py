@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from ..replay.engine_process import EngineProcess
     from ..replay.stack import StackOptions
 
 _POOL_TOKENS = 131_072
-"""Pool size of an SGLang server started here; as large as the replay engine's."""
+"""Pool size of a server started here; as large as the replay engine's."""
 
 
 class ReplayedEngine(StrEnum):
@@ -24,6 +25,7 @@ class ReplayedEngine(StrEnum):
 
     REPLAY = "replay"
     SGLANG = "sglang"
+    VLLM = "vllm"
 
 
 def register(app: typer.Typer) -> None:
@@ -56,18 +58,22 @@ def replay(
         ),
     ] = None,
     engine: Annotated[
-        ReplayedEngine, typer.Option(help="The engine in this process, or a real SGLang.")
+        ReplayedEngine, typer.Option(help="The engine in this process, or a real SGLang or vLLM.")
     ] = ReplayedEngine.REPLAY,
     url: Annotated[
         str | None,
-        typer.Option(help="A running SGLang, which is flushed! Without it, one starts on the CPU."),
+        typer.Option(
+            help="A running SGLang or vLLM, which is flushed! Without it, one starts on the CPU."
+        ),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first N requests of the file.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="A bundled model, a folder or a hub id \\[leyline-recall]."),
+        typer.Option(
+            help="A bundled model, a folder or a hub id \\[leyline-recall; vLLM: random]."
+        ),
     ] = None,
     pool_tokens: Annotated[
         int | None, typer.Option(min=1, help="Size of the engine's KV pool in tokens.")
@@ -77,7 +83,7 @@ def replay(
         typer.Option(
             "--page-size",
             "--page",
-            help="Tokens per page of the engine that is started: 1, 16, 32, 64 or 128 \\[1].",
+            help="Tokens per page of the started engine: 1, 16, 32, 64 or 128 \\[1, vLLM 32].",
         ),
     ] = None,
     json_out: Annotated[
@@ -90,17 +96,17 @@ def replay(
     """Replay recorded agent sessions and count where every prompt token came from.
 
     Each arm gets a fresh stack in this process, driven by the OpenAI SDK. With
-    --engine sglang, each arm gets a fresh proxy, and all use one SGLang that is
-    flushed between arms. The recorded answers are fed back and the model's own
+    --engine sglang or vllm, each arm gets a fresh proxy, and all use one server
+    that is flushed between arms. The recorded answers are fed back and the model's own
     answers are thrown away, so every arm serves the same requests.
     """
     from rich.console import Console
 
     from ..replay.arms import parse_arms
     from ..replay.arms import replay as run_replay
+    from ..replay.engine_process import EngineProcessError
     from ..replay.errors import ReplayError
     from ..replay.plot import draw
-    from ..replay.sglang_process import SglangProcessError
     from ..replay.stack import StackOptions
     from ..replay.table import ArmProgress, print_report
     from ..replay.traces import TraceError, read_trace
@@ -111,8 +117,8 @@ def replay(
     try:
         chosen = parse_arms(arms)
         trace = read_trace(file).first(limit)
-        if url is not None and engine is not ReplayedEngine.SGLANG:
-            raise ValueError("--url is the address of an SGLang server: add --engine sglang")
+        if url is not None and engine is ReplayedEngine.REPLAY:
+            raise ValueError("--url is the address of a server: add --engine sglang or vllm")
         if url is not None and page_size is not None:
             raise ValueError("the server at --url has its pages already: leave out --page-size")
         rules = parse_rules(undeclared or ())
@@ -126,7 +132,7 @@ def replay(
             report = run_replay(trace, chosen, placed, progress)
         if plot is not None:
             draw(report.runs, plot, f"{file.name}, policy {policy}")
-    except (ReplayError, SglangProcessError, TraceError, ValueError) as error:
+    except (ReplayError, EngineProcessError, TraceError, ValueError) as error:
         console.print(f"leyline replay: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from error
     print_report(Console(), report, f"{file.name}, policy {policy}")
@@ -140,19 +146,26 @@ def _placed(
     options: StackOptions, engine: ReplayedEngine, url: str | None
 ) -> Iterator[StackOptions]:
     """Yield the options with the engine's address, while the engine runs."""
-    from ..replay.sglang_process import sglang_server
-
     if engine is ReplayedEngine.REPLAY:
         yield options
     elif url is not None:
         yield replace(options, engine_url=url.rstrip("/"))
     else:
-        flags = [
-            f"--max-total-tokens={options.pool_tokens or _POOL_TOKENS}",
-            f"--page-size={options.page_tokens or 1}",
-        ]
-        with sglang_server(options.model, Path("out/replay_sglang.log"), flags) as server:
+        with _server(options, engine) as server:
             yield replace(options, engine_url=server.url)
+
+
+def _server(options: StackOptions, engine: ReplayedEngine) -> AbstractContextManager[EngineProcess]:
+    """Return a server of the engine, started when it is entered."""
+    from ..replay.sglang_process import sglang_server
+    from ..replay.vllm_process import vllm_server
+
+    log = Path(f"out/replay_{engine.value}.log")
+    pool, page = options.pool_tokens or _POOL_TOKENS, options.page_tokens
+    if engine is ReplayedEngine.VLLM:
+        return vllm_server(options.model, log, pool_tokens=pool, block=page)
+    flags = [f"--max-total-tokens={pool}", f"--page-size={page or 1}"]
+    return sglang_server(options.model, log, flags)
 
 
 def parse_rules(items: list[str] | tuple[str, ...]) -> dict[str, str]:

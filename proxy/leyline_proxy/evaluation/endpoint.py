@@ -21,7 +21,7 @@ from leyline_engine.contract import (
 )
 from leyline_engine.fidelity.errors import SubjectError
 
-from ..upstream.client import RendererDocument
+from ..upstream.renderer_document import RendererDocument
 
 AGAIN = "run the same command again to continue"
 PAUSES_S = (0.5, 1.0, 2.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from leyline_engine.fidelity.experiment import Scale
 from leyline_engine.fidelity.steps import EvaluationSessions
 
-from ..replay.sglang_process import shipped_folder
+from ..replay.engine_process import shipped_folder
 from ..replay.stack import ServedEngine, StackOptions
 from .engines import Evaluation, open_evaluation
 from .remote import Access, endpoint_evaluation
@@ -50,7 +50,7 @@ def opened(target: Target, sessions: EvaluationSessions, scale: Scale) -> Iterat
 
     Raises:
         EngineUnavailable: packages of the replay engine are missing.
-        SglangProcessError: SGLang doesn't come up.
+        EngineProcessError: SGLang doesn't come up.
         SubjectError: the model or the endpoint can't be measured.
     """
     model = target.model

@@ -16,7 +16,7 @@ from leyline_engine.fidelity.errors import SubjectError
 from leyline_engine.fidelity.rendering import Rendered, place_contents
 
 from ..render.template import ChatTemplate
-from ..upstream.client import RendererDocument
+from ..upstream.renderer_document import RendererDocument
 
 _MAX_BYTES = 256 << 20
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import FrameType
 
 from ..bench.server import server_with_control
-from ..replay.sglang_process import sglang_python, shipped_folder
+from ..replay.engine_process import shipped_folder
+from ..replay.sglang_process import sglang_python
 
 LAUNCHER = "leyline_engine.fidelity.sglang_server"
 """Starts SGLang on this machine's GPU or CPU, and ends with this process."""
@@ -26,7 +27,7 @@ def sglang_with_control(model: str | None, log: Path) -> Iterator[str]:
         log: the server's output; removed if all went well.
 
     Raises:
-        SglangProcessError: it doesn't come up.
+        EngineProcessError: it doesn't come up.
     """
     log.unlink(missing_ok=True)  # an earlier run's would be shown for this one's
     sglang_python("--engine URL")

@@ -26,6 +26,7 @@ from ..model.fields import OptionError
 from ..settings import Settings
 from ..tenants import build_directory
 from ..upstream.embedded import EngineUnavailable, create_embedded_engine
+from .emptying import empty_cache
 from .errors import AccountError, StackError
 from .forward import Forwarder
 
@@ -81,7 +82,7 @@ class StackOptions:
     recall: bool = False
     """True to keep evicted texts, and to offer the model their recall."""
     engine_url: str | None = None
-    """An SGLang server whose cache is flushed for each stack; None embeds an engine."""
+    """A server whose cache is flushed for each stack; None embeds an engine."""
     served: ServedEngine | None = None
     """A running engine to put the proxy in front of, without a tap; wins over the others."""
 
@@ -229,7 +230,7 @@ def running_stack(options: StackOptions, *, splice: bool) -> Iterator[Stack]:
     _check_policies(settings)  # before the engine, which may take long to load
     tap = PromptTap(_engine(options)) if options.served is None else None
     if options.served is not None and not options.served.isolates:
-        _flush(options.served.url, options.served.headers)
+        empty_cache(options.served.url, options.served.headers)
     server = uvicorn.Server(
         uvicorn.Config(create_app(settings, engine_app=tap), lifespan="on", log_config=None)
     )
@@ -253,7 +254,7 @@ def _check_policies(settings: Settings) -> None:
 
 def _engine(options: StackOptions) -> ASGIApp:
     if options.engine_url is not None:
-        _flush(options.engine_url, {})
+        empty_cache(options.engine_url, {})
         return Forwarder(options.engine_url)
     try:
         return create_embedded_engine("replay", options.engine_options())
@@ -265,16 +266,6 @@ def _engine(options: StackOptions) -> ASGIApp:
 
 def _bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
-
-
-def _flush(url: str, headers: Mapping[str, str]) -> None:
-    """Empty a server's cache, so each arm begins without one."""
-    flush = f"{url}/flush_cache"
-    try:
-        answer = httpx.post(flush, params={"timeout": 30}, headers=headers, timeout=60)
-        answer.raise_for_status()
-    except httpx.HTTPError as error:
-        raise StackError(f"the cache of the server at {url} was not flushed: {error}") from error
 
 
 def _start(

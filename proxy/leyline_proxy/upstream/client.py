@@ -19,7 +19,6 @@ from leyline_engine.contract import (
     SIGNATURE_HEADER,
     TOKENIZE_PATH,
     Capability,
-    ChatDialect,
     ClaimCommand,
     ClaimReply,
     TurnRecord,
@@ -38,6 +37,7 @@ from .bounds import EXTENSION as BOUNDS
 from .bounds import AnswerBounds, bounds_of
 from .headers import RawHeaders, upstream_headers
 from .link import Link
+from .renderer_document import RendererDocument
 
 T = TypeVar("T")
 
@@ -51,24 +51,6 @@ _SIDE_BUSY = "The engine leaves too many small questions unanswered."
 
 _IDLE = "leyline.idle_timeout_s"
 """Name in a request's extensions."""
-
-
-class RendererDocument(msgspec.Struct, frozen=True):
-    """The engine's description of its own rendering."""
-
-    chat_template: str
-    """Jinja source; empty if the engine renders in another way."""
-    special_tokens: dict[str, str]
-    tokenizer_json: str
-    dialect: str = ChatDialect.LEYLINE
-    takes_parts: bool | None = None
-    """True if the template takes lists of parts; None leaves it to the template's source."""
-    template_kwargs: dict[str, Any] = {}
-    """Template options for requests without any."""
-    withholds_tools: bool = False
-    """True if the prompt of a request with ``tool_choice: none`` has no tools."""
-    tokens_path: str = TOKENIZE_PATH
-    """Path of the engine's own tokens of a chat request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from leyline_engine.contract import TOKENIZE_PATH
 from ..model.rendered import Rendered
 from ..render import ChatRenderer, dialect_of
 from ..render.renderer import TEXT_MEMORY_BYTES
-from .client import RendererDocument, UpstreamClient
+from .client import UpstreamClient
+from .renderer_document import RendererDocument
 
 log = structlog.get_logger("leyline.handshake")
 

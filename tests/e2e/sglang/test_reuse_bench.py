@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from leyline_proxy.cli import build_app
-from leyline_proxy.replay.sglang_process import SglangProcessError, sglang_python
+from leyline_proxy.replay.engine_process import EngineProcessError
+from leyline_proxy.replay.sglang_process import sglang_python
 
 
 @pytest.mark.nightly
@@ -17,7 +18,7 @@ def test_the_server_serves_what_is_recoverable(tmp_path: Path) -> None:
     """Both patterns meet the goal, and the control copies as much, but far from a full prefill."""
     try:
         sglang_python()
-    except SglangProcessError:
+    except EngineProcessError:
         pytest.skip("SGLang isn't installed here: make sglang-setup")
     out = tmp_path / "reuse.json"
     size = ["--requests", "4", "--scale", "0.5", "--tokens", "4", "--patterns", "rerank,clock"]

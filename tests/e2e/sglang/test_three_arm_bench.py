@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from leyline_proxy.cli import build_app
-from leyline_proxy.replay.sglang_process import SglangProcessError, sglang_python
+from leyline_proxy.replay.engine_process import EngineProcessError
+from leyline_proxy.replay.sglang_process import sglang_python
 
 
 @pytest.mark.nightly
@@ -17,7 +18,7 @@ def test_the_arms_part_where_they_should(tmp_path: Path) -> None:
     """Splice gives what the contract says, the control far from it; nothing is prefilled twice."""
     try:
         sglang_python()
-    except SglangProcessError:
+    except EngineProcessError:
         pytest.skip("SGLang isn't installed here: make sglang-setup")
     out = tmp_path / "figures.json"
     size = ["--concurrency", "2", "--scale", "0.05", "--samples", "2", "--boundary", "3"]
@@ -40,7 +41,7 @@ def test_the_arms_part_in_fp8_as_well(tmp_path: Path) -> None:
     """Splice is as near to fp32 as prefilled FP8 is, the control far from it."""
     try:
         sglang_python()
-    except SglangProcessError:
+    except EngineProcessError:
         pytest.skip("SGLang isn't installed here: make sglang-setup")
     out = tmp_path / "figures.json"
     size = ["--concurrency", "2", "--scale", "0.05", "--samples", "2", "--boundary", "3"]

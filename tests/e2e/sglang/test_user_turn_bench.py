@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from leyline_proxy.cli import build_app
-from leyline_proxy.replay.sglang_process import SglangProcessError, sglang_python
+from leyline_proxy.replay.engine_process import EngineProcessError
+from leyline_proxy.replay.sglang_process import sglang_python
 
 
 @pytest.mark.nightly
@@ -21,7 +22,7 @@ def test_the_goals_are_met_and_the_servers_own_flag_saves_nothing(
     them after the user's message, and more in the loop."""
     try:
         sglang_python()
-    except SglangProcessError:
+    except EngineProcessError:
         pytest.skip("SGLang isn't installed here: make sglang-setup")
     out = tmp_path / "turns.json"
     size = ["--calls", calls, "--sessions", "1", "--user-turns", "2"]

@@ -15,6 +15,7 @@ from leyline_engine.sources import SourceRegistry, SourceTurn
 from leyline_proxy.bench.workload import (
     BUILD_TOKENS,
     TURNS,
+    Cut,
     Retained,
     Session,
     SessionName,
@@ -93,9 +94,14 @@ def test_a_synonym_of_equal_length_is_refused() -> None:
 
 @pytest.mark.parametrize("boundary", [0, 5])
 @pytest.mark.parametrize("page", [16, 32, 64, 128])
-def test_an_engine_of_larger_pages_prefills_what_is_itemised(page: int, boundary: int) -> None:
-    """The same where prefix, copies and sources are whole pages, for sessions of any length."""
+@pytest.mark.parametrize("rows", [False, True])
+def test_an_engine_of_larger_pages_prefills_what_is_itemised(
+    page: int, boundary: int, rows: bool
+) -> None:
+    """The same where prefix and sources are whole pages, and copies are or begin at any row."""
     staged = set()
+    cut = Cut(page, rows=rows)
+    limits = {"min_copy": 32, "stage_cost": 64, "joins": True} if rows else {"page": page}
     pieces = [tokens_of(text) for text in write_script("1.0.0", Size(300 + 2 * page, 100)).texts]
     for length in range(300, 300 + 2 * page, 7):
         session = assemble(Size(length, 100), pieces)
@@ -104,13 +110,13 @@ def test_an_engine_of_larger_pages_prefills_what_is_itemised(page: int, boundary
         cached = [(len(turn.tokens) - 1) // page * page for turn in (edited, last)]
         turns = [
             (
-                edit_turn(session, NAME, last, boundary, page=page),
+                edit_turn(session, NAME, last, boundary, cut=cut),
                 session.edited,
                 [last],
                 cached[1:],
             ),
             (
-                replay_turn(session, NAME, last, edited, boundary, page=page),
+                replay_turn(session, NAME, last, edited, boundary, cut=cut),
                 session.replayed,
                 [edited, last],
                 cached,
@@ -119,7 +125,7 @@ def test_an_engine_of_larger_pages_prefills_what_is_itemised(page: int, boundary
         for turn, prompt, sources, available in turns:
             copies = resolved(turn, prompt, *sources)
             prefix = min(copies[0].end, available[0]) // page * page
-            plan = plan_turn(len(prompt), prefix, copies, available, sink=32, page=page)
+            plan = plan_turn(len(prompt), prefix, copies, available, sink=32, **limits)
             assert plan.prefilled == turn.must.total
             assert len(plan.prefills) - 1 == turn.must.staged
             staged.add((turn.payload.turn, turn.must.staged))

@@ -18,7 +18,7 @@ from leyline_engine.replay.text.chat import PromptEncoder
 from leyline_proxy.evaluation.addresses import is_address
 from leyline_proxy.evaluation.rendering import ModelRenderer, folder_renderer
 from leyline_proxy.evaluation.sessions import evaluation_sessions
-from leyline_proxy.upstream.client import RendererDocument
+from leyline_proxy.upstream.renderer_document import RendererDocument
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from leyline_engine.contract import ChatDialect
 from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
 from leyline_proxy.render import ChatRenderer, RenderError, dialect_of
 from leyline_proxy.render.dialects import SglangDialect
+from leyline_proxy.render.vllm_dialect import VllmDialect
 
 USER = {"role": "user", "content": "Hi."}
 MESSAGES: list[dict[str, Any]] = [
@@ -80,8 +81,55 @@ def test_a_conversation_that_ends_with_the_assistant_ends_with_the_user() -> Non
 def test_dialects_are_found_by_name() -> None:
     """An unknown one is an error: guessing is forbidden."""
     assert dialect_of("sglang", "", takes_parts=True) == SglangDialect(True, {})
+    assert isinstance(dialect_of("vllm", ""), VllmDialect)
     with pytest.raises(ValueError, match="other"):
         dialect_of("other", "")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"reasoning_effort": "extreme"},
+        {"continue_final_message": True},
+        {"add_generation_prompt": False},
+        {"documents": [{"title": "t", "text": "x"}]},
+        {"chat_template": "{{ 1 }}"},
+        {"truncate_prompt_tokens": 0},
+        {"chat_template_kwargs": {"tokenize": True}},
+        {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
+    ],
+)
+def test_what_changes_the_prompt_in_other_ways_is_left_to_vllm(body: dict[str, Any]) -> None:
+    """Nothing is rendered here that vLLM may render otherwise."""
+    with pytest.raises(RenderError):
+        VllmDialect(False).asked(body)
+
+
+def test_vllms_options_are_those_that_the_template_names() -> None:
+    """Effort sets two; a null or ``auto`` leaves the server's own; tools that may not be called
+    are shown unless the server withholds them."""
+    template = "{{ style }}{{ enable_thinking }}{{ reasoning_effort }}"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"chat_template_kwargs": {"style": "auto", "other": 1}, "reasoning_effort": "none"}
+    body |= {"tools": tools, "tool_choice": "none"}
+    for withheld in (False, True):
+        dialect = dialect_of(
+            "vllm", template, defaults={"style": "a", "x": 1}, withholds_tools=withheld
+        )
+        asked = dialect.asked(body)
+        assert asked.kwargs == {"style": "a", "enable_thinking": False, "reasoning_effort": "none"}
+        assert (asked.tools is None) == withheld
+
+
+def test_a_developer_becomes_the_system_where_a_template_has_none() -> None:
+    """Only at the beginning: vLLM would join several into one."""
+    developer = {"role": "developer", "content": "Be brief."}
+    dialect = dialect_of("vllm", "")
+    assert dialect.conversation([developer, USER]) == [{**developer, "role": "system"}, USER]
+    assert dialect_of("vllm", "{{ 'developer' }}").conversation([USER, developer])[1] is developer
+    for several in ([USER, developer], [developer, developer], [developer, USER, MESSAGES[0]]):
+        with pytest.raises(RenderError):
+            dialect.conversation(several)
 
 
 def renderer() -> ChatRenderer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,28 @@ def test_without_sglang_the_way_to_get_it_is_told(
     assert done.exit_code == 2
     said = " ".join(done.output.split())
     assert "make sglang-setup" in said and "LEYLINE_SGLANG_PYTHON" in said and "--url" in said
+
+
+def test_without_vllm_the_variable_is_told(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No environment with vLLM: the message names the variable and --url."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LEYLINE_VLLM_PYTHON", raising=False)
+    done = CliRunner().invoke(build_app(), ["replay", str(trace), "--engine", "vllm"])
+    assert done.exit_code == 2
+    said = " ".join(done.output.split())
+    assert "vLLM isn't installed here" in said
+    assert "LEYLINE_VLLM_PYTHON" in said and "--url" in said
+
+
+def test_a_vllm_that_dies_is_shown_with_its_log(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter that is named has no vLLM: its complaint is the message."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEYLINE_VLLM_PYTHON", sys.executable)
+    done = CliRunner().invoke(build_app(), ["replay", str(trace), "--engine", "vllm"])
+    assert done.exit_code == 2
+    said = " ".join(done.output.split())
+    assert "vLLM died at its start" in said and "No module named 'vllm'" in said

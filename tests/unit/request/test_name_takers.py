@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -52,11 +53,18 @@ WHOLE = transcript(words(1, 4), SAID, words(4, 2), LAST)
 
 
 class Proxy:
-    """A store, and the turns under way."""
+    """A store, and the turns under way, as one tenant sees them."""
 
     def __init__(self) -> None:
         self.store = MemorySessionStore(max_sessions=10, ttl_s=100)
         self.openings = Openings()
+        self.tenant = TENANT
+
+    def of(self, tenant: str) -> Proxy:
+        """The same proxy as another tenant sees it."""
+        other = copy(self)
+        other.tenant = tenant
+        return other
 
     async def begin(
         self, messages: Messages, headers: dict[str, str] = NAME, *, tools: bool = False
@@ -64,6 +72,7 @@ class Proxy:
         """The identity of a request whose turn is under way."""
         members = {"tools": TOOLS} if tools else {}
         request = asked(messages, headers, **members)
+        request = replace(request, tenant=replace(request.tenant, name=self.tenant))
         return await identify(self.store, request, openings=self.openings)
 
     async def settle(
@@ -79,10 +88,10 @@ class Proxy:
 
         def change(known: Session | None) -> Session:
             turns = (*(known.turns if known is not None else ()), turn)
-            session = Session(found.session_id, TENANT, found.key, turns, (), 0, 0.0)
+            session = Session(found.session_id, self.tenant, found.key, turns, (), 0, 0.0)
             return replace(session, **facts)
 
-        await self.store.update(TENANT, found.session_id, change, found.chain)
+        await self.store.update(self.tenant, found.session_id, change, found.chain)
         self.openings.leave(found.hold)
 
     async def ask(self, messages: Messages, *, tools: bool = False, **facts: Any) -> Identity:
@@ -223,6 +232,28 @@ async def test_a_transcript_is_of_its_own_name() -> None:
     for headers in ({"x-session-id": "other"}, {}, {"x-leyline-session": "own"}):
         found = await proxy.begin(WHOLE, headers)
         assert (found.session_id == "run", found.retells) == (False, False)
+
+
+async def test_tenants_of_one_name_share_nothing() -> None:
+    """Each has the name for itself: neither titles nor transcripts find another tenant's work."""
+    red = Proxy()
+    blue = red.of("blue")
+    titles = [await each.begin(TITLE) for each in (red, blue)]
+    agents = [await each.begin(WORK[:2], tools=True) for each in (red, blue)]
+    assert {found.session_id for found in (*titles, *agents)} == {"run"}
+    assert not any(found.session for found in (*titles, *agents))
+    for each in (*titles, *agents):
+        red.openings.leave(each.hold)
+    await red.ask(TITLE)
+    await red.ask(WORK, tools=True)
+    assert (await blue.ask(TITLE)).session is None
+    found = await blue.ask(WHOLE)
+    assert (found.session_id == "run", found.retells) == (False, False)
+    taken = await blue.ask(OTHER_WORK, tools=True)
+    assert taken.session is not None and taken.session.tenant == "blue"
+    session = await red.store.get(TENANT, "run")
+    assert session is not None and len(session.turns) == 2
+    assert (await red.ask(WHOLE)).retells
 
 
 def test_tools_are_the_clients_own() -> None:

@@ -114,26 +114,46 @@ class SplicingEngine:
         return get_kv_transfer_group().rows
 
     def start(
+        self, prompt: Sequence[int], payload: EditPayload | None = None, **options: Any
+    ) -> str:
+        """Queue a request; see :meth:`start_prompt`."""
+        return self.start_prompt({"prompt_token_ids": list(prompt)}, payload, **options)
+
+    def start_prompt(
         self,
-        prompt: Sequence[int],
+        prompt: dict[str, Any],
         payload: EditPayload | None = None,
         *,
         decode: int = 8,
         scores: int = 0,
+        answers: int = 1,
+        allowed: Sequence[int] | None = None,
+        envelope: Any = None,
         **options: Any,
     ) -> str:
-        """Queue a request; returns its name, which is its message's, too."""
+        """Queue a request; returns its name, which is its message's, too.
+
+        Args:
+            allowed: the only tokens that may be decoded.
+            envelope: returns another envelope than the payload's, by the message's name.
+        """
         from vllm import SamplingParams
 
         name = f"m{next(_names)}"
         extra = {}
-        if payload is not None:
-            envelope = msgspec.to_builtins(edit_envelope(name, payload))
-            extra = {"extra_args": {"leyline": json.dumps(envelope)}}
+        if payload is not None or envelope is not None:
+            raw = envelope(name) if envelope else msgspec.to_builtins(edit_envelope(name, payload))
+            extra = {"extra_args": {"leyline": raw if isinstance(raw, str) else json.dumps(raw)}}
         params = SamplingParams(
-            temperature=0, max_tokens=decode, ignore_eos=True, logprobs=scores or None, **extra
+            temperature=0 if answers == 1 else 1,
+            max_tokens=decode,
+            ignore_eos=True,
+            logprobs=scores or None,
+            n=answers,
+            allowed_token_ids=None if allowed is None else list(allowed),
+            **extra,
         )
-        self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, params, **options)
+        self.llm.llm_engine.add_request(name, prompt, params, **options)
         return name
 
     def run(self, names: Sequence[str]) -> list[Answer]:
@@ -146,13 +166,18 @@ class SplicingEngine:
         self.settle()
         return [self._answer(name, done[name]) for name in names]
 
+    def run_out(self, names: Sequence[str]) -> None:
+        """Step until nothing is to be done, whatever has become of these requests."""
+        self.settle()
+        assert not set(names) & {each.rpartition("-")[0] for each in self.scheduler.requests}
+
     def settle(self) -> None:
         """Step until nothing is to be done: rows that were given back are overwritten."""
         while self.scheduler.has_requests():
             self.llm.llm_engine.step()
 
     def _answer(self, name: str, output: Any) -> Answer:
-        (best,) = output.outputs
+        best = output.outputs[0]
         scores = [{t: s.logprob for t, s in at.items()} for at in best.logprobs or ()]
         return Answer(
             name,

@@ -40,6 +40,13 @@ _FLAGS = (
     *("--max-num-batched-tokens", "512", "--max-num-seqs", "8"),
     *("--enforce-eager", "--enable-prompt-tokens-details"),
 )
+API_KEY = "engine-key"
+"""The key of shared servers."""
+SPLICING = (
+    "--kv-transfer-config",
+    '{"kv_connector": "LeylineConnector", "kv_role": "kv_both"}',
+)
+"""Flags that switch Leyline on."""
 _COMPLAINTS = re.compile(
     r"Traceback \(most recent call last\)|Failed to load plugin|Leyline's hook \w+ failed"
 )

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from leyline_engine.contract import ATTENTION_SINK, Capability, Refusal, engine_actions
+from leyline_engine.contract import (
+    ACTION_VERSION,
+    ATTENTION_SINK,
+    EDIT_ACTION,
+    Capability,
+    Refusal,
+)
 from leyline_engine.vllm.facts.allow_list import Setup, refusals
 from leyline_engine.vllm.facts.worker_facts import WorkerFacts
 
@@ -149,10 +155,9 @@ def capability(
         max_context=int(model.max_model_len),
         splices=not refused,
         isolates=True,
-        reuse_within=not refused,
         unsupported_reason="; ".join(refusal.what for refusal in refused),
         refusals=refused,
-        actions=engine_actions(splices=not refused),
+        actions=(f"{EDIT_ACTION}@{ACTION_VERSION}",),
         rotary=None if refused else first.rotary_facts,
         kv=None if refused else first.kv_facts,
         sink=ATTENTION_SINK,

@@ -25,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leyline_engine.contract import TOKENS_PATH
+from leyline_engine.metrics import PrometheusMetrics
 from leyline_engine.packed_hints import hints_secret
 from leyline_engine.server.answering import AnsweringWithRecords
 from leyline_engine.server.channel import ENDPOINT_VARIABLE, ReceiptChannel
@@ -116,7 +117,7 @@ class EngineHttp:
             )
             return
         if self._channel is None:
-            self._channel = ReceiptChannel()
+            self._channel = ReceiptChannel(metrics=PrometheusMetrics())
             atexit.register(self._channel.close)
         local = parallel.local_engines_only
         self._replicas = int(

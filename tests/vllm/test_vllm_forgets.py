@@ -1,0 +1,335 @@
+"""The rows that a forget reaches in a real vLLM engine, wherever they have been left."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contract_kit import BLOCK, BOUND, distance, expect, load_reference
+from oracle_models import OracleModel
+from oracle_reference import Fresh
+from secret_rows import ORDINARY, SECRETS, SecretRows, draw_ordinary
+from splice_kit import Answer, SplicingEngine, splicing_engine
+
+from leyline_engine.contract import Directive, EditPayload, ForgetCounts, Outcome, SpanLabel
+from leyline_engine.vllm.orders import block_slots
+
+HEAD, TAIL = 100, 90
+SECRET = 40
+"""Tokens of the secret; together with the head they end inside a block."""
+_names, _secrets = count(), iter(SECRETS)
+
+
+@pytest.fixture(scope="module")
+def engine(vllm_model: Path) -> Iterator[SplicingEngine]:
+    """An engine with Leyline."""
+    with splicing_engine(vllm_model) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def subject(vllm_model: Path) -> OracleModel:
+    """The same model in transformers."""
+    return load_reference(vllm_model)
+
+
+@pytest.fixture(scope="module")
+def rows(engine: SplicingEngine, subject: OracleModel) -> SecretRows:
+    """Finds tokens in the pool."""
+    return SecretRows(engine, subject)
+
+
+class Story:
+    """A session that was told a secret: head, secret, tail."""
+
+    def __init__(self, engine: SplicingEngine) -> None:
+        self.engine = engine
+        self.session = f"s{next(_names)}"
+        rng = random.Random(self.session)
+        self.head, self.tail = draw_ordinary(rng, HEAD), draw_ordinary(rng, TAIL)
+        self.secret = tuple(islice(_secrets, SECRET))
+        self.told = (*self.head, *self.secret, *self.tail)
+        self.redacted = (*self.head, *self.tail)
+
+    def telling(self, turn: str = "t1", **members: Any) -> EditPayload:
+        """The payload of a turn that reads the secret."""
+        end = HEAD + SECRET
+        spans = (
+            SpanLabel("head", 0, HEAD),
+            SpanLabel("secret", HEAD, end),
+            SpanLabel("tail", end, end + TAIL),
+        )
+        members = {"session": self.session, "scope": "t", "turn": turn, "spans": spans} | members
+        return EditPayload(**members)
+
+    def forgetting(self, turn: str = "t9", **members: Any) -> EditPayload:
+        """The payload of the turn that demands forgetting."""
+        spans = (SpanLabel("head", 0, HEAD), SpanLabel("tail", HEAD, HEAD + TAIL))
+        return self.telling(turn, **({"spans": spans, "forget": ("secret",)} | members))
+
+    def tell(self, **options: Any) -> Answer:
+        """Tell the secret."""
+        return asked(self.engine, self.told, self.telling(), **options)
+
+    def forget(self, **members: Any) -> ForgetCounts:
+        """Demand forgetting; returns the counts when the engine has come to rest."""
+        answer = asked(self.engine, self.redacted, self.forgetting(**members))
+        return counts_of(self.engine, answer)
+
+
+@pytest.fixture
+def story(engine: SplicingEngine) -> Story:
+    """A session with nothing told yet."""
+    return Story(engine)
+
+
+def counts_of(engine: SplicingEngine, answer: Answer) -> ForgetCounts:
+    """The last reported counts of a forget."""
+    assert answer.record is not None
+    forgot = engine.sent.forgot.get(answer.message, answer.record.receipt.forgot)
+    assert forgot is not None
+    return forgot
+
+
+def values_of(engine: SplicingEngine, blocks: list[int]) -> list[torch.Tensor]:
+    """Keys and values of whole blocks, in every layer."""
+    keys, values = engine.rows_in(block_slots(blocks, BLOCK))
+    return [*keys, *values]
+
+
+def asked(engine: SplicingEngine, *args: Any, **options: Any) -> Answer:
+    """Run one request alone, which writes no secret itself."""
+    return engine.ask(*args, allowed=ORDINARY, **options)
+
+
+def started(engine: SplicingEngine, *args: Any, **options: Any) -> str:
+    """Queue a request that writes no secret itself."""
+    return engine.start(*args, allowed=ORDINARY, **options)
+
+
+def same_rows(old: torch.Tensor, new: torch.Tensor) -> int:
+    """The number of rows that are as they were."""
+    return int((old == new).flatten(1).all(dim=1).sum())
+
+
+def check_at_rest(engine: SplicingEngine) -> None:
+    """Nothing is held, pending or pinned."""
+    cache = engine.leyline.cache
+    assert cache.free == cache.capacity // BLOCK
+    assert not engine.leyline.turns
+    assert not cache._doomed
+    assert not cache._leaving
+    assert not cache.pending._waiting
+
+
+def test_every_row_that_read_the_secret_is_overwritten(story: Story, rows: SecretRows) -> None:
+    """All blocks from the secret's first on are zero, the ended turn's partial last one included;
+    those in front of it keep their rows."""
+    engine = story.engine
+    told = story.tell()
+    held = engine.held[told.message]
+    first = HEAD // BLOCK
+    assert len(told.tokens) % BLOCK > 1
+    assert rows.held(story.secret) == set(story.secret)
+    before = values_of(engine, held)
+    counts = story.forget()
+    full = (len(told.tokens) - 1) // BLOCK
+    assert counts == ForgetCounts(overwritten=(full - first) * BLOCK)
+    after = values_of(engine, held)
+    kept, written = first * BLOCK, len(told.tokens) - 1
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(old[:kept], new[:kept])
+        assert not same_rows(old[kept:written], new[kept:written])
+    assert not rows.held(story.secret)
+    check_at_rest(engine)
+
+
+def test_without_the_erasure_the_rows_stay(
+    story: Story, rows: SecretRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control: what makes the rows go is the workers' overwriting."""
+    story.tell()
+    monkeypatch.setattr(story.engine.rows.pool, "erase", lambda slots: None)
+    story.forget()
+    assert rows.held(story.secret)
+
+
+def test_text_that_another_session_sent_itself_stays(story: Story, rows: SecretRows) -> None:
+    """It stays findable for the other one, who may then have it forgotten, too."""
+    engine = story.engine
+    story.tell()
+    other = asked(engine, story.told, story.telling(session="other", scope="u"))
+    counts = story.forget()
+    full = len(story.told) // BLOCK * BLOCK
+    assert counts.shared_retained == full - HEAD // BLOCK * BLOCK
+    assert counts.pending == 0
+    assert rows.held(story.secret[:4]) == set(story.secret[:4])
+    again = asked(engine, other.tokens, story.telling("t2", session="other", scope="u"))
+    assert again.cached >= full
+    last = asked(engine, story.redacted, story.forgetting(session="other", scope="u"))
+    assert counts_of(engine, last).pending == 0
+    assert not rows.held(story.secret)
+
+
+@pytest.mark.parametrize("enveloped", [True, False], ids=["own-turn", "stranger"])
+@pytest.mark.parametrize("at_once", [True, False], ids=["same-step", "running"])
+def test_a_running_reader_publishes_nothing_more(
+    story: Story, rows: SecretRows, enveloped: bool, at_once: bool
+) -> None:
+    """A running request that continues what is forgotten is withheld, also if it was admitted in
+    the forget's own step; its rows are pending until it ends, then overwritten."""
+    engine = story.engine
+    told = story.tell()
+    prompt = (*told.tokens, *draw_ordinary(random.Random(story.session), 40))
+    reader = started(engine, prompt, story.telling("t2") if enveloped else None, decode=60)
+    if not at_once:
+        for _ in range(3):
+            engine.llm.llm_engine.step()
+    forget = started(engine, story.redacted, story.forgetting(), decode=1)
+    answers = {}
+    pending = 0
+    while len(answers) < 2:
+        for output in engine.llm.llm_engine.step():
+            if output.finished:
+                answers[output.request_id] = output
+        record = engine.sent.records.get(forget)
+        if record is not None and reader not in answers and record.receipt.forgot is not None:
+            pending = max(pending, record.receipt.forgot.pending)
+    engine.settle()
+    assert pending > 0
+    counts = engine.sent.forgot[forget]
+    assert counts.pending == 0
+    assert counts.overwritten >= len(prompt) // BLOCK * BLOCK - HEAD // BLOCK * BLOCK
+    assert not rows.held(story.secret)
+    again = asked(engine, (*prompt, *answers[reader].outputs[0].token_ids), decode=1)
+    assert again.cached <= HEAD // BLOCK * BLOCK
+    if enveloped:
+        assert engine.leyline.registry.get(("t", story.session), "t2") is None
+    check_at_rest(engine)
+
+
+def test_an_aborted_and_a_waiting_reader_leave_nothing(story: Story, rows: SecretRows) -> None:
+    """A turn that is aborted between two chunks, with the forget in the same step."""
+    engine = story.engine
+    rng = random.Random(story.session)
+    prompt = (*story.told, *draw_ordinary(rng, 500))
+    name = started(engine, prompt, story.telling("t2"))
+    for _ in range(2):
+        engine.llm.llm_engine.step()
+    engine.llm.llm_engine.abort_request([name])
+    counts = story.forget()
+    assert counts.pending == 0
+    assert not rows.held(story.secret)
+    check_at_rest(engine)
+
+
+def test_the_rest_of_a_block_that_others_took_is_overwritten(
+    story: Story, rows: SecretRows
+) -> None:
+    """Blocks that were evicted and are now held by a running request, which has written only a few
+    rows of them."""
+    engine = story.engine
+    story.tell()
+    cache = engine.leyline.cache
+    filler = draw_ordinary(random.Random("filler"), 2 * BLOCK)
+    # What is cached is given away first.
+    queue = engine.scheduler.kv_cache_manager.block_pool.free_block_queue
+    for block in reversed(queue.get_all_free_blocks()):
+        if block.block_hash is not None:
+            queue.remove(block)
+            queue.prepend_n([block])
+    readers = [started(engine, filler[: BLOCK + 1 + at], decode=20) for at in range(6)]
+    for _ in range(3):
+        engine.llm.llm_engine.step()
+    forget = started(engine, story.redacted, story.forgetting(), decode=2)
+    while forget not in engine.sent.records or not engine.sent.records[forget].finished:
+        engine.llm.llm_engine.step()
+    assert engine.scheduler.running
+    assert not rows.held(story.secret)
+    engine.run_out(readers)
+    assert not rows.held(story.secret)
+    assert cache.free == cache.capacity // BLOCK
+
+
+def test_an_emptied_cache_still_forgets(story: Story, rows: SecretRows) -> None:
+    """After vLLM has reset its prefix cache no key finds the rows, and a forget overwrites them."""
+    story.tell()
+    assert story.engine.llm.reset_prefix_cache()
+    assert rows.held(story.secret)
+    story.forget()
+    assert not rows.held(story.secret)
+
+
+def test_an_unknown_span_reaches_all_that_the_session_has(story: Story, rows: SecretRows) -> None:
+    """A name that the ledger doesn't know may be any text's."""
+    story.tell()
+    counts = story.forget(forget=("never heard of",))
+    assert counts.overwritten > 0
+    assert counts.pending == 0
+    assert not rows.held(story.secret)
+
+
+def test_a_cut_secret_is_forgotten_from_moved_kv(
+    story: Story, rows: SecretRows, subject: OracleModel
+) -> None:
+    """KV that read the secret before a cut is overwritten, also while another edit of the session
+    copies from it, and the answer is that of a run that never saw it."""
+    engine = story.engine
+    told = story.tell()
+    end = HEAD + SECRET
+    prompt = (*story.head, *told.tokens[end:], 7)
+    spans = (
+        SpanLabel("head", 0, HEAD),
+        SpanLabel("tail", HEAD, HEAD + TAIL),
+        SpanLabel("t1.out", HEAD + TAIL, len(prompt) - 1),
+        SpanLabel("rest", len(prompt) - 1, len(prompt)),
+    )
+    members: dict[str, Any] = {
+        "sources": (told.ref("t1"),),
+        "directives": (Directive(HEAD, end),),
+        "spans": spans,
+    }
+    cut = asked(engine, prompt, story.telling("t2", **members))
+    assert cut.record is not None
+    assert cut.record.receipt.outcome is Outcome.SPLICED
+    before = values_of(engine, engine.held[cut.message])
+    # Two gaps, hence three steps: the forget comes after the first.
+    gap = draw_ordinary(random.Random("gap"), 3)
+    at = (70, 75)
+    staged = (*story.told[: at[0]], *gap, *told.tokens[at[1] :], 9)
+    copies = story.telling(
+        "t3", sources=(told.ref("t1"),), directives=(Directive(*at, gap),), spans=()
+    )
+    name = started(engine, staged, copies, decode=30)
+    engine.llm.llm_engine.step()
+    lineage = cut.record.receipt.lineage
+    answer = asked(engine, story.redacted, story.forgetting(lineage=lineage), scores=20)
+    engine.run_out([name])
+    counts = counts_of(engine, answer)
+    assert counts.pending == 0
+    assert counts.overwritten > TAIL
+    assert not rows.held(story.secret)
+    assert distance(answer, expect(subject, [Fresh(answer.prompt)], answer)) <= BOUND
+    private = slice(HEAD // BLOCK * BLOCK, len(cut.tokens) - 1)
+    after = values_of(engine, engine.held[cut.message])
+    for old, new in zip(before, after, strict=True):
+        assert not same_rows(old[private], new[private])
+    check_at_rest(engine)
+
+
+def test_several_answers_of_one_prompt_keep_their_kv(story: Story, rows: SecretRows) -> None:
+    """Requests of one message forget together: none withholds what another one computes."""
+    engine = story.engine
+    story.tell()
+    name = started(engine, story.redacted, story.forgetting(), decode=4, answers=2)
+    engine.run([name])
+    counts = engine.sent.forgot.get(name, engine.sent.records[name].receipt.forgot)
+    assert counts is not None
+    assert counts.pending == 0
+    assert not rows.held(story.secret)
+    assert asked(engine, story.redacted, decode=1).cached == len(story.redacted) // BLOCK * BLOCK
