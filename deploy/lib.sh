@@ -1,4 +1,4 @@
-# Sourced by setup.sh and tools.sh. shellcheck shell=bash
+# Sourced by the scripts here and below. shellcheck shell=bash
 say() { printf '── %s\n' "$*" >&2; }
 
 die() {
@@ -6,6 +6,11 @@ die() {
     shift
     printf '       %s\n' "$@" >&2
     exit 1
+}
+
+# Prints pip options for the PyTorch build that was asked for.
+torch_options() {
+    [ -z "${TORCH_INDEX-}" ] || printf -- '--extra-index-url\n%s\n' "$TORCH_INDEX"
 }
 
 # as_root CMD…: run a command as root, or fail at once where that would need a password.

@@ -45,11 +45,6 @@ require_venv_module() {
         "then run make again"
 }
 
-# Prints pip options for the PyTorch build that was asked for.
-torch_options() {
-    [ -z "${TORCH_INDEX-}" ] || printf -- '--extra-index-url\n%s\n' "$TORCH_INDEX"
-}
-
 fingerprint() {
     { cat pyproject.toml deploy/constraints.txt deploy/setup.sh; printf '%s\n' "$PWD" "${TORCH_INDEX-}"; } |
         sha256sum | cut -d ' ' -f 1

@@ -20,11 +20,6 @@ fingerprint() {
     } | sha256sum | cut -d ' ' -f 1
 }
 
-# Prints pip options for the PyTorch build that was asked for.
-torch_options() {
-    [ -z "${TORCH_INDEX-}" ] || printf -- '--extra-index-url\n%s\n' "$TORCH_INDEX"
-}
-
 wanted=$(fingerprint)
 if [ -x $VENV/bin/python ] && [ "$(cat $STAMP 2>/dev/null)" = "$wanted" ]; then
     exit 0

@@ -115,6 +115,7 @@ def test_spliced_kv_is_private(engine: VllmServer, origin: str) -> None:
     histories = [agent_history(turns, "private", secret="", lines=16) for turns in (3, 4)]
     for history in histories:
         spliced = turn(origin, "private", history).json()
+    tokens, (edit,) = spliced["leyline"]["tokens"], spliced["leyline"]["edits"]
     assert spliced["leyline"]["reason"] == "spliced"
     with Proxies() as proxies:
         plain = proxies.start(engine.base_url, policy=POLICY, edit_timing="now", splice=False)
@@ -122,11 +123,13 @@ def test_spliced_kv_is_private(engine: VllmServer, origin: str) -> None:
     assert answer["usage"]["prompt_tokens"] == spliced["usage"]["prompt_tokens"]
     assert answer["choices"][0]["finish_reason"] == "length"
     cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert BLOCK <= cached <= spliced["leyline"]["tokens"]["prefix"]
+    # The text in place of the cut output is computed after the exact prefix only.
+    exact = edit["span"][0] + edit["replacement_tokens"]
+    assert BLOCK <= cached <= exact < tokens["prefix"] + tokens["spliced"]
 
 
 def test_sessions_survive_a_crash(engine: VllmServer, origin: str) -> None:
-    """After a restart of vLLM, the next edited turn is prefilled, and the one after it spliced."""
+    """After a restart of vLLM the next edited turn is a prefill, and the one after is spliced."""
     before, during, after, later = (
         agent_history(turns, "crash", secret="", lines=16) for turns in (3, 4, 5, 6)
     )
