@@ -81,7 +81,7 @@ class SchedulerEngine:
         self.cache = cache
         self.capability = capability
         self.registry = SourceRegistry(secret=secret)
-        self.ledger = SpanLedger()
+        self.ledger = SpanLedger(defers=True)
         self.turns: dict[str, Turn] = {}
         self._blocks_of = blocks_of
         self._read_hints = read_hints
@@ -259,6 +259,11 @@ class SchedulerEngine:
         """
         self.cache.begin_step()
         self.forgets.strangers = requests
+        with contained("noting copied paths"):
+            # After the step that copied: its first token doesn't wait for it.
+            self.ledger.provenance.work()
+        if not self.turns:
+            return
         with contained("advancing staged turns"):
             for request in running:
                 turn = self.turns.get(request.request_id)
@@ -276,7 +281,8 @@ class SchedulerEngine:
         Args:
             scheduled: its tokens by request.
         """
-        self._stepper.scheduled(self.turns, scheduled)
+        if self.turns:
+            self._stepper.scheduled(self.turns, scheduled)
         for turn in self.turns.values():
             if turn.phase is Phase.PLANNED:  # it got no blocks
                 self._admission.withdraw(turn)

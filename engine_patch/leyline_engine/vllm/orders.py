@@ -11,6 +11,9 @@ Slots = NDArray[np.int64]
 """int64 ``[n]``: block id times tokens per block, plus the place in the block."""
 
 
+NO_SLOTS: Slots = np.empty(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class RowMove:
     """Rows to copy, in all layers, with their keys turned to new positions."""
@@ -28,7 +31,7 @@ class RowMove:
 class Orders:
     """One step's orders; the workers carry them out in the order of the fields."""
 
-    erase: Slots = field(default_factory=lambda: np.empty(0, np.int64))
+    erase: Slots = field(default_factory=lambda: NO_SLOTS)
     """Rows to overwrite."""
     moves: list[RowMove] = field(default_factory=list)
     advanced: dict[str, int] = field(default_factory=dict)
@@ -47,6 +50,8 @@ def block_slots(blocks: list[int], block: int) -> Slots:
         blocks: their ids.
         block: tokens per block.
     """
+    if not blocks:  # in most steps, for those to overwrite
+        return NO_SLOTS
     first = np.asarray(blocks, dtype=np.int64)[:, None] * block
     slots: Slots = (first + np.arange(block, dtype=np.int64)).reshape(-1)
     return slots

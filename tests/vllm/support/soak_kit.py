@@ -134,18 +134,43 @@ def _moved(spans: Sequence[SpanLabel], directives: Sequence[Directive]) -> tuple
     return tuple(found)
 
 
+class Steps:
+    """Steps of an engine, with the answers of all requests that end in them."""
+
+    def __init__(self, engine: SplicingEngine) -> None:
+        self._engine = engine
+        self._done: dict[str, Any] = {}
+
+    def once(self) -> None:
+        """Take one step."""
+        for output in self._engine.llm.llm_engine.step():
+            if output.finished:
+                self._done[output.request_id] = output
+
+    def answers(self, names: Sequence[str]) -> list[Answer]:
+        """Step until these requests have ended, and nothing is left to be overwritten."""
+        while not set(names) <= self._done.keys():
+            assert self._engine.scheduler.has_requests(), "a request was lost"
+            self.once()
+        self._engine.settle()
+        return [self._engine._answer(name, self._done.pop(name)) for name in names]
+
+
 def soak(engine: SplicingEngine, *, sessions: int, turns: int, seed: int) -> Counter[str]:
     """Run random turns, several at once; returns counts of all that happened."""
-    rng, tally = Random(seed), Counter[str]()
+    rng, tally, steps = Random(seed), Counter[str](), Steps(engine)
     talks = [
         Session(f"{seed} {n}", SCOPES[n % len(SCOPES)], Random(f"{seed} {n}"), tally)
         for n in range(sessions)
     ]
     while tally["turns"] < turns:
-        chosen = rng.sample(talks, rng.randint(1, min(_AT_ONCE, sessions)))
         running: dict[str, tuple[Session, EditPayload]] = {}
+        others: list[str] = []
+        if rng.random() < 0.1:
+            others.append(engine.start(rng.choices(range(200, 4000), k=90), decode=2))
+            tally["strangers"] += 1
         aborted: list[str] = []
-        for talk in chosen:
+        for talk in rng.sample(talks, rng.randint(1, min(_AT_ONCE, sessions))):
             prompt, payload = talk.turn()
             name = engine.start(prompt, payload, decode=rng.choice((1, 3, 8)))
             tally["turns"] += 1
@@ -154,18 +179,14 @@ def soak(engine: SplicingEngine, *, sessions: int, turns: int, seed: int) -> Cou
                 talk.kept = []
             else:
                 running[name] = (talk, payload)
-        if rng.random() < 0.1:
-            engine.run([engine.start(rng.choices(range(200, 4000), k=90), decode=2)])
-            tally["strangers"] += 1
-        if aborted:
-            for _ in range(rng.randrange(4)):
-                engine.llm.llm_engine.step()
-            engine.llm.llm_engine.abort_request(aborted)
-            tally["aborts"] += len(aborted)
-        for answer in engine.run(list(running)):
-            talk, payload = running[answer.message]
-            talk.ended(payload, answer)
+        for _ in range(rng.randrange(4) if aborted else 0):
+            steps.once()
+        engine.llm.llm_engine.abort_request(aborted)
+        tally["aborts"] += len(aborted)
+        for answer in steps.answers([*running, *others]):
+            if answer.message in running:
+                talk, payload = running[answer.message]
+                talk.ended(payload, answer)
         engine.sent.records.clear()
         engine.held.clear()
-    engine.settle()
     return tally
