@@ -143,9 +143,17 @@ def test_an_aborted_request_leaves_no_row_that_failed(
     edit = Edit(engine, subject)
     owner, name = PLACES["worker"](engine)
     monkeypatch.setattr(owner, name, once(lambda *_: None, number=0))
+    scheduler = engine.scheduler
+    update = scheduler.update_from_output
+
+    def aborting(*args: Any) -> Any:
+        scheduler.finish_requests(list(scheduler.requests), RequestStatus.FINISHED_ABORTED)
+        return update(*args)
+
+    monkeypatch.setattr(scheduler, "update_from_output", aborting)
     started = edit.start()
     engine.llm.llm_engine.step()
-    assert engine.core.batch_queue
+    monkeypatch.undo()
     engine.llm.llm_engine.abort_request([started])
     engine.settle()
     sharing = EditPayload(session="sharing", scope="tenant", turn="x", share="crew")
