@@ -22,8 +22,8 @@ _names = count()
 
 @pytest.fixture(scope="module")
 def engine(vllm_model: Path) -> Iterator[SplicingEngine]:
-    """An engine with Leyline, a step ahead of its workers."""
-    with splicing_engine(vllm_model, async_scheduling=True) as started:
+    """An engine with Leyline."""
+    with splicing_engine(vllm_model) as started:
         yield started
 
 

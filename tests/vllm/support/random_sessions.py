@@ -180,10 +180,10 @@ class Driver:
 
     def take_turn(self, session: Session) -> None:
         """An append, an edit or a forget."""
-        if session.last is None or len(session.last.tokens) > 420:
+        if session.last is None or len(session.last.tokens) > 460:
             self._restart(session)
             session = next(s for s in self.sessions if not s.begun)
-            tokens = (*self.opening, *draw_ordinary(self.rng, self.rng.randint(60, 160)))
+            tokens = (*self.opening, *draw_ordinary(self.rng, self.rng.randint(120, 240)))
             spans: tuple[SpanLabel, ...] = (SpanLabel("opening", 0, len(tokens)),)
             directives: tuple[Directive, ...] = ()
             forget: tuple[str, ...] = ()
