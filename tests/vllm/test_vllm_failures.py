@@ -22,8 +22,8 @@ _names = count()
 
 @pytest.fixture(scope="module")
 def engine(vllm_model: Path) -> Iterator[SplicingEngine]:
-    """An engine with Leyline, a step ahead of its workers."""
-    with splicing_engine(vllm_model, async_scheduling=True) as started:
+    """An engine with Leyline."""
+    with splicing_engine(vllm_model) as started:
         yield started
 
 
@@ -143,9 +143,17 @@ def test_an_aborted_request_leaves_no_row_that_failed(
     edit = Edit(engine, subject)
     owner, name = PLACES["worker"](engine)
     monkeypatch.setattr(owner, name, once(lambda *_: None, number=0))
+    scheduler = engine.scheduler
+    update = scheduler.update_from_output
+
+    def aborting(*args: Any) -> Any:
+        scheduler.finish_requests(list(scheduler.requests), RequestStatus.FINISHED_ABORTED)
+        return update(*args)
+
+    monkeypatch.setattr(scheduler, "update_from_output", aborting)
     started = edit.start()
     engine.llm.llm_engine.step()
-    assert engine.core.batch_queue
+    monkeypatch.undo()
     engine.llm.llm_engine.abort_request([started])
     engine.settle()
     sharing = EditPayload(session="sharing", scope="tenant", turn="x", share="crew")
@@ -188,6 +196,26 @@ def test_blocks_that_a_step_is_about_to_write_are_no_source(
     else:
         assert receipt.reason is Reason.SOURCE_EVICTED
         assert clean_error(subject, answer) <= BOUND
+
+
+def test_sources_are_held_until_they_are_copied(
+    engine: SplicingEngine, subject: OracleModel
+) -> None:
+    """The blocks that vLLM would give to an edit first are those that its last run is copied from,
+    two steps later."""
+    rng = random.Random("held")
+    session = PlayedSession(engine, subject, "held")
+    opened = session.open(draw_tokens(rng, 400))
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    blocks = [pool.blocks[number] for number in engine.held[opened.answer.message]]
+    for block in blocks:
+        pool.free_block_queue.remove(block)
+        pool.free_block_queue.prepend_n([block])
+    cuts = [Directive(96, 140, draw_tokens(rng, 5)), Directive(280, 300, draw_tokens(rng, 7))]
+    played = session.edit(opened, cuts, draw_tokens(rng, 3))
+    assert played.receipt.stages == 2
+    assert played.error <= BOUND
+    assert all(block.ref_cnt == 0 for block in pool.blocks[1:])
 
 
 def test_a_preempted_request_leaves_no_block_that_was_never_written(

@@ -171,7 +171,7 @@ class Driver:
 
     def _send(self, prompt: tuple[int, ...], payload: EditPayload | None = None) -> Running:
         options = {"priority": self.rng.randrange(3)} if self.priorities else {}
-        decode = self.rng.choice([1, 3, 40, 70])
+        decode = self.rng.choice([1, 3, 3, 30])
         name = self.engine.start(
             prompt, payload, decode=decode, scores=20, allowed=ORDINARY, **options
         )
@@ -180,7 +180,7 @@ class Driver:
 
     def take_turn(self, session: Session) -> None:
         """An append, an edit or a forget."""
-        if session.last is None or len(session.last.tokens) > 420:
+        if session.last is None or len(session.last.tokens) > 360:
             self._restart(session)
             session = next(s for s in self.sessions if not s.begun)
             tokens = (*self.opening, *draw_ordinary(self.rng, self.rng.randint(60, 160)))
