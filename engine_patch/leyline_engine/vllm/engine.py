@@ -133,8 +133,7 @@ class SchedulerEngine:
         self._control = ControlDesk(self.registry, self.ledger, self.cache.pending)
 
     def _cached_length(self, path: Publication) -> int:
-        # To look it up would mean to hash it again.
-        return len(path.keys)
+        return len(path.keys)  # to look it up would mean to hash it again
 
     # Requests come.
 
@@ -259,12 +258,8 @@ class SchedulerEngine:
         """
         self.cache.begin_step()
         self.forgets.strangers = requests
-        with contained("noting copied paths"):
-            # After the step that copied: its first token doesn't wait for it.
-            self.ledger.provenance.work()
-        if not self.turns:
-            return
         with contained("advancing staged turns"):
+            self.ledger.provenance.work()  # in the step after, for which no first token waits
             for request in running:
                 turn = self.turns.get(request.request_id)
                 if turn is not None and turn.staging is not None:
@@ -281,8 +276,7 @@ class SchedulerEngine:
         Args:
             scheduled: its tokens by request.
         """
-        if self.turns:
-            self._stepper.scheduled(self.turns, scheduled)
+        self._stepper.scheduled(self.turns, scheduled)
         for turn in self.turns.values():
             if turn.phase is Phase.PLANNED:  # it got no blocks
                 self._admission.withdraw(turn)
@@ -401,5 +395,6 @@ class SchedulerEngine:
     def flushed(self) -> None:
         """Record that vLLM has emptied its prefix cache."""
         self.registry.clear()
+        self._keys.clear()
         self.publications.clear()
         self._forgetter.clear()

@@ -30,6 +30,10 @@ class RetainedKeys:
         """Drop the hashes of a turn that isn't retained any more."""
         self._plain.pop(_name(source), None)
 
+    def clear(self) -> None:
+        """Drop all hashes."""
+        self._plain.clear()
+
     def of(self, source: SourceTurn) -> Iterator[bytes]:
         """Yield the keys of a turn's full blocks, lazily."""
         plain = self._plain.get(_name(source))

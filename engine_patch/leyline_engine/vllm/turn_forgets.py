@@ -104,8 +104,9 @@ class TurnForgets:
             self._admission.withdraw(turn)
         if turn.receipt is not None:
             turn.receipt = msgspec.structs.replace(turn.receipt, turn="")
-        if turn.staging is not None:
-            # A run that has begun is copied: vLLM counts on its rows.
+        if turn.staging is not None and turn.staging.runs:
+            # A run that has begun is copied: vLLM counts on its rows. Sources of a last run that is
+            # ordered are held until the orders are taken.
             del turn.staging.runs[1 if turn.staging.begun else 0 :]
             if not turn.staging.runs:
                 self._admission.release(turn)
