@@ -19,7 +19,7 @@ PROMPT = list(range(100, 180))
 
 
 def with_client(server: VllmServer, act: Callable[[CompletionsClient], Awaitable[T]]) -> T:
-    """What ``act`` returns, with a client that is closed afterwards."""
+    """The result of ``act``, with a client that is closed afterwards."""
 
     async def run() -> T:
         client = CompletionsClient(server.base_url, API_KEY)

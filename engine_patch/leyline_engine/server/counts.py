@@ -19,7 +19,7 @@ EVERY_S = 1.0
 
 
 class Counts(msgspec.Struct, frozen=True, tag="counts"):
-    """What was counted since the last message."""
+    """The counts since the last message."""
 
     requests: tuple[Receipt, ...] = ()
     """Final receipts."""

@@ -1,4 +1,4 @@
-"""What the benchmarks' clients have in common: answers, receipts, the capability."""
+"""The common part of the benchmarks' clients: answers, receipts, the capability."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ NAMES = ("request", "copied", "evicted", "retired", "refused", "flush")
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 1 << 40)), max_size=30))
 def test_counts_arrive_once_and_whole(calls: list[tuple[str, int]]) -> None:
-    """What is counted between any two messages adds up to the same after the way over the wire."""
+    """Counts between any two messages add up to the same after the way over the wire."""
     direct, shown = Seen(), Seen()
     decode = msgspec.msgpack.Decoder(Counts).decode
     sent = SentMetrics(lambda c: decode(msgspec.msgpack.encode(c)).apply(shown), now_s=lambda: 0.0)
