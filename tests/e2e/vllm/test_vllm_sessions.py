@@ -128,6 +128,7 @@ def test_spliced_kv_is_private(engine: VllmServer, origin: str) -> None:
     assert BLOCK <= cached <= exact < tokens["prefix"] + tokens["spliced"]
 
 
+@pytest.mark.nightly
 def test_sessions_survive_a_crash(engine: VllmServer, origin: str) -> None:
     """After a restart of vLLM the next edited turn is a prefill, and the one after is spliced."""
     before, during, after, later = (

@@ -113,6 +113,7 @@ def _built_in(name: str) -> tuple[Policy, ...]:
     return load_pipeline(SPECS[name][0])
 
 
+@pytest.mark.nightly
 @settings(max_examples=examples(60))
 @given(sessions())
 def test_all_built_in_policies_together(turns: list[list[Message]]) -> None:

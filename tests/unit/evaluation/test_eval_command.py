@@ -76,6 +76,7 @@ def said(result: Result) -> str:
     return str(lines[0])
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("short_sessions")
 def test_a_user_s_model_gets_all_tables(model: Path, tmp_path: Path) -> None:
     """Every table has rows of its model, a finding, the paper's figures and the control."""
