@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
-from stand_in import API_KEY
-from vllm_server import VllmServer
+from vllm_server import API_KEY, VllmServer
 
 from leyline_engine.contract import EditPayload
 from leyline_proxy.bench.client import TOP, ServerAnswerError

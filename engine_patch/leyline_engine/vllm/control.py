@@ -17,7 +17,7 @@ from leyline_engine.pending import PendingForgets
 from leyline_engine.server.claim_clock import ClaimAnswer, ClaimMessage
 from leyline_engine.sources import SourceRegistry
 
-_NO_CLAIMS = "claims aren't carried out on vLLM: a scheduler of vLLM's has no way to refuse"
+_NO_CLAIMS = "claims aren't carried out on vLLM yet"
 
 
 class ControlDesk:
