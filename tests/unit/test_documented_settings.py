@@ -22,6 +22,7 @@ NO_SETTINGS = {
     "LEYLINE_STAGE_COST_TOKENS": "SGLang's plugin reads it",
     "LEYLINE_ENERGY": "engines read it",
     "LEYLINE_SGLANG_PYTHON": "benchmarks read it",
+    "LEYLINE_VLLM_PYTHON": "benchmarks read it",
     "LEYLINE_REQUIRE_TRACES": "tests read it",
     "LEYLINE_API_KEY": "leyline audit prove reads it",
     "LEYLINE_DEMO_API_KEY": "leyline demo reads it",

@@ -35,6 +35,7 @@ def measured(out: Path, *options: str) -> tuple[dict[str, Any], str]:
     return document, found.output
 
 
+@pytest.mark.nightly
 def test_leyline_prefills_what_is_new_and_a_prefix_cache_the_loop(tmp_path: Path) -> None:
     """Goals are met, answers are those of a full prefill, and the arm of SGLang has a reason."""
     plot = tmp_path / "turns.png"
@@ -59,6 +60,7 @@ def test_leyline_prefills_what_is_new_and_a_prefix_cache_the_loop(tmp_path: Path
     assert splice["agreement"]["logit_delta"] > radix["agreement"]["logit_delta"]
 
 
+@pytest.mark.nightly
 def test_exact_edits_miss_the_goal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: a proxy that doesn't splice stripped thinking prefills the loop, and that shows."""
     monkeypatch.setattr(UndeclaredRules, "amortizes", lambda *_: False)

@@ -46,7 +46,9 @@ def count(what: str, asked: Asked, arm: str) -> int:
     )
 
 
-@pytest.mark.parametrize("asked", [Asked.THOUGHT, Asked.BEFORE_CALL])
+@pytest.mark.parametrize(
+    "asked", [pytest.param(Asked.THOUGHT, marks=pytest.mark.nightly), Asked.BEFORE_CALL]
+)
 def test_a_chosen_value_is_lost_by_a_prefill_and_not_by_a_splice(asked: Asked) -> None:
     """The whole history and the splice know it; a new prefill can't, and mostly looks it up."""
     assert count("right", asked, FULL) >= CASES - 2

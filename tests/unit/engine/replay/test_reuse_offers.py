@@ -85,7 +85,7 @@ def test_a_receipt_says_nothing_of_turns_outside_the_group() -> None:
     assert counted(secret_sent=True) == counted(secret_sent=False)
 
 
-@pytest.mark.parametrize("members", [0, 40])
+@pytest.mark.parametrize("members", [0, pytest.param(40, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("groups", [LIVE, DOCS])
 def test_members_never_hide_a_tenants_own_content(members: int, groups: ReusePayload) -> None:
     """However many others have the text in front, in the group or not, one's own is found."""
