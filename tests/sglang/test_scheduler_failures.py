@@ -22,6 +22,7 @@ from scheduler_kit import SECRETS, Scheduler, sealed, source_of, text
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 from sglang.srt.mem_cache.common import release_kv_cache
 
+from leyline_engine import receipts as receipts_module
 from leyline_engine import retention, rules
 from leyline_engine.contract import (
     CopySegment,
@@ -156,8 +157,8 @@ SPLICE = {
     "finish a row": Stage("row_computed", _splicer, 2),
     "let a row go": Stage("row_released", _splicer, 2),
     "execute the plan": Stage("as_admitted", lambda _: accounts_module),
-    "judge": Stage("judge", lambda _: accounts_module),
-    "write the receipt": Stage("Receipt", lambda _: accounts_module),
+    "judge": Stage("judge", lambda _: receipts_module),
+    "write the receipt": Stage("Receipt", lambda _: receipts_module),
     "send the receipt": Stage("send", lambda scheduler: scheduler.sender, 2),
     "digest the turn": Stage("token_digest", lambda _: retention),
     "retain the turn": Stage("retain", _registry),

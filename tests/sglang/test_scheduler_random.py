@@ -368,7 +368,7 @@ VARIANTS = [
         {"core": "rust", "page": 16, "capacity": 1280, "chunk": 32, "reuses": True},
         id="page-16-reuse",
     ),
-    pytest.param({"core": "rust", "drafts": True}, id="drafts"),
+    pytest.param({"core": "rust", "drafts": True}, id="drafts", marks=pytest.mark.nightly),
     pytest.param({"core": "python", "drafts": True, "events": True}, id="drafts-python"),
     pytest.param(
         {"core": "rust", "drafts": True, "capacity": 460, "chunk": 32},
@@ -378,6 +378,7 @@ VARIANTS = [
     pytest.param(
         {"core": "rust", "drafts": True, "capacity": 1280, "chunk": 32, "reuses": True, "page": 16},
         id="drafts-page-16-reuse",
+        marks=pytest.mark.nightly,
     ),
     pytest.param(
         {"core": "rust", "drafts": True, "page": 64}, id="drafts-page-64", marks=pytest.mark.nightly

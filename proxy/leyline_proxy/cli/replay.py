@@ -72,7 +72,7 @@ def replay(
     model: Annotated[
         str | None,
         typer.Option(
-            help="A bundled model, a folder or a hub id \\[leyline-recall; vLLM: random]."
+            help="A bundled model, a folder or a hub id \\[leyline-recall]. vLLM: a random one."
         ),
     ] = None,
     pool_tokens: Annotated[
