@@ -39,10 +39,10 @@ target tools setup "make tools"
 target lint setup "make lint"
 # The longest first; a process each, for what long tests leave in memory slows those after them.
 job sglang sglang-setup "pytest_in .venv-sglang tests/sglang"
-job unit "setup tools" "pytest_in .venv tests/unit --ignore=tests/unit/policies --ignore=tests/unit/render"
-job vllm vllm-setup "pytest_in .venv-vllm tests/vllm"
-job integration "setup tools" "pytest_in .venv tests/integration"
 job e2e "setup sglang-setup vllm-setup tools" "pytest_in .venv tests/e2e tests/clients"
+job unit "setup tools" "pytest_in .venv tests/unit --ignore=tests/unit/policies --ignore=tests/unit/render"
+job integration "setup tools" "pytest_in .venv tests/integration"
+job vllm vllm-setup "pytest_in .venv-vllm tests/vllm"
 job oracle setup "pytest_in .venv tests/oracle"
 job policies setup "pytest_in .venv tests/unit/policies tests/unit/render"
 
