@@ -105,7 +105,16 @@ def compacted(harness: str, chat: Chat, summary: str) -> Chat:
     return [chat[0], {"role": "user", "content": f"{PREAMBLE}{summary}\nGo on."}, *chat[-2:], new]
 
 
-@pytest.mark.parametrize("harness", [CLAUDE_CODE, CODEX, OPENCODE, "x-leyline-session"])
+@pytest.mark.parametrize(
+    "harness",
+    [
+        CLAUDE_CODE,
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in (CODEX, OPENCODE, "x-leyline-session")
+        ),
+    ],
+)
 def test_a_compacted_session_goes_on(client: httpx.Client, harness: str) -> None:
     """It keeps its id, only what is new is prefilled, and the account says why."""
     headers = {harness: f"work-{harness}"}

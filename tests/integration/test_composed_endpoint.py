@@ -47,6 +47,7 @@ def served() -> Iterator[ServedEngine]:
     app.state.shutdown()
 
 
+@pytest.mark.nightly
 def test_an_engine_at_an_address_has_the_figures_of_one_in_this_process(
     served: ServedEngine,
 ) -> None:

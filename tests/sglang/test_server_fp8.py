@@ -96,9 +96,8 @@ def check_server(session: PlayedSession, server: SglangServer) -> None:
     assert kv["origin_bytes"] > 0
 
 
-@pytest.mark.parametrize(
-    "model", [SglangModel.LLAMA, pytest.param(SglangModel.MLA, marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("model", [SglangModel.LLAMA, SglangModel.MLA])
 def test_fp8_gives_the_contracts_answers(
     model: SglangModel,
     start_server: Callable[..., SglangServer],

@@ -86,6 +86,7 @@ def runs(pid: int, module: str) -> bool:
         return False
 
 
+@pytest.mark.nightly
 def test_a_running_sglang_is_measured_without_control(
     engine: SglangServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
