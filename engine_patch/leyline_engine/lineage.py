@@ -30,11 +30,11 @@ SALT_BYTES = 32
 
 def lineage_bits(lineage: str, scope: str) -> int:
     """Return the key prefix of a lineage within a tenant scope, in ``[1, 2**39)``."""
-    digest = blake2b(_framed(scope) + _framed(lineage), digest_size=8).digest()
+    digest = blake2b(framed(scope) + framed(lineage), digest_size=8).digest()
     return (int.from_bytes(digest, "big") % ((1 << _LINEAGE_BITS) - 1)) + 1
 
 
-def _framed(part: str) -> bytes:
+def framed(part: str) -> bytes:
     """Return a part with its length, so that no two sequences of parts look alike."""
     data = part.encode("utf-8", "surrogatepass")
     return len(data).to_bytes(4, "big") + data
@@ -61,13 +61,13 @@ def derive_lineage(
         32 hex digits. Equal tokens reached by different edits get different names.
     """
     state = blake2b(digest_size=16, key=salt)
-    state.update(_framed(parent) + _framed(scope))
+    state.update(framed(parent) + framed(scope))
     for digest, runs in sources:
-        state.update(_framed(f"source {digest}"))
+        state.update(framed(f"source {digest}"))
         for run in runs:
-            state.update(_framed(f"run {run.start} {run.lineage}"))
+            state.update(framed(f"run {run.start} {run.lineage}"))
     for copy in copies:
-        state.update(_framed(f"copy {copy.source} {copy.start} {copy.end} {copy.dest}"))
+        state.update(framed(f"copy {copy.source} {copy.start} {copy.end} {copy.dest}"))
     return state.hexdigest()
 
 
@@ -87,7 +87,7 @@ def share_lineage(share: str, *, salt: bytes = b"") -> str:
     """
     if not share:
         return ""
-    return f"share {blake2b(_framed(share), digest_size=16, key=salt).hexdigest()}"
+    return f"share {blake2b(framed(share), digest_size=16, key=salt).hexdigest()}"
 
 
 def fold_keys(

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections.abc import Mapping
 
 import msgspec
 
-from leyline_engine.containment import contained
 from leyline_engine.contract import (
-    Capability,
     ClaimRefusal,
-    ForgetCounts,
     Outcome,
     Proof,
     Reason,
@@ -20,39 +16,15 @@ from leyline_engine.contract import (
     TokenCounts,
     TurnRecord,
 )
-from leyline_engine.ledger import SpanLedger
-from leyline_engine.metrics import EngineMetrics
 from leyline_engine.receipts import receipt_of
-from leyline_engine.retention import retain_turn
-from leyline_engine.server.channel import Sender
 from leyline_engine.sglang.splicer import as_admitted
 from leyline_engine.sglang.turn import Turn
-from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
+from leyline_engine.sources import SourceTurn
+from leyline_engine.turn_accounts import TurnAccounts
 
-log = logging.getLogger(__name__)
 
-
-class Accounts:
-    """Receipts of one scheduler.
-
-    Args:
-        registry: takes turns that ended.
-        ledger: learns the names of the spans they wrote.
-        sender: takes receipts to the HTTP process.
-        metrics: this scheduler's counters.
-    """
-
-    def __init__(
-        self, registry: SourceRegistry, ledger: SpanLedger, sender: Sender, metrics: EngineMetrics
-    ) -> None:
-        self._registry = registry
-        self._ledger = ledger
-        self._sender = sender
-        self._metrics = metrics
-
-    def announce(self, capability: Capability) -> None:
-        """Announce the scheduler's capability."""
-        self._sender.announce(capability)
+class Accounts(TurnAccounts):
+    """Receipts of one scheduler of SGLang's."""
 
     def admitted(self, turn: Turn) -> None:
         """Report that a turn's request runs: its reuse, and the outcome of its edits."""
@@ -86,53 +58,8 @@ class Accounts:
         )
 
     def ended(self, turn: Turn, output: array[int], *, retain: bool) -> SourceTurn | None:
-        """Close an ended turn's receipt, and retain the turn if it may be a source.
-
-        Args:
-            output: the generated tokens.
-            retain: False for a turn that was aborted or whose KV must not be kept.
-
-        Returns:
-            The source that the turn became.
-        """
-        receipt, session = turn.receipt, turn.session
-        if receipt is None:
-            return None
-        source = None
-        if session is not None and receipt.turn and retain:
-            try:
-                source = self._retain(turn, session, receipt.turn, output)
-            except Exception:
-                log.exception("a turn could not be retained; no later turn can draw on it")
-                receipt = msgspec.structs.replace(receipt, turn="")
-        with contained("filing a receipt"):
-            self._metrics.request(receipt)
-            record = TurnRecord(receipt=receipt, finished=True, output_ids=tuple(output))
-            self._sender.send(record, turn.scope)
-        return source
-
-    def _retain(self, turn: Turn, session: SessionKey, name: str, output: array[int]) -> SourceTurn:
-        return retain_turn(
-            self._registry,
-            self._ledger,
-            session,
-            name,
-            prompt=turn.req.origin_input_ids,
-            output=output,
-            lineage=turn.lineage,
-            spans=turn.spans,
-            reuse=turn.reuse,
-            cache_salt=turn.space.cache_salt,
-            extra_key=turn.space.extra_key,
-        )
-
-    def retired(self, slots: int) -> None:
-        """Count slots that were freed because no turn continues their KV."""
-        self._metrics.retired(slots)
-
-    def progressed(self, ticket: str, counts: ForgetCounts) -> None:
-        """Report the progress of a forget whose receipt has been sent."""
-        self._sender.update_forgot(ticket, counts)
+        """Close an ended turn's receipt; see :meth:`.TurnAccounts.close`."""
+        return self.close(turn, turn.req.origin_input_ids, output, retain=retain)
 
     def proved(self, proofs: Mapping[str, Proof]) -> None:
         """Report the progress of proofs, by ticket."""

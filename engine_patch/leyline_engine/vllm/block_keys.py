@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from leyline_engine.contract import LineageRun
-from leyline_engine.lineage import MAX_TOKEN
+from leyline_engine.lineage import MAX_TOKEN, framed
 from leyline_engine.publications import Publication, Space
 
 Hasher = Callable[[Any], list[bytes]]
@@ -40,11 +40,11 @@ class LineageKeys:
 
     def __init__(self, runs: Sequence[LineageRun], scope: str, block: int) -> None:
         state = blake2b(digest_size=32)
-        state.update(_framed(scope))
+        state.update(framed(scope))
         self._firsts: list[int] = []
         self._digests: list[bytes] = []
         for run in runs:
-            state.update(_framed(run.lineage) + run.start.to_bytes(8, "big"))
+            state.update(framed(run.lineage) + run.start.to_bytes(8, "big"))
             self._firsts.append(run.start // block)
             self._digests.append(state.copy().digest())
 
@@ -169,8 +169,3 @@ def space_of(request: Any) -> Space:
     if adapter is None:
         return Space(None, request.cache_salt)
     return Space(_Adapter(adapter.lora_name, adapter.lora_path).key, request.cache_salt)
-
-
-def _framed(part: str) -> bytes:
-    data = part.encode("utf-8", "surrogatepass")
-    return len(data).to_bytes(4, "big") + data

@@ -6,7 +6,7 @@ its next owner's first forward: the pool reports each block that it takes back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from leyline_engine.pending import PendingForgets
@@ -229,9 +229,9 @@ class BlockCache:
         self.pending.settle()
         return due
 
-    def clear(self, holders: Iterable[Hashable] = ()) -> None:
+    def clear(self) -> None:
         """Record that nothing is cached any more."""
-        self.pending.let_go((*self._doomed, *holders))
+        self.pending.let_go(self._doomed)
         self._due.update(dict.fromkeys(self._doomed))
         self._doomed.clear()
         # Their rows are still there, and no key finds them any more.

@@ -17,6 +17,8 @@ from leyline_engine.pending import PendingForgets
 from leyline_engine.server.claim_clock import ClaimAnswer, ClaimMessage
 from leyline_engine.sources import SourceRegistry
 
+CONTROL_METHOD = "leyline_control"
+"""Method of the engine core that carries out a :class:`~.claim_clock.ClaimMessage`."""
 _NO_CLAIMS = "claims aren't carried out on vLLM yet"
 
 

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-CONNECTOR = "LeylineConnector"
-"""Value of ``kv_connector`` in ``--kv-transfer-config`` that switches Leyline on."""
+from leyline_engine.vllm.facts.allow_list import CONNECTOR, TESTED_VLLM
+
 _MODULE = "leyline_engine.vllm.connector"
-CONTROL_METHOD = "leyline_control"
-"""Name of the engine core's method that carries out commands and answers questions."""
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +32,6 @@ def register() -> None:
     from vllm import __version__
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    from leyline_engine.vllm.facts.allow_list import TESTED_VLLM
     from leyline_engine.vllm.server.http import register_http
 
     if CONNECTOR in KVConnectorFactory._registry:
@@ -131,6 +128,8 @@ def follow_advances(runner: Any) -> None:
 def _hook_core() -> None:
     """Give the engine core the method that the API server's commands call."""
     from vllm.v1.engine.core import EngineCore
+
+    from leyline_engine.vllm.control import CONTROL_METHOD
 
     def control(self: Any, message: str) -> str:
         connector = self.scheduler.get_kv_connector()

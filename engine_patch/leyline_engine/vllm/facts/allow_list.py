@@ -15,6 +15,7 @@ KV_DTYPES = frozenset({"float32", "bfloat16", "float16"})
 BLOCK_SIZES = frozenset({16, 32, 64, 128})
 """Tokens per block for which splices are planned."""
 CONNECTOR = "LeylineConnector"
+"""Value of ``kv_connector`` in ``--kv-transfer-config`` that switches Leyline on."""
 _Row = tuple[object, str, str]
 """A condition, its name and its remedy."""
 _OTHER_MODEL = "serve a model whose layers all have plain causal attention"

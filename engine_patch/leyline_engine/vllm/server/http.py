@@ -32,13 +32,11 @@ from leyline_engine.server.channel import ENDPOINT_VARIABLE, ReceiptChannel
 from leyline_engine.server.claim_clock import ClaimAnswer, ClaimMessage
 from leyline_engine.server.endpoints import Endpoints
 from leyline_engine.server.leaving import LeavingEngine
+from leyline_engine.vllm.control import CONTROL_METHOD
 from leyline_engine.vllm.server.carrying import carry_envelopes
 from leyline_engine.vllm.server.renderer import answer_with_tokens, renderer_document
 
 log = logging.getLogger(__name__)
-
-CONTROL_METHOD = "leyline_control"
-"""Method of the engine core that carries out a :class:`~.claim_clock.ClaimMessage`."""
 
 _ARGUMENTS = "vllm.engine.arg_utils"
 
