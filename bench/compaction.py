@@ -97,11 +97,15 @@ def replay_engine() -> Iterator[Served]:
 @contextmanager
 def sglang_engine() -> Iterator[Served]:
     """Serve the recall model in SGLang. Its answers are whole words, seldom twice the same: made
-    into tokens again they are the same ones, as a trained model's nearly always are."""
-    vocabulary = json.loads((shipped_model() / "tokenizer.json").read_text())["model"]["vocab"]
+    into tokens again they are the same ones, as a trained model's nearly always are. They end by
+    themselves, also like a trained model's: of an answer that its length cuts, the last token has
+    no KV, and is a gap of its own."""
+    tokenizer = json.loads((shipped_model() / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
     whole = (token for text, token in vocabulary.items() if re.fullmatch("Ġ[a-z]{3,}", text))
-    bias = dict.fromkeys(map(str, whole), 100)
-    members = {"ignore_eos": True, "logit_bias": bias, "frequency_penalty": 1}
+    end = (each["id"] for each in tokenizer["added_tokens"] if each["content"] == "<|im_end|>")
+    bias = dict.fromkeys(map(str, [*whole, *end]), 100)
+    members = {"logit_bias": bias, "frequency_penalty": 1}
     with sglang_server(None, Path("out/compaction_sglang.log")) as server:
         yield Served(server.url, SHIPPED_NAME, members, answer_tokens=24, summary_tokens=400)
 
@@ -122,7 +126,7 @@ class Agent:
     ) -> tuple[str, float, Any]:
         """Return a streamed answer's text, its TTFT in ms, and its account."""
         body = {"model": self._served.model, "messages": chat, "temperature": 0, "stream": True}
-        body |= {"max_tokens": tokens, **self._served.members}
+        body |= {"max_tokens": tokens + 16, "min_tokens": tokens, **self._served.members}
         return self._streamed(body | ({"leyline": {"policy": policy}} if policy else {}))
 
     def compacted(self, rounds: int) -> tuple[Any, Any]:

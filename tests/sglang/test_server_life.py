@@ -145,6 +145,22 @@ def test_an_aborted_edit_ends(client: EngineClient, delay_s: float) -> None:
     assert record.receipt.reason is Reason.MISSING_SOURCE
 
 
+def test_a_gap_is_computed_beside_an_answer_of_a_least_length(client: EngineClient) -> None:
+    """For ``min_tokens``, SGLang asks every row of a batch for its tokenizer, also the engine's."""
+    edit = begin(client, "beside")
+    longest = {"sampling_params": {"min_new_tokens": LONG, "max_new_tokens": LONG}}
+    with ThreadPoolExecutor(1) as pool:
+        body = request_body(text("long", 40)) | longest
+        answer = pool.submit(client.http.post, "/generate", json=body)
+        while client.load()[0] == 0 and not answer.done():
+            time.sleep(0.01)
+        _, record = client.turn(edit.prompt, edit.payload)
+        assert not answer.done(), "control: it ended first"
+        assert record.receipt.stages > 0, "control: no gap was computed"
+        spliced(record)
+        assert len(answer.result().json()["output_ids"]) == LONG
+
+
 def test_aborting_all_leaves_the_server_serving(client: EngineClient) -> None:
     """With edits under way in several sessions, everything ends at once."""
     edits = [begin(client, f"all {i}") for i in range(4)]

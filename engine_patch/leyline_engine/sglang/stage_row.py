@@ -30,6 +30,8 @@ class StageRow(Req):
         )
         # The row computes what its turn would; SGLang would append the adapter to the key again.
         self.lora_id, self.extra_key = parent.lora_id, parent.extra_key
+        # SGLang reads the stop tokens of a whole batch from it if one request has ``min_tokens``.
+        self.tokenizer = parent.tokenizer
         # None are wanted. With data-parallel attention, other ranks must know how many there are.
         self.logprob_start_len = -1
         self.leyline = turn

@@ -142,7 +142,7 @@ def _compared(
         elif kind != "kept":
             walk.unaligned(old, new_index)
     walk.finish(source.prompt_length, prompt.spans)
-    return _assemble(walk.runs, walk.hunks, min_run)
+    return _assemble(source.tokens, prompt.tokens, walk, min_run)
 
 
 class _Walk:
@@ -337,17 +337,32 @@ def _compare_tail(
         hunks.append(Hunk(a0 + shared, a1, b0 + shared, b1, old_messages, new_messages))
 
 
-def _assemble(runs: Sequence[Kept], hunks: Sequence[Hunk], min_run: int) -> TokenDiff:
+def _assemble(old: array[int], new: array[int], walk: _Walk, min_run: int) -> TokenDiff:
     """Join neighbours and dissolve runs too short to be more than a coincidence."""
+    runs, hunks = walk.runs, walk.hunks
     solid = [run for run in _join_runs(runs) if run.length >= min_run or run.start == run.dest == 0]
     end = max([(h.end, h.new_end) for h in hunks] + [(r.end, r.dest_end) for r in runs])
+    kept: list[Kept] = []
     joined: list[Hunk] = []
     cursor = (0, 0)
-    for run in solid:
+    for each in solid:
+        run = _extended_back(old, new, each, cursor)
+        kept.append(run)
         joined.extend(_hunk_between(cursor, (run.start, run.dest), hunks))
         cursor = (run.end, run.dest_end)
     joined.extend(_hunk_between(cursor, end, hunks))
-    return TokenDiff(tuple(solid), tuple(joined), cursor[1])
+    return TokenDiff(tuple(kept), tuple(joined), cursor[1])
+
+
+def _extended_back(old: array[int], new: array[int], run: Kept, begin: tuple[int, int]) -> Kept:
+    """Return a run with the equal tokens in front of it that a dissolved one had.
+
+    A message's end is the same everywhere, so it is often found too early.
+    """
+    start, dest = run.start, run.dest
+    while start > begin[0] and dest > begin[1] and old[start - 1] == new[dest - 1]:
+        start, dest = start - 1, dest - 1
+    return Kept(start, run.end, dest)
 
 
 def _hunk_between(
@@ -361,8 +376,8 @@ def _hunk_between(
         for h in hunks
         if begin[0] <= h.start
         and begin[1] <= h.new_start
-        and h.end <= end[0]
-        and h.new_end <= end[1]
+        and h.start <= end[0]
+        and h.new_start <= end[1]
     ]
     yield Hunk(
         begin[0],

@@ -17,7 +17,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
 from leyline_proxy.model.diff import MessageDiff, Step, diff_messages
 from leyline_proxy.model.rendered import MessageSpan, Rendered
-from leyline_proxy.plan.token_diff import MIN_RUN, SourceView, TokenDiff, continued, diff_tokens
+from leyline_proxy.plan.token_diff import (
+    MIN_RUN,
+    Hunk,
+    Kept,
+    SourceView,
+    TokenDiff,
+    continued,
+    diff_tokens,
+)
 from leyline_proxy.render import ChatRenderer
 
 tokens = st.lists(st.integers(0, 3), max_size=40)
@@ -106,6 +114,10 @@ def check_tiling(source: array[int], prompt: array[int], diff: TokenDiff) -> Non
         assert (pieces[-1][1], pieces[-1][3]) == (len(source), len(prompt))
     assert diff.tail == max((run.dest_end for run in diff.kept), default=0)
     assert diff.kept_tokens == sum(run.length for run in diff.kept)
+    for hunk, run in pairwise(sorted([*diff.hunks, *diff.kept], key=lambda each: each.end)):
+        if isinstance(hunk, Hunk) and isinstance(run, Kept) and hunk.end > hunk.start:
+            ends = hunk.new_end > hunk.new_start and source[run.start - 1] == prompt[run.dest - 1]
+            assert not ends, "an equal token in front of a run isn't kept"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60))
@@ -140,6 +152,25 @@ def test_a_dropped_message_costs_only_itself(
     view = SourceView(before.tokens, before.spans, len(before.tokens))
     diff = diff_tokens(view, prompt, diff_messages(old, new))
     assert diff.kept_tokens >= len(prompt.tokens) - 2 * MIN_RUN
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(40))
+@given(conversations(), TEXTS)
+def test_a_summary_in_place_of_messages_costs_only_its_own_text(
+    renderer: ChatRenderer, old: list[dict[str, Any]], summary: str
+) -> None:
+    """The end of a message, which the summary's has in common with what it replaces, is kept."""
+    # Empty contents give the comparison nothing to align by.
+    old = [
+        {**message, "content": f"{message.get('content')} {at}"} for at, message in enumerate(old)
+    ]
+    go_on = {"role": "user", "content": "of the listing"}
+    new = [old[0], {"role": "user", "content": f"0042 {summary} of"}, go_on]
+    before, prompt = renderer.render([*old, go_on], None), renderer.render(new, None)
+    view = SourceView(before.tokens, before.spans, len(before.tokens))
+    diff = diff_tokens(view, prompt, diff_messages([*old, go_on], new))
+    written = next(span for span in prompt.spans if span.message == 1)
+    assert len(prompt.tokens) - diff.kept_tokens <= written.end - written.start
 
 
 TOKENS = st.lists(st.integers(0, 3), max_size=30).map(lambda ids: array("q", ids))
