@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from overhead.systems import leyline
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -40,10 +41,8 @@ from support.scripted_model import (
 )
 from support.stack import serving
 
-from leyline_proxy.http.app import create_app
 from leyline_proxy.replay.engine_process import SHIPPED_NAME, shipped_model
 from leyline_proxy.replay.sglang_process import sglang_server
-from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.logging import configure_logging
 
 ASK = "Summarize the work so far."
@@ -187,11 +186,12 @@ class Agent:
 
 def measure(mode: str, served: Served, samples: int, rounds: int) -> dict[str, Any]:
     """Return the figures of one mode."""
-    edits = {"edit_timing": "now"} if mode == "summarize" else {"compaction_edits": mode}
-    settings = Settings(upstream=served.url, log_level="error", **edits)
+    summarizes = mode == "summarize"
+    edits = {"LEYLINE_EDIT_TIMING": "now"} if summarizes else {"LEYLINE_COMPACTION_EDITS": mode}
     with (
-        serving(create_app(settings)) as origin,
-        httpx.Client(base_url=origin, timeout=120) as client,
+        tempfile.TemporaryDirectory() as logs,
+        leyline("proxy", served.url, Path(logs), LEYLINE_LOG_LEVEL="error", **edits) as proxy,
+        httpx.Client(base_url=proxy.origin, timeout=120) as client,
     ):
         found = []
         for at in range(samples + 1):

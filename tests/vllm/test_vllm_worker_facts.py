@@ -18,7 +18,7 @@ from leyline_engine.vllm.facts.measuring import measure_layouts
 from leyline_engine.vllm.facts.setup import capability, read_setup
 from leyline_engine.vllm.facts.worker_facts import WorkerFacts, read_worker_facts
 
-ENGINES = {RandomKind.LLAMA: "float32", RandomKind.QWEN3: "bfloat16"}
+ENGINES = {RandomKind.LLAMA: "float32", RandomKind.QWEN3: "float16"}
 PROMPT = [7 * i % 4001 + 2 for i in range(100)]
 
 
