@@ -5,25 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from contract_kit import BLOCK, BOUND, distance, expect, load_reference
+from forget_story import HEAD, SECRET, TAIL, Story, asked, counts_of, started
 from oracle_models import OracleModel
 from oracle_reference import Fresh
-from secret_rows import ORDINARY, SECRETS, SecretRows, draw_ordinary
-from splice_kit import Answer, SplicingEngine, splicing_engine
+from secret_rows import SecretRows, draw_ordinary
+from splice_kit import SplicingEngine, splicing_engine
 
 from leyline_engine.contract import Directive, EditPayload, ForgetCounts, Outcome, SpanLabel
 from leyline_engine.vllm.orders import block_slots
-
-HEAD, TAIL = 100, 90
-SECRET = 40
-"""Tokens of the secret; together with the head they end inside a block."""
-_names, _secrets = count(), iter(SECRETS)
 
 
 @pytest.fixture(scope="module")
@@ -45,72 +40,16 @@ def rows(engine: SplicingEngine, subject: OracleModel) -> SecretRows:
     return SecretRows(engine, subject)
 
 
-class Story:
-    """A session that was told a secret: head, secret, tail."""
-
-    def __init__(self, engine: SplicingEngine) -> None:
-        self.engine = engine
-        self.session = f"s{next(_names)}"
-        rng = random.Random(self.session)
-        self.head, self.tail = draw_ordinary(rng, HEAD), draw_ordinary(rng, TAIL)
-        self.secret = tuple(islice(_secrets, SECRET))
-        self.told = (*self.head, *self.secret, *self.tail)
-        self.redacted = (*self.head, *self.tail)
-
-    def telling(self, turn: str = "t1", **members: Any) -> EditPayload:
-        """The payload of a turn that reads the secret."""
-        end = HEAD + SECRET
-        spans = (
-            SpanLabel("head", 0, HEAD),
-            SpanLabel("secret", HEAD, end),
-            SpanLabel("tail", end, end + TAIL),
-        )
-        members = {"session": self.session, "scope": "t", "turn": turn, "spans": spans} | members
-        return EditPayload(**members)
-
-    def forgetting(self, turn: str = "t9", **members: Any) -> EditPayload:
-        """The payload of the turn that demands forgetting."""
-        spans = (SpanLabel("head", 0, HEAD), SpanLabel("tail", HEAD, HEAD + TAIL))
-        return self.telling(turn, **({"spans": spans, "forget": ("secret",)} | members))
-
-    def tell(self, **options: Any) -> Answer:
-        """Tell the secret."""
-        return asked(self.engine, self.told, self.telling(), **options)
-
-    def forget(self, **members: Any) -> ForgetCounts:
-        """Demand forgetting; returns the counts when the engine has come to rest."""
-        answer = asked(self.engine, self.redacted, self.forgetting(**members))
-        return counts_of(self.engine, answer)
-
-
 @pytest.fixture
 def story(engine: SplicingEngine) -> Story:
     """A session with nothing told yet."""
     return Story(engine)
 
 
-def counts_of(engine: SplicingEngine, answer: Answer) -> ForgetCounts:
-    """The last reported counts of a forget."""
-    assert answer.record is not None
-    forgot = engine.sent.forgot.get(answer.message, answer.record.receipt.forgot)
-    assert forgot is not None
-    return forgot
-
-
 def values_of(engine: SplicingEngine, blocks: list[int]) -> list[torch.Tensor]:
     """Keys and values of whole blocks, in every layer."""
     keys, values = engine.rows_in(block_slots(blocks, BLOCK))
     return [*keys, *values]
-
-
-def asked(engine: SplicingEngine, *args: Any, **options: Any) -> Answer:
-    """Run one request alone, which writes no secret itself."""
-    return engine.ask(*args, allowed=ORDINARY, **options)
-
-
-def started(engine: SplicingEngine, *args: Any, **options: Any) -> str:
-    """Queue a request that writes no secret itself."""
-    return engine.start(*args, allowed=ORDINARY, **options)
 
 
 def same_rows(old: torch.Tensor, new: torch.Tensor) -> int:
