@@ -14,10 +14,14 @@ import msgspec
 from leyline_engine.containment import contained
 from leyline_engine.contract import (
     Capability,
+    ClaimRefusal,
     ForgetCounts,
+    Outcome,
+    Reason,
     Receipt,
     ReusePayload,
     SpanLabel,
+    TokenCounts,
     TurnRecord,
 )
 from leyline_engine.ledger import SpanLedger
@@ -113,6 +117,30 @@ class TurnAccounts:
             record = TurnRecord(receipt=receipt, finished=True, output_ids=tuple(output))
             self._sender.send(record, turn.scope)
         return source
+
+    def refused(self, turn: EndedTurn, prompt: int, refusal: ClaimRefusal, *, began: bool) -> None:
+        """Note that a turn's request can't run, or can't continue, because of claims.
+
+        Args:
+            prompt: tokens of its prompt.
+            began: True if it ran already.
+        """
+        detail = "decoding outgrew what claims leave" if began else "claims leave too little room"
+        session = turn.payload.session if turn.payload is not None else ""
+        before = turn.receipt or Receipt(
+            message_id=turn.message_id,
+            session=session,
+            tokens=TokenCounts(prompt=prompt),
+            forgot=turn.forgot,
+        )
+        turn.receipt = msgspec.structs.replace(
+            before,
+            turn="",
+            outcome=Outcome.REPREFILLED,
+            reason=Reason.REFUSED_BY_CLAIM,
+            detail=detail,
+            refused=refusal,
+        )
 
     def retired(self, tokens: int) -> None:
         """Count tokens whose KV was freed because no turn continues it."""

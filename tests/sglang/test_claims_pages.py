@@ -29,7 +29,7 @@ from leyline_engine.contract import (
 )
 from leyline_engine.occupancy import held_by_claims
 from leyline_engine.server.claim_clock import ClaimMessage
-from leyline_engine.sglang.claim_desk import ClaimDesk
+from leyline_engine.sglang.claim_desk import SchedulerClaims
 from leyline_engine.sources import SourceRegistry
 
 pytestmark = pytest.mark.usefixtures("server_args")
@@ -145,7 +145,7 @@ def test_the_limit_is_sglangs_own_to_the_token(page: int, decode: int, shares: f
         prompt = [*common, *text("active", length - len(common))]
         req = Req("r", "", token_array(prompt), sampling(decode), vocab_size=500)
         req.extra_key = req.cache_salt = None
-        blocked = scheduler.engine.claims.blocks(
+        blocked = scheduler.engine.claims.bars(
             req, None, lambda req=req: scheduler.engine.cached_slots(req)
         )
         assert blocked is not would_admit(scheduler, req), length - edge
@@ -361,7 +361,7 @@ def test_events_count_pages(page: int) -> None:
 def test_pages_of_other_sizes_take_no_claims(page: int) -> None:
     """The refusal names the sizes that do."""
     tree = tree_of(None)
-    desk = ClaimDesk(tree, SourceRegistry(), usable=4096, page_size=page)
+    desk = SchedulerClaims(tree, SourceRegistry(), usable=4096, page_size=page)
     message = refused(desk)
     assert f"pages of {page} tokens" in message
     assert "--page-size of 1, 16, 32, 64, 128" in message
@@ -370,7 +370,7 @@ def test_pages_of_other_sizes_take_no_claims(page: int) -> None:
 def test_slots_that_fill_no_page_are_nobodys() -> None:
     """SGLang's allocator has whole pages only."""
     tree = tree_of(None)
-    desk = ClaimDesk(tree, SourceRegistry(), usable=10 * 64 + 5, page_size=64)
+    desk = SchedulerClaims(tree, SourceRegistry(), usable=10 * 64 + 5, page_size=64)
     assert desk.keeper.book.crowded(Demand("a", 1, 1)).usable == 10 * 64
 
 
@@ -379,7 +379,7 @@ def test_a_sharded_pool_takes_no_claims() -> None:
     pool: Any = SimpleNamespace()
     allocator = PageInterleavePoolAllocator(1024, 64, 2, torch.float32, "cpu", pool, False)
     tree = tree_of(allocator)
-    desk = ClaimDesk(tree, SourceRegistry(), usable=2048, page_size=64)
+    desk = SchedulerClaims(tree, SourceRegistry(), usable=2048, page_size=64)
     assert "drop --enable-kv-cache-sharding" in refused(desk)
 
 
@@ -390,7 +390,7 @@ def tree_of(allocator: Any) -> Any:
     )
 
 
-def refused(desk: ClaimDesk) -> str:
+def refused(desk: SchedulerClaims) -> str:
     """The answer of a desk that takes no claims."""
     reply = desk.carry_out(ClaimMessage(1, 0, '{"command":"list"}')).reply
     assert reply.problem is not None

@@ -33,7 +33,7 @@ from leyline_engine.lineage import fold_keys
 from leyline_engine.proof.digests import Part
 from leyline_engine.publications import Publication, Space
 from leyline_engine.rows.pool import SplicePool
-from leyline_engine.sglang.claim_desk import ClaimDesk
+from leyline_engine.sglang.claim_desk import SchedulerClaims
 from leyline_engine.sglang.tree_keys import TreeKeys
 
 pytestmark = pytest.mark.usefixtures("server_args")
@@ -216,7 +216,7 @@ def test_claims_beside_drafts_are_refused_by_name() -> None:
     scheduler = ClaimScheduler(100)
     scheduler.cache.speculative = "EAGLE3"
     engine = scheduler.engine
-    engine.claims = ClaimDesk(scheduler.cache, engine.registry, usable=scheduler.capacity)
+    engine.claims = SchedulerClaims(scheduler.cache, engine.registry, usable=scheduler.capacity)
     scheduler.serve(text(30, 1), opens("s"))
     reply = scheduler.try_claim("s", 20)
     assert reply.problem is not None

@@ -168,7 +168,7 @@ def test_noted_paths_have_the_hashes_of_their_requests(engine: SplicingEngine) -
     from vllm.lora.request import LoRARequest
 
     tokens = list(range(100, 260))
-    hasher: PathHasher = engine.leyline._hasher
+    hasher: PathHasher = engine.leyline._keys._hasher
     ways: list[dict[str, object]] = [
         {},
         {"lora_request": LoRARequest("a", 1, "/nowhere")},

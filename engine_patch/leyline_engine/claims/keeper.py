@@ -45,20 +45,20 @@ from .states import State, TransitionError
 
 
 class Shelf(Protocol):
-    """A cache of whole prefixes, as claims see it. Keys are radix keys, with lineages folded in."""
+    """A cache of whole prefixes, as claims see it. Lengths are whole pages of a place's keys."""
 
-    def slots(self, keys: array[int]) -> Sequence[int]:
-        """Return the slots of the cached prefix of ``keys``, whole pages, in order; recency doesn't
-        change."""
+    def slots(self, place: ClaimPlace) -> Sequence[int]:
+        """Return the slots of the cached part of a claim's path, whole pages, in order; recency
+        doesn't change."""
 
-    def lock(self, claim: ClaimKey, keys: array[int]) -> None:
-        """Lock the cached path of ``keys`` against eviction, and no neighbour of it."""
+    def lock(self, claim: ClaimKey, place: ClaimPlace, length: int) -> None:
+        """Lock a path's cached beginning against eviction, and no neighbour of it."""
 
     def unlock(self, claim: ClaimKey) -> None:
         """Undo a :meth:`lock`."""
 
-    def rank(self, claim: ClaimKey, keys: array[int], priority: int) -> None:
-        """Evict the cached path of ``keys`` after slots of lower priority."""
+    def rank(self, claim: ClaimKey, place: ClaimPlace, length: int, priority: int) -> None:
+        """Evict a path's cached beginning after slots of lower priority."""
 
     def unrank(self, claim: ClaimKey) -> None:
         """Undo a :meth:`rank`."""
@@ -200,7 +200,7 @@ class ClaimKeeper:
     def _seek(self, key: ClaimKey, turn: SourceTurn, start: int, end: int) -> None:
         """Look for a claim's tokens, and hold those that are cached."""
         place = ClaimPlace.of(turn, start, end, self._page)
-        path = self.names.name(turn.turn, self._shelf.slots(place.keys))
+        path = self.names.name(turn.turn, self._shelf.slots(place))
         support = first_pages(path, place.before)
         self._places[key] = place
         self._apply(self.book.seek(key, last_pages(path, count(path) - place.before), support))
@@ -212,10 +212,10 @@ class ClaimKeeper:
             place = self._places.get(effect.claim)
             match effect.change:
                 case Change.LOCK if place is not None:
-                    self._shelf.lock(effect.claim, place.keys[: count(effect.runs) * self._page])
+                    self._shelf.lock(effect.claim, place, count(effect.runs) * self._page)
                 case Change.RANK if place is not None:
                     reach = self._reach(effect.claim, place) * self._page
-                    self._shelf.rank(effect.claim, place.keys[:reach], effect.priority)
+                    self._shelf.rank(effect.claim, place, reach, effect.priority)
                 case Change.UNLOCK:
                     self._shelf.unlock(effect.claim)
                     self._drop_names(effect.runs)
@@ -357,7 +357,7 @@ class ClaimKeeper:
         if place is None:
             return ()
         held = self.book.held(key)
-        gone = self._reach(key, place) - len(self._shelf.slots(place.keys)) // self._page
+        gone = self._reach(key, place) - len(self._shelf.slots(place)) // self._page
         return last_pages(held, min(count(held), gone))
 
     def _free(self) -> int:

@@ -28,9 +28,17 @@ class ClaimPlace:
     """At most the number of keys."""
     before: int
     """Pages before the claim's own."""
-    session: SessionKey
-    exact: int
-    """Number of the turn's tokens under plain keys."""
+    turn: SourceTurn
+    """The turn that was claimed, for caches that find its KV by more than its keys."""
+
+    @property
+    def session(self) -> SessionKey:
+        return self.turn.scope, self.turn.session
+
+    @property
+    def exact(self) -> int:
+        """Number of the turn's tokens under plain keys."""
+        return self.turn.exact_length
 
     @classmethod
     def of(cls, turn: SourceTurn, start: int, end: int, page: int) -> ClaimPlace:
@@ -42,8 +50,7 @@ class ClaimPlace:
         span = Predicate(turn.turn, start, end)
         first, last = span.page_span(page, length_with_kv(turn))
         keys = turn.keys()[: last * page]
-        session = turn.scope, turn.session
-        return cls(keys, start, min(end, len(keys)), first, session, turn.exact_length)
+        return cls(keys, start, min(end, len(keys)), first, turn)
 
     def covered_by(self, keys: array[int], length: int) -> bool:
         """Return True if the first ``length`` of ``keys`` have all of its pages."""

@@ -100,14 +100,14 @@ class SglangRuntime:
 
     def __init__(self, scheduler: Any, usable: int, sink: Callable[[AnyEvent], None]) -> None:
         from leyline_engine.lab.sglang_watch import Watch
-        from leyline_engine.sglang.claim_desk import ClaimDesk
+        from leyline_engine.sglang.claim_desk import SchedulerClaims
 
         self._scheduler = scheduler
         self._engine = scheduler.tree_cache.leyline
         page = int(scheduler.tree_cache.page_size)
         self.unit = unit_of(page)
         self._empty(usable * self.unit)
-        self._desk = ClaimDesk(
+        self._desk = SchedulerClaims(
             scheduler.tree_cache,
             self._engine.registry,
             usable=usable * self.unit,

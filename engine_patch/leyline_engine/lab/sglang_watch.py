@@ -141,7 +141,7 @@ class Watch:
     def _retained(self, turn: Turn, keys: array[int]) -> None:
         """Record tokens that became matchable, and the names of the path to their end."""
         assert turn.payload is not None  # noqa: S101 - the suite's requests all have one
-        slots = self._shelf.slots(keys)
+        slots = self._shelf.cached(keys)
         before = self._keeper.names.known(slots)
         path = self._keeper.names.name(turn.payload.turn, slots)
         new = without(path, before)

@@ -5,15 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 
-import msgspec
-
 from leyline_engine.contract import (
-    ClaimRefusal,
-    Outcome,
     Proof,
-    Reason,
-    Receipt,
-    TokenCounts,
     TurnRecord,
 )
 from leyline_engine.receipts import receipt_of
@@ -35,27 +28,6 @@ class Accounts(TurnAccounts):
         # SGLang takes all in front of the first chunk for cached, what stage rows computed, too.
         turn.req.already_computed = max(0, turn.req.prefix_len - counts.served)
         self._sender.send(TurnRecord(receipt=turn.receipt), turn.scope)
-
-    def refused(self, turn: Turn, refusal: ClaimRefusal, *, began: bool) -> None:
-        """Report that a turn's request can't run, or can't continue, because of claims.
-
-        Args:
-            began: True if it ran already.
-        """
-        detail = "decoding outgrew what claims leave" if began else "claims leave too little room"
-        counts = TokenCounts(prompt=len(turn.req.origin_input_ids))
-        session = turn.payload.session if turn.payload is not None else ""
-        before = turn.receipt or Receipt(
-            message_id=turn.message_id, session=session, tokens=counts, forgot=turn.forgot
-        )
-        turn.receipt = msgspec.structs.replace(
-            before,
-            turn="",
-            outcome=Outcome.REPREFILLED,
-            reason=Reason.REFUSED_BY_CLAIM,
-            detail=detail,
-            refused=refusal,
-        )
 
     def ended(self, turn: Turn, output: array[int], *, retain: bool) -> SourceTurn | None:
         """Close an ended turn's receipt; see :meth:`.TurnAccounts.close`."""

@@ -1,17 +1,11 @@
-"""Claims in one SGLang scheduler: commands as they reach every rank, and refusals of requests.
-
-A request that can't fit beside the hard claims is refused before it is queued. Waiting requests are
-checked again after each command, so that none waits for a claim.
-"""
+"""Claims in one SGLang scheduler: its arithmetic, and its requests and turns as claims see them."""
 
 from __future__ import annotations
 
-import os
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.mem_cache.allocator.page_interleave import page_interleave_shard_size
 
@@ -19,26 +13,15 @@ from leyline_engine.claims.events import EventLedger
 from leyline_engine.claims.feasibility import Arithmetic
 from leyline_engine.claims.keeper import ArrivingRequest, ClaimKeeper
 from leyline_engine.claims.limits import Limits
-from leyline_engine.contract import (
-    ClaimProblem,
-    ClaimRefusal,
-    ClaimReply,
-    ProblemCode,
-    decode_command,
-)
+from leyline_engine.contract import ClaimRefusal
 from leyline_engine.plan import PAGE_SIZES, page_floor
-from leyline_engine.server.claim_clock import ClaimAnswer, ClaimMessage
+from leyline_engine.server.claim_desk import ClaimDesk
 from leyline_engine.sglang.shelf import RadixShelf, Tree
 from leyline_engine.sglang.turn import Turn
 from leyline_engine.sources import SourceRegistry, SourceTurn
 
-LIMITS_VARIABLE = "LEYLINE_CLAIM_LIMITS"
-"""Environment variable: ``{"share": 0.5, …}``, fields of :class:`~.claims.limits.Limits`."""
 
-NO_ADMIT = "a claim keeps what this session computes out of the cache"
-
-
-class ClaimDesk:
+class SchedulerClaims(ClaimDesk):
     """Claims of one scheduler.
 
     Args:
@@ -59,9 +42,8 @@ class ClaimDesk:
         ledger: EventLedger | None = None,
         watched: bool = False,
     ) -> None:
-        self.obstacle = _obstacle(page_size, tree)
         self.shelf = RadixShelf(tree)
-        self.keeper = ClaimKeeper(
+        keeper = ClaimKeeper(
             registry,
             self.shelf,
             page_floor(usable, page_size),
@@ -71,29 +53,11 @@ class ClaimDesk:
             ledger=ledger,
             watched=watched,
         )
-        self.shelf.gave_way = self.keeper.gave_way
-        self.shelf.passed_over = self.keeper.passed_over
-        self.recheck = False
-        """True if a waiting request may have become one that can't run."""
+        super().__init__(keeper, _obstacle(page_size, tree))
+        self.shelf.gave_way = keeper.gave_way
+        self.shelf.passed_over = keeper.passed_over
 
-    def carry_out(self, message: ClaimMessage) -> ClaimAnswer:
-        """Advance the clock, and carry out the command."""
-        self.keeper.tick(message.order, message.now_ms)
-        reply = ClaimReply()
-        if message.command:
-            reply = self._reply(message.command)
-            self.recheck = True
-        return ClaimAnswer(message.order, reply, self.keeper.book.next_deadline_ms)
-
-    def _reply(self, command: str) -> ClaimReply:
-        if self.obstacle:
-            return ClaimReply(problem=ClaimProblem(ProblemCode.UNSUPPORTED, self.obstacle))
-        try:
-            return self.keeper.carry_out(decode_command(command.encode()))
-        except (msgspec.DecodeError, RecursionError) as error:
-            return ClaimReply(problem=ClaimProblem(ProblemCode.INVALID_CLAIM, str(error)))
-
-    def refuse(
+    def refuse_request(
         self, req: Any, turn: Turn | None, matched: Callable[[], Sequence[int]]
     ) -> ClaimRefusal | None:
         """Return why a request can't run before a claim ends.
@@ -102,11 +66,11 @@ class ClaimDesk:
             turn: its state, if it brought an envelope.
             matched: slots of its cached prefix.
         """
-        return self.keeper.refuse(_candidate(req, turn), matched)
+        return self.refuse(_candidate(req, turn), matched)
 
-    def blocks(self, req: Any, turn: Turn | None, matched: Callable[[], Sequence[int]]) -> bool:
-        """Return True if :meth:`refuse` would refuse; nothing is recorded."""
-        return self.keeper.blocks(_candidate(req, turn), matched)
+    def bars(self, req: Any, turn: Turn | None, matched: Callable[[], Sequence[int]]) -> bool:
+        """Return True if :meth:`refuse_request` would refuse; nothing is recorded."""
+        return self.blocks(_candidate(req, turn), matched)
 
     def crowded(self, req: Any, turn: Turn | None) -> ClaimRefusal:
         """Return a refusal; see :meth:`ClaimKeeper.crowded`."""
@@ -123,15 +87,10 @@ class ClaimDesk:
             keys = turn.keys(req.origin_input_ids)
             self.keeper.matched(turn.session, keys, req.prefix_len)
 
-    def retained(self, turn: Turn, source: SourceTurn | None) -> None:
-        """Record that a turn became a source: its session's claims follow the tokens it spliced."""
-        checked, plan = turn.checked, turn.plan
-        if not self.keeper or source is None or checked is None or plan is None:
-            return
-        if checked.edit is not None and not checked.only_reuses:
-            self.keeper.follow(source, checked.edit.sources, checked.edit.own_copies)
-            # Moved claims may lock more than before, where they lay over another claim.
-            self.recheck = True
+    def became_source(self, turn: Turn, source: SourceTurn | None) -> None:
+        """Record that a turn became a source; see :meth:`retained`."""
+        if source is not None and turn.checked is not None and turn.plan is not None:
+            self.retained(source, turn.checked)
 
     def removing(self, keys: array[int], start: int, cause: str) -> None:
         """Record that the cached part of a path after ``start`` is about to be removed.
@@ -170,34 +129,3 @@ def _candidate(req: Any, turn: Turn | None) -> ArrivingRequest:
         prompt_tokens=len(req.origin_input_ids) + written,
         max_new_tokens=max(0, req.sampling_params.max_new_tokens - written),
     )
-
-
-def explain(refusal: ClaimRefusal) -> str:
-    """Return a refusal as a sentence, for the request's owner."""
-    own = f", of which yours: {', '.join(refusal.own)}" if refusal.own else ""
-    count = len(refusal.own) + refusal.others
-    wait = (
-        "one of them is released"
-        if refusal.retry_after_ms is None
-        else f"{-(-refusal.retry_after_ms // 1000)} s have passed"
-    )
-    return (
-        f"refused_by_claim: the request needs {refusal.needed} tokens of KV, and {count} claims "
-        f"leave {refusal.usable - refusal.protected} of {refusal.usable}{own}. "
-        f"It can run when {wait}."
-    )
-
-
-def limits_from(environment: Mapping[str, str] = os.environ) -> Limits:
-    """Return the limits that the operator set.
-
-    Raises:
-        ValueError: they can't be read; the text names the variable and the field.
-    """
-    text = environment.get(LIMITS_VARIABLE)
-    if not text:
-        return Limits()
-    try:
-        return msgspec.json.decode(text, type=Limits)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{LIMITS_VARIABLE}: {error}") from error

@@ -30,11 +30,12 @@ from leyline_engine.reuse.fingerprints import MatcherKind
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.rules import Rules
 from leyline_engine.server.channel import Sender
+from leyline_engine.server.claim_desk import NO_ADMIT
 from leyline_engine.sglang.accounts import Accounts
 from leyline_engine.sglang.admission import Admission
 from leyline_engine.sglang.census import open_census
 from leyline_engine.sglang.chores import Chores
-from leyline_engine.sglang.claim_desk import NO_ADMIT, ClaimDesk
+from leyline_engine.sglang.claim_desk import SchedulerClaims
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.forgetting import Forgetter
 from leyline_engine.sglang.hints import take_hints
@@ -107,7 +108,7 @@ class SchedulerEngine:
         self.ledger = SpanLedger(defers=True)
         usable = int(cache.token_to_kv_pool_allocator.size)
         self.publications = Publications.of_tree(cache, usable)
-        self.claims = ClaimDesk(
+        self.claims = SchedulerClaims(
             cache, self.registry, usable=usable, page_size=int(cache.page_size), limits=limits
         )
         lay = planner(cache, min_copy=min_copy, stage_cost=stage_cost)
@@ -166,14 +167,8 @@ class SchedulerEngine:
     ) -> Splicer | None:
         if pool is None:
             return None
-        return Splicer(
-            self.cache,
-            pool,
-            rules,
-            self.publisher,
-            copied=self._metrics.copied,
-            **options,
-        )
+        copied = self._metrics.copied
+        return Splicer(self.cache, pool, rules, self.publisher, copied=copied, **options)
 
     def _open_forgets(self, rules: Rules, forgetter: Forgetter, fallback: Fallback) -> TurnForgets:
         return TurnForgets(
@@ -235,15 +230,15 @@ class SchedulerEngine:
             return self.cached_slots(req)
 
         with contained("asking whether claims leave room"):
-            if turn is not None and forgets(turn.payload) and self.claims.blocks(req, turn, cached):
+            if turn is not None and forgets(turn.payload) and self.claims.bars(req, turn, cached):
                 # The request may forget what is in its way, and no claim keeps that.
                 self.forgets.forget_first(turn)
-            refusal = self.claims.refuse(req, turn, cached)
+            refusal = self.claims.refuse_request(req, turn, cached)
             if refusal is not None:
                 self._metrics.refused()
                 if turn is not None:
                     self.forgets.catch_up(turn)
-                    self._accounts.refused(turn, refusal, began=began)
+                    self._accounts.refused(turn, len(req.origin_input_ids), refusal, began=began)
         return refusal
 
     def refuse_running(self, req: Any) -> ClaimRefusal:
@@ -254,7 +249,7 @@ class SchedulerEngine:
             refusal = self.claims.crowded(req, turn)
             self._metrics.refused()
             if turn is not None:
-                self._accounts.refused(turn, refusal, began=True)
+                self._accounts.refused(turn, len(req.origin_input_ids), refusal, began=True)
         return refusal
 
     def evicted(self, tokens: int) -> None:
@@ -394,7 +389,7 @@ class SchedulerEngine:
             retain = not (aborted or turn.withheld or turn.private)
             source = self._accounts.ended(turn, req.output_ids_through_stop, retain=retain)
             with contained("moving claims"):
-                self.claims.retained(turn, source)
+                self.claims.became_source(turn, source)
             self._indexer.ended(turn, source)
             if source is not None and not self.claims.keeper:  # they may be on what would go
                 self.forgets.retire(turn)

@@ -56,7 +56,7 @@ def create_cache(context: Any) -> Any:
     from leyline_engine.packed_hints import hints_secret
     from leyline_engine.reuse.fingerprints import MatcherKind, read_matcher
     from leyline_engine.server.channel import open_sender
-    from leyline_engine.sglang.claim_desk import limits_from
+    from leyline_engine.server.claim_desk import limits_from
     from leyline_engine.sglang.engine import SchedulerEngine
     from leyline_engine.sglang.host_tree import tree_class
     from leyline_engine.sglang.metrics import open_metrics

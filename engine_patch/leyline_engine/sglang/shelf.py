@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from leyline_engine.claims.place import ClaimPlace
 from leyline_engine.claims.protection import ClaimKey
 from leyline_engine.publications import Space
 
@@ -59,8 +60,12 @@ class RadixShelf:
         self.passed_over: Callable[[Sequence[ClaimKey]], None] = lambda _: None
         """Called with those that it passed over."""
 
-    def slots(self, keys: array[int]) -> Sequence[int]:
-        """Return the slots of the cached prefix; nothing is split or touched."""
+    def slots(self, place: ClaimPlace) -> Sequence[int]:
+        """Return the slots of a path's cached part; nothing is split or touched."""
+        return self.cached(place.keys)
+
+    def cached(self, keys: array[int]) -> Sequence[int]:
+        """Return the slots of the cached prefix of ``keys``."""
         return self.all_slots(keys[: self._tree.allowed_length(keys)])
 
     def all_slots(self, keys: array[int]) -> Sequence[int]:
@@ -75,9 +80,9 @@ class RadixShelf:
         length, node, _ = self._tree.tree_core.match_full_device_prefix(RadixKey(keys))
         return int(length), node
 
-    def lock(self, claim: ClaimKey, keys: array[int]) -> None:
+    def lock(self, claim: ClaimKey, place: ClaimPlace, length: int) -> None:
         """Lock a path, split where it ends."""
-        found = self._tree.find(keys, Space())
+        found = self._tree.find(place.keys[:length], Space())
         self._locks[claim] = self._tree.lock(found.last_device_node)
 
     def unlock(self, claim: ClaimKey) -> None:
@@ -86,8 +91,9 @@ class RadixShelf:
         if lock is not None:
             self._tree.unlock(lock)
 
-    def rank(self, claim: ClaimKey, keys: array[int], priority: int) -> None:
+    def rank(self, claim: ClaimKey, place: ClaimPlace, length: int, priority: int) -> None:
         """Evict a path, split where it ends, after KV of lower priority."""
+        keys = place.keys[:length]
         self._tree.find(keys, Space())
         self._ranked[claim] = _Ranked(keys, priority)
 

@@ -7,8 +7,10 @@ its next owner's first forward: the pool reports each block that it takes back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
+from leyline_engine.containment import contained
 from leyline_engine.pending import PendingForgets
 
 GROUP = 0
@@ -35,6 +37,8 @@ class BlockCache:
     ) -> None:
         self.block = block
         self.pending = PendingForgets()
+        self.hiding: Callable[[Any], None] = lambda _: None
+        """Called with a block that is about to be removed from what is found."""
         self._pool = pool
         self._full_key = full_key
         self._evicted = evicted
@@ -79,6 +83,42 @@ class BlockCache:
         self._pool.free_blocks = free_blocks
         self._pool._insert_block_hash = insert_block_hash
         self._pool._maybe_evict_cached_block = maybe_evict
+
+    def watch_gifts(
+        self, giving: Callable[[int], None], given: Callable[[Sequence[int]], None]
+    ) -> None:
+        """Watch the pool give blocks away.
+
+        Args:
+            giving: called with the number of blocks that come next.
+            given: called with their ids, once the pool has removed what they held.
+        """
+        take = self._pool.get_new_blocks
+
+        def get_new_blocks(num_blocks: int, *args: Any, **options: Any) -> list[Any]:
+            with contained("choosing the blocks that go last"):
+                giving(num_blocks)
+            blocks: list[Any] = take(num_blocks, *args, **options)
+            with contained("noting the blocks that went"):
+                given([int(block.block_id) for block in blocks])
+            return blocks
+
+        self._pool.get_new_blocks = get_new_blocks
+
+    def next_free(self, count: int) -> list[Any]:
+        """Return the blocks that the pool gives away next."""
+        return list(islice(self._pool.free_block_queue.iter_blocks_after(None), count))
+
+    def give_last(self, blocks: Sequence[Any]) -> None:
+        """Have the pool give away these free blocks after all others, in order."""
+        for block in blocks:
+            self._pool.free_block_queue.remove(block)
+        self._pool.free_block_queue.append_n(list(blocks))
+
+    def count_empty(self) -> int:
+        """Return the number of free blocks that can't be found."""
+        free = self._pool.free_block_queue.iter_blocks_after(None)
+        return sum(block.block_hash is None for block in free)
 
     def _released(self, blocks: Sequence[Any]) -> None:
         for block in blocks:
@@ -156,6 +196,8 @@ class BlockCache:
     def hide(self, block: Any) -> None:
         """Remove one block from what is found."""
         if block.block_hash is not None:
+            with contained("ending claims"):
+                self.hiding(block)
             self._removing = True
             try:
                 self._pool.evict_blocks({int(block.block_id)})

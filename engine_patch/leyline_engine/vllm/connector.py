@@ -20,6 +20,7 @@ from leyline_engine.lineage import SALT_BYTES
 from leyline_engine.occupancy import RegistryLevels
 from leyline_engine.packed_hints import hints_secret
 from leyline_engine.server.channel import open_sender
+from leyline_engine.server.claim_desk import limits_from
 from leyline_engine.server.counts import SentMetrics
 from leyline_engine.settings import copy_limits, recompute_from
 from leyline_engine.vllm.block_keys import PathHasher
@@ -119,6 +120,7 @@ class LeylineConnector(KVConnectorBase_V1):
             stage_cost=stage_cost,
             bytes_per_token=found.kv.bytes_per_token if found.kv else 0,
             recompute=recompute_from(found),
+            limits=limits_from(),
         )
 
     def on_new_request(self, request: Any) -> None:

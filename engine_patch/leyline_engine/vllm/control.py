@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import msgspec
 
-from leyline_engine.contract import (
-    ClaimProblem,
-    ClaimReply,
-    LedgerAnswer,
-    ProblemCode,
-    decode_question,
-)
+from leyline_engine.contract import LedgerAnswer, decode_question
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.ledger_reading import read_ledger
 from leyline_engine.pending import PendingForgets
-from leyline_engine.server.claim_clock import ClaimAnswer, ClaimMessage
+from leyline_engine.server.claim_clock import ClaimMessage
+from leyline_engine.server.claim_desk import ClaimDesk
 from leyline_engine.sources import SourceRegistry
 
 CONTROL_METHOD = "leyline_control"
 """Method of the engine core that carries out a :class:`~.claim_clock.ClaimMessage`."""
-_NO_CLAIMS = "claims aren't carried out on vLLM yet"
 
 
 class ControlDesk:
     """Answers of one scheduler.
 
     Args:
+        claims: carries out commands about claims.
         pending: forgets that wait for running requests.
     """
 
     def __init__(
-        self, registry: SourceRegistry, ledger: SpanLedger, pending: PendingForgets
+        self,
+        claims: ClaimDesk,
+        registry: SourceRegistry,
+        ledger: SpanLedger,
+        pending: PendingForgets,
     ) -> None:
+        self._claims = claims
         self._registry = registry
         self._ledger = ledger
         self._pending = pending
@@ -49,11 +49,11 @@ class ControlDesk:
             msgspec.DecodeError: it isn't one.
         """
         asked = msgspec.json.decode(message, type=ClaimMessage)
-        reply = ClaimReply()
-        if asked.command:
-            reply = ClaimReply(problem=ClaimProblem(ProblemCode.UNSUPPORTED, _NO_CLAIMS))
-        ledger = self._ledger_answer(asked.question) if asked.question else None
-        return msgspec.json.encode(ClaimAnswer(asked.order, reply, ledger=ledger)).decode()
+        answer = self._claims.carry_out(asked)
+        if asked.question:
+            found = self._ledger_answer(asked.question)
+            answer = msgspec.structs.replace(answer, ledger=found)
+        return msgspec.json.encode(answer).decode()
 
     def _ledger_answer(self, question: str) -> LedgerAnswer:
         asked = decode_question(question.encode())

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from leyline_engine.claims.limits import Limits
 from leyline_engine.containment import contained
 from leyline_engine.contract import Capability, Reason, Recompute
-from leyline_engine.edits import EditRefusedError
 from leyline_engine.hints import Hints
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.metrics import EngineMetrics
@@ -27,11 +27,14 @@ from leyline_engine.server.channel import Sender
 from leyline_engine.sources import SourceRegistry, SourceTurn
 from leyline_engine.vllm.accounts import Accounts
 from leyline_engine.vllm.admission import Admission
-from leyline_engine.vllm.block_keys import PathHasher, RequestKeys, space_of
+from leyline_engine.vllm.arrivals import Arrivals
+from leyline_engine.vllm.block_keys import PathHasher, space_of
 from leyline_engine.vllm.blocks import BlockCache
+from leyline_engine.vllm.claim_desk import SchedulerClaims
 from leyline_engine.vllm.control import ControlDesk
 from leyline_engine.vllm.forgetting import Forgetter
 from leyline_engine.vllm.orders import Orders, Slots, block_slots
+from leyline_engine.vllm.refusing import Refuser
 from leyline_engine.vllm.retained import RetainedKeys
 from leyline_engine.vllm.stepping import Stepper, uncount_cached
 from leyline_engine.vllm.turn import Phase, Turn
@@ -59,6 +62,7 @@ class SchedulerEngine:
         salt: salt of lineages' names.
         min_copy: copies shorter than this, in tokens, are prefilled.
         stage_cost: tokens whose prefill takes as long as one more forward.
+        limits: limits of what may be claimed.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class SchedulerEngine:
         stage_cost: int,
         bytes_per_token: int = 0,
         recompute: Recompute = Recompute(),  # noqa: B008 - immutable
+        limits: Limits | None = None,
     ) -> None:
         self.cache = cache
         self.capability = capability
@@ -84,12 +89,12 @@ class SchedulerEngine:
         self.ledger = SpanLedger(defers=True)
         self.turns: dict[str, Turn] = {}
         self._blocks_of = blocks_of
-        self._read_hints = read_hints
         self._secret = secret
+        self._read_hints = lambda request: read_hints(request, self._secret)
         self._metrics = metrics
-        self._hasher = hasher
         self._keys = RetainedKeys(hasher, cache.block)
         self.registry.dropped = lambda turn, _: self._keys.drop(turn)
+        self.claims = SchedulerClaims(cache, self.registry, self._keys.of, limits=limits)
         self.publications = Publications(
             max_tokens=max(1 << 20, PER_SLOT * cache.capacity), cached=self._cached_length
         )
@@ -122,6 +127,9 @@ class SchedulerEngine:
             told=self._metrics.forgot,
         )
         self._withholder = Withholder(self.cache, self._blocks_of)
+        self._arrivals = Arrivals(
+            self.turns, self.claims, self._withholder, self._read_hints, self.cache.block
+        )
         self.forgets = TurnForgets(
             self.ledger,
             self._forgetter,
@@ -130,7 +138,16 @@ class SchedulerEngine:
             self._accounts,
             turns=self.turns,
         )
-        self._control = ControlDesk(self.registry, self.ledger, self.cache.pending)
+        self.refuser = Refuser(
+            self.cache,
+            self.claims,
+            self._admission,
+            self.forgets,
+            accounts=self._accounts,
+            metrics=self._metrics,
+            turns=self.turns,
+        )
+        self._control = ControlDesk(self.claims, self.registry, self.ledger, self.cache.pending)
 
     def _cached_length(self, path: Publication) -> int:
         return len(path.keys)  # to look it up would mean to hash it again
@@ -139,25 +156,7 @@ class SchedulerEngine:
 
     def receive(self, request: Any) -> None:
         """Read a new request's envelope, if it has one."""
-        hints = self._read_hints(request, self._secret)
-        if hints.message_id is None:
-            if hints.nameless:
-                self._withholder.stranger(request, 0, "")
-            return
-        refusal = None if hints.invalid is None else EditRefusedError(hints.invalid, hints.detail)
-        turn = Turn(
-            request,
-            hints.message_id,
-            RequestKeys(request, self.cache.block),
-            hints.payload,
-            refusal,
-            hints.skipped,
-            prove=hints.prove,
-            prompt=array("q", request.prompt_token_ids),
-        )
-        self.turns[request.request_id] = turn
-        if hints.nameless:
-            self._withholder.turn(turn, 0, "")
+        self._arrivals.receive(request)
 
     def look_up(self, request: Any) -> int | None:
         """Choose the lineage map of a waiting request, before vLLM looks it up.
@@ -212,7 +211,9 @@ class SchedulerEngine:
         if not turn.runs:
             turn.move(Phase.RUNNING)
         with contained("labelling a prompt"):
-            self._label(turn)
+            if turn.session is not None:
+                self.ledger.label(turn.session, [label.span for label in turn.spans])
+            self.claims.admitted(turn)
         self.forgets.carry_out(turn)
         turn.spent_ns += time.perf_counter_ns() - began
         with contained("writing a receipt"):
@@ -243,10 +244,6 @@ class SchedulerEngine:
         self._forgetter.remove_all([(owner[0], path, start) for owner, path, start in gone])
         for owner, path, start in gone:
             self.publications.cut(owner, path, start)
-
-    def _label(self, turn: Turn) -> None:
-        if turn.session is not None:
-            self.ledger.label(turn.session, [label.span for label in turn.spans])
 
     # Steps.
 
@@ -316,6 +313,7 @@ class SchedulerEngine:
     def preempting(self, request: Any) -> None:
         """Record that vLLM takes a running request's blocks; it will wait again."""
         turn = self.turns.get(request.request_id)
+        self.claims.recheck |= bool(self.claims.keeper)
         with contained("preempting a turn"):
             self._withholder.releasing(request)
             self._hide_unwritten(request)
@@ -372,7 +370,8 @@ class SchedulerEngine:
         assert session is not None  # noqa: S101 - only a session's turn is retained
         if self.registry.get(session, source.turn) is source:
             self._keys.note(source, turn.keys.plain)
-        if turn.payload is not None and turn.payload.retire:
+        self.claims.became_source(turn, source)
+        if turn.payload is not None and turn.payload.retire and not self.claims.keeper:
             gone = [name for name in turn.payload.retire if name != turn.payload.turn]
             others = [each for each in self.turns.values() if each.session == session]
             spared = [each.path(each.prompt) for each in others]

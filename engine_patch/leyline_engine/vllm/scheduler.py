@@ -10,6 +10,7 @@ import time
 from functools import cache
 from typing import Any
 
+from leyline_engine.containment import contained
 from leyline_engine.vllm.engine import SchedulerEngine
 
 
@@ -21,9 +22,12 @@ class SchedulerHooks:
     requests: dict[str, Any]
     prev_step_scheduled_req_ids: set[str]
     kv_cache_manager: Any
+    finish_requests: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._refused: list[tuple[Any, str]] = []
+        """Requests that claims have ended since the last step, with the reason."""
         if hasattr(self.connector, "leyline"):
             self.connector.open(self)
 
@@ -36,8 +40,37 @@ class SchedulerHooks:
         """Choose the next step's tokens; staged turns continue after the rows that follow."""
         engine = self._leyline
         if engine is not None:
+            running = set(self.running)
+            waiting = (each for each in tuple(self.requests.values()) if each not in running)
+            for request, reason in engine.refuser.waiting(waiting):
+                self._refuse(request, reason)
             engine.stepping(self.running, self.requests.values())
         return super().schedule(*args, **kwargs)  # type: ignore[misc]
+
+    def add_request(self, request: Any) -> None:
+        """Queue a request, unless it can't run before a claim ends."""
+        is_new = request.request_id not in self.requests
+        super().add_request(request)  # type: ignore[misc]
+        engine = self._leyline
+        reason = engine.refuser.refused(request) if engine is not None and is_new else ""
+        if reason:
+            self._refuse(request, reason)
+
+    def _refuse(self, request: Any, reason: str) -> None:
+        from vllm.v1.request import RequestStatus
+
+        with contained("refusing a request"):
+            self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
+            self._refused.append((request, reason))
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of a step, and the ends of requests that were refused."""
+        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        refused, self._refused = self._refused, []
+        for request, reason in refused:
+            with contained("answering a refused request"):
+                _add_refusal(outputs, request, reason)
+        return outputs
 
     def _get_local_prefix_cache_hit(self, request: Any) -> Any:
         """Look a waiting request's prompt up under its lineage map, as far as that may serve it."""
@@ -93,11 +126,30 @@ class SchedulerHooks:
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Empty the prefix cache, and with it all that turns could draw on."""
-        done: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
         engine = self._leyline
+        if engine is not None and not self.requests:
+            engine.claims.flushing()
+        done: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
         if done and engine is not None:
             engine.flushed()
         return done
+
+
+def _add_refusal(outputs: dict[int, Any], request: Any, reason: str) -> None:
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+
+    ending = EngineCoreOutput(
+        request_id=request.request_id,
+        new_token_ids=[],
+        finish_reason=request.get_finished_reason(),
+        stop_reason=reason,
+        events=request.take_events(),
+        trace_headers=request.trace_headers,
+    )
+    mine = outputs.get(request.client_index)
+    if mine is None:
+        mine = outputs[request.client_index] = EngineCoreOutputs()
+    mine.outputs = [*mine.outputs, ending]
 
 
 @cache

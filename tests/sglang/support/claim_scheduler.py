@@ -181,7 +181,7 @@ class ClaimScheduler(Scheduler):
 
     def cached(self, tokens: Any) -> int:
         """The number of cached leading tokens; no recency changes."""
-        return len(self.engine.claims.shelf.slots(token_array(tokens)))
+        return len(self.engine.claims.shelf.cached(token_array(tokens)))
 
     def edit(
         self, req: Req, session: str, turn: str, cuts: tuple[Directive, ...], source: str = "t1"

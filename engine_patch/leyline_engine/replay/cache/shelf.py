@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
+from leyline_engine.claims.place import ClaimPlace
 from leyline_engine.claims.protection import ClaimKey
 from leyline_engine.replay.cache.integrity import IntegrityError
 from leyline_engine.replay.cache.manager import CacheManager
@@ -25,14 +25,14 @@ class TreeShelf:
         self.locks_taken = 0
         """Number of locks taken since the beginning. While unchanged, nothing has less room."""
 
-    def slots(self, keys: array[int]) -> Sequence[int]:
-        """Return the slots of the cached prefix of ``keys``; nothing is split or touched."""
-        found: list[int] = self._cache.tree.peek(keys).tolist()
+    def slots(self, place: ClaimPlace) -> Sequence[int]:
+        """Return the slots of a path's cached part; nothing is split or touched."""
+        found: list[int] = self._cache.tree.peek(place.keys).tolist()
         return found
 
-    def lock(self, claim: ClaimKey, keys: array[int]) -> None:
+    def lock(self, claim: ClaimKey, place: ClaimPlace, length: int) -> None:
         """Lock a path, split where it ends."""
-        node = self._cache.tree.cut(keys)
+        node = self._cache.tree.cut(place.keys[:length])
         self._cache.lock(node)
         self._locks[claim] = node
         self.locks_taken += 1
@@ -43,9 +43,9 @@ class TreeShelf:
         if node is not None:
             self._cache.unlock(node)
 
-    def rank(self, claim: ClaimKey, keys: array[int], priority: int) -> None:
+    def rank(self, claim: ClaimKey, place: ClaimPlace, length: int, priority: int) -> None:
         """Give a path a priority, split where it ends."""
-        end = self._ranks[claim] = self._cache.tree.cut(keys)
+        end = self._ranks[claim] = self._cache.tree.cut(place.keys[:length])
         for node in self._cache.tree.path(end):
             node.ranks[claim] = priority
 

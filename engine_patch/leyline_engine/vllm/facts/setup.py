@@ -8,6 +8,7 @@ from typing import Any
 from leyline_engine.contract import (
     ACTION_VERSION,
     ATTENTION_SINK,
+    CLAIM_ACTION,
     EDIT_ACTION,
     Capability,
     Refusal,
@@ -157,7 +158,7 @@ def capability(
         isolates=True,
         unsupported_reason="; ".join(refusal.what for refusal in refused),
         refusals=refused,
-        actions=(f"{EDIT_ACTION}@{ACTION_VERSION}",),
+        actions=tuple(f"{kind}@{ACTION_VERSION}" for kind in (EDIT_ACTION, CLAIM_ACTION)),
         rotary=None if refused else first.rotary_facts,
         kv=None if refused else first.kv_facts,
         sink=ATTENTION_SINK,

@@ -34,6 +34,7 @@ from leyline_engine.server.endpoints import Endpoints
 from leyline_engine.server.leaving import LeavingEngine
 from leyline_engine.vllm.control import CONTROL_METHOD
 from leyline_engine.vllm.server.carrying import carry_envelopes
+from leyline_engine.vllm.server.ending import explaining_refusals
 from leyline_engine.vllm.server.renderer import answer_with_tokens, renderer_document
 
 log = logging.getLogger(__name__)
@@ -147,6 +148,7 @@ class EngineHttp:
     async def init_state(self, engine_client: Any, state: Any, _: Any) -> None:
         """Take vLLM's client of its engine; see vLLM's ``EndpointPlugin``."""
         self._client, self._state = engine_client, state
+        engine_client.generate = explaining_refusals(engine_client.generate)
         engine_client.shutdown = partial(self._shut_down, engine_client.shutdown)
 
     def _shut_down(self, shut_down: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from leyline_engine.claims.feasibility import Arithmetic
 from leyline_engine.claims.keeper import ClaimKeeper
 from leyline_engine.claims.limits import Limits
+from leyline_engine.claims.place import ClaimPlace
 from leyline_engine.claims.protection import ClaimKey
 from leyline_engine.contract import (
     Claim,
@@ -51,7 +52,11 @@ class NaiveShelf:
         found = takewhile(self.cached.__contains__, self._prefixes(keys))
         return max(found, key=len, default=())
 
-    def slots(self, keys: array[int]) -> Sequence[int]:
+    def slots(self, place: ClaimPlace) -> Sequence[int]:
+        """Slots of the cached part of a path."""
+        return self.cached_slots(place.keys)
+
+    def cached_slots(self, keys: array[int]) -> Sequence[int]:
         """Slots of the cached prefix."""
         return self.slots_of(self._prefixes(self._path(keys)))
 
@@ -60,8 +65,9 @@ class NaiveShelf:
         firsts = (self.cached[prefix] * self.page for prefix in prefixes)
         return [first + offset for first in firsts for offset in range(self.page)]
 
-    def lock(self, claim: ClaimKey, keys: array[int]) -> None:
+    def lock(self, claim: ClaimKey, place: ClaimPlace, length: int) -> None:
         """All of it must be there."""
+        keys = place.keys[:length]
         assert claim not in self.locks and self._path(keys) == tuple(keys)
         self.locks[claim] = tuple(keys)
 
@@ -69,10 +75,10 @@ class NaiveShelf:
         """Also of claims that hold none."""
         self.locks.pop(claim, None)
 
-    def rank(self, claim: ClaimKey, keys: array[int], priority: int) -> None:
+    def rank(self, claim: ClaimKey, place: ClaimPlace, length: int, priority: int) -> None:
         """Rank the part of the path that the tree holds."""
         assert claim not in self.ranks
-        self.ranks[claim] = (self._path(keys), priority)
+        self.ranks[claim] = (self._path(place.keys[:length]), priority)
 
     def unrank(self, claim: ClaimKey) -> None:
         """Also of claims that hold none."""

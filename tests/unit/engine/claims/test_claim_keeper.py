@@ -122,7 +122,7 @@ def test_what_is_cached_is_asked_for_only_near_the_limit() -> None:
     def matched() -> Sequence[int]:
         nonlocal asked
         asked += 1
-        return desk.shelf.slots(turn.keys())
+        return desk.shelf.cached_slots(turn.keys())
 
     assert desk.keeper.refuse(candidate(30), matched) is None
     assert asked == 0

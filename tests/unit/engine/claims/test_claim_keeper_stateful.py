@@ -57,7 +57,8 @@ class KeeperMachine(RuleBasedStateMachine):
         whole = list(source.tokens[:-1])
         end = min(start + length, len(whole))
         cached = page_floor(len(whole), self.page)
-        if source.lineage or start >= end or len(self.desk.shelf.slots(source.keys())) < cached:
+        held = len(self.desk.shelf.cached_slots(source.keys()))
+        if source.lineage or start >= end or held < cached:
             return
         copies = [CopySegment(0, end, len(whole), start)]
         cut = start if copies[0].length else None

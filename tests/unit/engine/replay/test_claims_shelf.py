@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 )
 from support.examples import examples
 
+from leyline_engine.claims.place import ClaimPlace
 from leyline_engine.claims.protection import ClaimKey
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.metrics import NoMetrics
@@ -24,7 +25,7 @@ from leyline_engine.replay.cache.integrity import IntegrityError
 from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import RadixTree
 from leyline_engine.replay.cache.shelf import TreeShelf
-from leyline_engine.sources import SourceRegistry
+from leyline_engine.sources import SourceRegistry, SourceTurn
 
 Prefix = tuple[int, ...]
 A, B = ("t", "a"), ("t", "b")
@@ -65,6 +66,12 @@ def keys_of(*numbers: int) -> array[int]:
     return array("q", numbers)
 
 
+def path_of(*numbers: int) -> ClaimPlace:
+    """The place of a claim on a whole path."""
+    keys = keys_of(*numbers)
+    return ClaimPlace(keys, 0, len(keys), 0, SourceTurn("t", keys, "", (), "t"))
+
+
 def cached(cache: CacheManager) -> set[Prefix]:
     """Every cached prefix."""
     found: set[Prefix] = set()
@@ -85,7 +92,7 @@ def test_a_lock_holds_its_path_and_no_neighbour() -> None:
     cache = make_cache(10)
     shelf = TreeShelf(cache)
     fill(cache, (1, 2, 3, 4, 5))
-    shelf.lock(A, keys_of(1, 2, 3))
+    shelf.lock(A, path_of(1, 2, 3), 3)
     assert cache.tree.evictable_count() == 2
     cache.tree.evict(10)
     assert cached(cache) == {(1,), (1, 2), (1, 2, 3)}
@@ -100,10 +107,10 @@ def test_looking_locking_and_ranking_touch_nobodys_recency() -> None:
     shelf = TreeShelf(cache)
     fill(cache, (1, 2))
     fill(cache, (3, 4))
-    assert len(shelf.slots(keys_of(1, 2, 9))) == 2
+    assert len(shelf.slots(path_of(1, 2, 9))) == 2
     assert len(list(cache.tree.nodes())) == 2
-    shelf.lock(A, keys_of(1))
-    shelf.rank(B, keys_of(1, 2), 0)
+    shelf.lock(A, path_of(1), 1)
+    shelf.rank(B, path_of(1, 2), 2, 0)
     shelf.unlock(A)
     cache.tree.evict(1)
     assert (3, 4) in cached(cache) and (1, 2) not in cached(cache)
@@ -115,16 +122,16 @@ def test_what_ranks_higher_goes_later_and_equal_ranks_by_recency() -> None:
     shelf = TreeShelf(cache)
     for first in (1, 3, 5):
         fill(cache, (first, first + 1))
-    shelf.rank(A, keys_of(1, 2), 2)
-    shelf.rank(B, keys_of(1, 2), 7)
-    shelf.rank(("t", "c"), keys_of(3, 4), 5)
+    shelf.rank(A, path_of(1, 2), 2, 2)
+    shelf.rank(B, path_of(1, 2), 2, 7)
+    shelf.rank(("t", "c"), path_of(3, 4), 2, 5)
     cache.tree.evict(1)
     assert {prefix[0] for prefix in cached(cache)} == {1, 3}
     cache.tree.evict(1)
     assert {prefix[0] for prefix in cached(cache)} == {1}
     fill(cache, (5, 6))
     shelf.unrank(B)
-    shelf.rank(("t", "d"), keys_of(5, 6), 3)
+    shelf.rank(("t", "d"), path_of(5, 6), 2, 3)
     cache.tree.evict(1)
     assert {prefix[0] for prefix in cached(cache)} == {5}
 
@@ -134,7 +141,7 @@ def test_a_rank_stays_with_both_halves_of_a_node_that_splits() -> None:
     cache = make_cache(20)
     shelf = TreeShelf(cache)
     fill(cache, (1, 2, 3, 4))
-    shelf.rank(A, keys_of(1, 2, 3, 4), 4)
+    shelf.rank(A, path_of(1, 2, 3, 4), 4, 4)
     fill(cache, (1, 2, 9))
     assert {node.rank for node in cache.tree.nodes()} == {0, 4}
     shelf.check_integrity()
@@ -150,8 +157,8 @@ def test_the_claims_that_an_eviction_reached_and_passed_over_are_told_apart() ->
     fill(cache, (1, 2))
     fill(cache, (3, 4))
     fill(cache, (5, 6))
-    shelf.rank(A, keys_of(1, 2), 5)
-    shelf.rank(B, keys_of(3, 4), 0)
+    shelf.rank(A, path_of(1, 2), 2, 5)
+    shelf.rank(B, path_of(3, 4), 2, 0)
     gone = cache.tree.evict_nodes(1)
     assert shelf.reached(gone) == [B]
     assert shelf.passed_over(gone) == [A]
@@ -171,10 +178,10 @@ def test_a_leaf_that_is_younger_or_in_use_was_not_passed_over() -> None:
     shelf = TreeShelf(cache)
     fill(cache, (1, 2))
     fill(cache, (3, 4))
-    shelf.rank(A, keys_of(3, 4), 5)
+    shelf.rank(A, path_of(3, 4), 2, 5)
     fill(cache, (5, 6))
-    shelf.rank(B, keys_of(5, 6), 5)
-    shelf.lock(B, keys_of(5, 6))
+    shelf.rank(B, path_of(5, 6), 2, 5)
+    shelf.lock(B, path_of(5, 6), 2)
     assert shelf.passed_over(cache.tree.evict_nodes(1)) == []
 
 
@@ -188,7 +195,7 @@ def test_ranks_that_nobody_gave_are_found() -> None:
     with pytest.raises(IntegrityError):
         shelf.check_integrity()
     node.ranks.clear()
-    shelf.rank(A, keys_of(1, 2), 3)
+    shelf.rank(A, path_of(1, 2), 2, 3)
     node.ranks.clear()
     with pytest.raises(IntegrityError):
         shelf.check_integrity()
@@ -245,7 +252,7 @@ class ShelfMachine(RuleBasedStateMachine):
         """Once per claim, what there is of a path."""
         path = self._prefix(keys)
         if claim not in self.locks and path:
-            self.shelf.lock(claim, array("q", path))
+            self.shelf.lock(claim, path_of(*path), len(path))
             self.locks[claim] = path
 
     @rule(claim=CLAIMS, keys=KEYS, priority=st.integers(0, 3))
@@ -253,7 +260,7 @@ class ShelfMachine(RuleBasedStateMachine):
         """Once per claim, what there is of a path."""
         path = self._prefix(keys)
         if claim not in self.ranks and path:
-            self.shelf.rank(claim, array("q", keys), priority)
+            self.shelf.rank(claim, path_of(*keys), len(keys), priority)
             self.ranks[claim] = (path, priority)
 
     @rule(claim=CLAIMS)
@@ -297,7 +304,7 @@ class ShelfMachine(RuleBasedStateMachine):
             left = self._prefix(path)
             self.shelf.unrank(claim)
             if left:
-                self.shelf.rank(claim, array("q", left), priority)
+                self.shelf.rank(claim, path_of(*left), len(left), priority)
                 self.ranks[claim] = (left, priority)
 
     @invariant()
