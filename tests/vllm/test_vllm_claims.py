@@ -72,7 +72,7 @@ class Claimant:
             self.engine.ask(draw_tokens(rng, 300))
 
     def cached(self, answer: Answer) -> int:
-        """How many tokens of a prompt are found again."""
+        """The number of tokens of a prompt that are found again."""
         return self.engine.ask(answer.prompt, decode=1).cached
 
 
@@ -87,7 +87,7 @@ def claimant(vllm_model: Path) -> Iterator[Claimant]:
 
 
 def test_a_lock_survives_pressure_until_it_is_released(claimant: Claimant) -> None:
-    """What a hard claim holds stays cached; what nobody claims goes, and so does it afterwards."""
+    """A hard claim keeps its tokens cached; without it, they go like all others."""
     claimed, control = claimant.opened("s", 1), claimant.opened("other", 2)
     assert claimant.claim("s", 288) is ClaimState.MATERIALIZED
     claimant.press()

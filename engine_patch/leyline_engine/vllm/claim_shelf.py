@@ -83,7 +83,7 @@ class BlockShelf:
 
     @property
     def held(self) -> dict[int, int]:
-        """How often claims hold each block, by its id."""
+        """The number of claims that hold each block, by its id."""
         found: dict[int, int] = {}
         for _, blocks in self._locked.values():
             for block in blocks:

@@ -243,7 +243,7 @@ class ShelfMachine(RuleBasedStateMachine):
     def look(self, keys: Prefix) -> None:
         """The slots are those of a match, and the tree stays as it was."""
         before = [(id(node), node.last_access) for node in self.cache.tree.nodes()]
-        slots = list(self.shelf.slots(array("q", keys)))
+        slots = list(self.shelf.slots(path_of(*keys)))
         assert [(id(node), node.last_access) for node in self.cache.tree.nodes()] == before
         assert len(slots) == len(self._prefix(keys)) == len(set(slots))
 
