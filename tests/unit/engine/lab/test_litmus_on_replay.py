@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from functools import partial
 
 import pytest
 
+from leyline_engine.claims.place import ClaimPlace
 from leyline_engine.claims.protection import ClaimKey
 from leyline_engine.lab.cases import CASES, SPLICING_CASES
 from leyline_engine.lab.litmus import Case, run_case
@@ -33,7 +33,7 @@ def test_replay_shows_what_a_conforming_engine_shows(case: Case, page: int) -> N
 def test_an_engine_that_only_says_it_locks_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """It evicts what it has promised, and the reader sees it go."""
 
-    def nothing(self: TreeShelf, claim: ClaimKey, keys: array[int]) -> None:
+    def nothing(self: TreeShelf, claim: ClaimKey, place: ClaimPlace, length: int) -> None:
         """No lock is taken."""
 
     monkeypatch.setattr(TreeShelf, "lock", nothing)
