@@ -101,7 +101,7 @@ def _two_tenants(stage: LitmusStage) -> None:
     stage.unknown("b", "never")
     stage.claim("his", 3, tenant="b")
     for tenant in ("a", "b", "x"):
-        refusal = stage.serve(f"of-{tenant}", f"of-{tenant}", 4, tenant=tenant)
+        refusal = stage.serve(f"of-{tenant}", f"of-{tenant}", 5, tenant=tenant)
         if refusal is not None:
             stage.told.append(f"{tenant}: own {list(refusal.own)}, others {refusal.others}")
     stage.runtime.release("b", "c")

@@ -21,7 +21,7 @@ from leyline_engine.contract import Claim, ClaimKind, ClaimRefusal, ClaimStatus,
 from .micro import MicroRuntime, Request
 from .mutants import mutants
 from .reader import read
-from .verdict import Outcome, TraceVerdict
+from .verdict import Outcome, TraceFinding, TraceVerdict
 
 PAGE = 16
 """Tokens per page of the allocator."""
@@ -166,8 +166,15 @@ class Case:
 PREPARATION = "fill-"
 """Prefix of the names of requests that only leave something in the cache."""
 
-IMPLIED = frozenset({Outcome.ADMISSION, Outcome.ACCEPTANCE})
-"""Outcomes that a request's or claim's end implies; they aren't compared."""
+IMPLIED = frozenset({Outcome.ADMISSION, Outcome.ACCEPTANCE, Outcome.FURTHER_EVICTION})
+"""Outcomes that another implies: an end, or an earlier eviction. They aren't compared."""
+
+
+FOLLOWING = frozenset(
+    {Outcome.MOVE, Outcome.SHRINK, Outcome.HARM, Outcome.HARD_CLAIM, Outcome.SOFT_CLAIM}
+)
+"""Outcomes of claims that follow a turn's tokens when it ends. An engine may move them before it
+takes the turn's pages back, or after; they are compared as if it were after."""
 
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,11 +199,7 @@ def run_case(case: Case, open_runtime: OpenRuntime) -> CaseResult:
     stage = LitmusStage(open_runtime(case.usable, events.append))
     case.play(stage)
     verdict = read(events)
-    seen = tuple(
-        (found.outcome, found.subject)
-        for found in verdict.findings
-        if found.outcome not in IMPLIED and not found.subject.startswith(PREPARATION)
-    )
+    seen = _compared(verdict)
     agree = verdict.balance is not None and all(
         _status(stage.runtime.book, name).state == phase
         for name, phase in verdict.balance.claims.items()
@@ -214,6 +217,21 @@ def run_case(case: Case, open_runtime: OpenRuntime) -> CaseResult:
         mutants=len(tried),
         missed=missed,
         events=tuple(msgspec.to_builtins(event) for event in events),
+    )
+
+
+def _compared(verdict: TraceVerdict) -> tuple[tuple[Outcome, str], ...]:
+    """Return the outcomes that a case names, in order."""
+    order: list[TraceFinding] = []
+    for found in verdict.findings:
+        at = len(order)
+        while found.outcome is Outcome.SERVICE and at and order[at - 1].outcome in FOLLOWING:
+            at -= 1
+        order.insert(at, found)
+    return tuple(
+        (found.outcome, found.subject)
+        for found in order
+        if found.outcome not in IMPLIED and not found.subject.startswith(PREPARATION)
     )
 
 

@@ -255,13 +255,16 @@ class _Reader:
 
     def _evict(self, event: ev.Evicted) -> None:
         trace, pages = self._trace, spread(event.runs)
-        trace.request(event).evicted = True
+        request = trace.request(event)
         demand(not pages & trace.locked(), "a locked page was evicted")
         used, ranks = trace.take_out(pages, event.free), trace.ranks()
         claimed = {key for key in pages if key in ranks}
         for source in sorted({source for source, _ in pages - claimed}):
             gone = sum(key[0] == source for key in pages - claimed)
-            self._say(Outcome.ORDINARY_EVICTION, source, gone, event.request)
+            further = source in request.evicted
+            outcome = Outcome.FURTHER_EVICTION if further else Outcome.ORDINARY_EVICTION
+            self._say(outcome, source, gone, event.request)
+        request.evicted.update(source for source, _ in pages)
         for key, claim in trace.claims.items():
             if claim.locked or not claim.held or claim.priority == 0:
                 continue

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 
 from leyline_engine.claims.events import (
     Allocated,
-    Arrived,
     EventLedger,
     Evicted,
     Freed,
-    Matched,
     Retained,
 )
 from leyline_engine.claims.keeper import ArrivingRequest
 from leyline_engine.claims.limits import Limits
 from leyline_engine.claims.runs import count, without
+from leyline_engine.lab.watching import record_arrival
 from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import EMPTY_SLOTS, Node, slots_of
 from leyline_engine.replay.cache.slots import Slots
@@ -63,23 +62,9 @@ class WatchedClaims(EngineClaims):
         if watched.told:
             return
         watched.told = True
-        request, keeper = watched.candidate, self.keeper
-        arithmetic = keeper.book.arithmetic
-        needed = arithmetic.needed(request.prompt_tokens, request.max_new_tokens)
-        keeper.ledger.append(
-            Arrived(
-                request=name,
-                tenant=request.tenant,
-                session=request.session,
-                source=request.source,
-                prompt=self._pages(request.prompt_tokens),
-                pages=arithmetic.pages(needed),
-                write_no_admit=not watched.admits,
-            )
+        record_arrival(
+            self.keeper, watched.candidate, watched.matched.tolist(), admits=watched.admits
         )
-        runs = keeper.names.known(watched.matched.tolist())
-        if runs:
-            keeper.ledger.append(Matched(request=name, runs=runs))
 
     def _pages(self, slots: int) -> int:
         """Return the pages that a request's slots fill or begin."""

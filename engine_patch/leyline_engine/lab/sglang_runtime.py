@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import random
 from array import array
 from collections.abc import Callable
 from functools import cache
@@ -16,20 +15,11 @@ from typing import Any
 
 import msgspec
 
-from leyline_engine.claims.book import ClaimBook
 from leyline_engine.claims.events import AnyEvent, EventLedger, Run
-from leyline_engine.contract import (
-    Claim,
-    ClaimRefusal,
-    Directive,
-    EditPayload,
-    SourceRef,
-    edit_envelope,
-    token_array,
-)
-from leyline_engine.lab.litmus import LIMITS, Runtime, session_of, unit_of
+from leyline_engine.contract import ClaimRefusal, EditPayload, edit_envelope
+from leyline_engine.lab.desk_runtime import DeskRuntime
+from leyline_engine.lab.litmus import LIMITS, Runtime, unit_of
 from leyline_engine.lab.micro import Request
-from leyline_engine.sources import SourceTurn
 
 _POOL_PAGES = 200
 _CHUNK_PAGES = 32
@@ -89,7 +79,7 @@ class _Outbox:
         """Do nothing: there is no listener."""
 
 
-class SglangRuntime:
+class SglangRuntime(DeskRuntime):
     """SGLang as a :class:`leyline_engine.lab.litmus.Runtime`.
 
     Args:
@@ -105,27 +95,23 @@ class SglangRuntime:
         self._scheduler = scheduler
         self._engine = scheduler.tree_cache.leyline
         page = int(scheduler.tree_cache.page_size)
-        self.unit = unit_of(page)
-        self._empty(usable * self.unit)
-        self._desk = SchedulerClaims(
+        unit = unit_of(page)
+        self._empty(usable * unit)
+        desk = SchedulerClaims(
             scheduler.tree_cache,
             self._engine.registry,
-            usable=usable * self.unit,
+            usable=usable * unit,
             page_size=page,
             limits=LIMITS,
             ledger=EventLedger(sink=sink),
             watched=True,
         )
-        self._engine.claims = self._desk
-        scheduler.tree_cache.shelf = self._desk.shelf
-        self._watch = Watch(scheduler.tree_cache, self._desk.keeper, self._desk.shelf)
+        super().__init__(desk, self._engine.registry, unit)
+        self._engine.claims = desk
+        scheduler.tree_cache.shelf = desk.shelf
+        self._watch = Watch(scheduler.tree_cache, desk.keeper, desk.shelf)
         self._refused: ClaimRefusal | None = None
         self._engine.refuse = self._refuse
-
-    @property
-    def book(self) -> ClaimBook:
-        """The book of claims."""
-        return self._desk.keeper.book
 
     def _empty(self, usable: int) -> None:
         """Empty the tree, and leave the case no more of the pool than it may have."""
@@ -143,39 +129,10 @@ class SglangRuntime:
         if taken:
             allocator.alloc(taken)
 
-    def serve(self, request: Request) -> ClaimRefusal | None:
-        """Run a request to its end, or return why it can't run before a claim ends."""
-        payload = EditPayload(session=request.session, scope=request.tenant, turn=request.source)
-        tokens = _tokens_of(request.source, request.prompt_tokens)
-        # The last token that is generated has no KV.
-        return self._run(request, tokens, payload, request.max_new_tokens + 1)
-
-    def edit(self, name: str, old: str, new: str, start: int, end: int) -> None:
-        """Run an edited turn; see :meth:`leyline_engine.lab.litmus.Runtime.edit`."""
-        tenant = "a"
-        session = session_of(tenant)
-        source = self._source(tenant, old)
-        cut, resume = start * self.unit, end * self.unit
-        payload = EditPayload(
-            session=session,
-            scope=tenant,
-            turn=new,
-            sources=(SourceRef(old, len(source.tokens), self._engine.registry.seal(source)),),
-            directives=(Directive(cut, resume),),
-            lineage=tuple(run for run in source.lineage if run.start < cut),
-        )
-        prompt = source.tokens[:cut] + source.tokens[resume:] + _tokens_of(new, self.unit)
-        self._run(Request(name, tenant, session, new, len(prompt)), prompt, payload, 1)
-
-    def _source(self, tenant: str, name: str) -> SourceTurn:
-        found: SourceTurn | None = self._engine.registry.get((tenant, session_of(tenant)), name)
-        if found is None:
-            raise ValueError(f"no turn {name} is retained")
-        return found
-
-    def _run(
+    def run(
         self, request: Request, prompt: array[int], payload: EditPayload, max_new_tokens: int
     ) -> ClaimRefusal | None:
+        """Run a prompt; see :meth:`.DeskRuntime.run`."""
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -231,34 +188,12 @@ class SglangRuntime:
                 return
         raise RuntimeError("a request of the suite doesn't end")
 
-    def claim(self, claim: Claim) -> None:
-        """Take a claim; see :class:`leyline_engine.lab.litmus.Runtime`."""
-        self._desk.keeper.submit(claim)
-
-    def release(self, tenant: str, claim: str) -> None:
-        """End a claim; see :class:`leyline_engine.lab.litmus.Runtime`."""
-        self._desk.keeper.release(tenant, claim)
-
-    def demote(self, tenant: str, claim: str) -> None:
-        """Give up a claim's locks; see :class:`leyline_engine.lab.litmus.Runtime`."""
-        self._desk.keeper.demote(tenant, claim)
-
-    def tick(self, order: int, now_ms: int) -> None:
-        """Take the clock's next message; see :class:`leyline_engine.lab.litmus.Runtime`."""
-        self._desk.keeper.tick(order, now_ms)
-
     def lose(self, run: Run, cause: str) -> None:
         """Remove a path from the run's start on, as a forget does."""
         from leyline_engine.publications import Publication
 
-        source = self._source("a", run.source)
+        source = self.source(run.source)
         self._scheduler.tree_cache.unpublish(
             Publication(source.keys(), source.lineage), run.start * self.unit, cause
         )
         self._watch.caught_up()
-
-
-def _tokens_of(source: str, count: int) -> array[int]:
-    """Return tokens with which only this source begins."""
-    rng = random.Random(source)
-    return token_array(rng.randrange(10, 400) for _ in range(count))

@@ -10,18 +10,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from leyline_engine.claims.events import (
-    Allocated,
-    Arrived,
-    Evicted,
-    Freed,
-    Matched,
-    Retained,
-    Run,
-)
-from leyline_engine.claims.keeper import ClaimKeeper
+from leyline_engine.claims.events import Allocated, Evicted, Freed, Run
+from leyline_engine.claims.keeper import ArrivingRequest, ClaimKeeper
 from leyline_engine.claims.protection import ClaimKey
-from leyline_engine.claims.runs import count, joined, without
+from leyline_engine.claims.runs import count, joined
+from leyline_engine.lab.watching import record_arrival, record_retained
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.shelf import RadixShelf
 from leyline_engine.sglang.stage_row import StageRow
@@ -65,21 +58,15 @@ class Watch:
         """
         self._request = req.rid
         payload = req.leyline.payload
-        prompt, output = len(req.origin_input_ids), req.sampling_params.max_new_tokens
-        ledger, arithmetic = self._keeper.ledger, self._keeper.book.arithmetic
-        ledger.append(
-            Arrived(
-                request=req.rid,
-                tenant=payload.scope,
-                session=payload.session,
-                source=payload.turn,
-                prompt=-(-prompt // self._page),
-                pages=arithmetic.pages(arithmetic.needed(prompt, output)),
-                write_no_admit=req.leyline.private,
-            )
+        request = ArrivingRequest(
+            name=req.rid,
+            tenant=payload.scope,
+            session=payload.session,
+            source=payload.turn,
+            prompt_tokens=len(req.origin_input_ids),
+            max_new_tokens=req.sampling_params.max_new_tokens,
         )
-        if matched:
-            ledger.append(Matched(request=req.rid, runs=self._keeper.names.known(matched)))
+        record_arrival(self._keeper, request, matched, admits=not req.leyline.private)
 
     def caught_up(self) -> None:
         """Count pages freed since then as recorded: they were an event already."""
@@ -142,13 +129,7 @@ class Watch:
         """Record tokens that became matchable, and the names of the path to their end."""
         assert turn.payload is not None  # noqa: S101 - the suite's requests all have one
         slots = self._shelf.cached(keys)
-        before = self._keeper.names.known(slots)
-        path = self._keeper.names.name(turn.payload.turn, slots)
-        new = without(path, before)
-        if count(new):
-            self._keeper.ledger.append(
-                Retained(request=self._request, runs=new, path=path, free=self._free)
-            )
+        record_retained(self._keeper, self._request, turn.payload.turn, slots, self._free)
 
     def _release(self, req: Any, *, checkpointed: bool) -> None:
         pages, self._going = self._going, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from leyline_engine.claims import events as ev
@@ -117,8 +117,8 @@ class RequestTrace:
     since: int = 0
     """Number of pages that had ever become resident when it arrived."""
     matched: tuple[Page, ...] = ()
-    evicted: bool = False
-    """True if pages were evicted for it. Its matched pages have to be pinned before that."""
+    evicted: set[str] = field(default_factory=set)
+    """Sources of pages evicted for it. Its matched pages have to be pinned before that."""
     taken: int | None = None
     """Number of pages that it took and has not given back; None until it runs."""
     kept: int = 0
@@ -244,8 +244,16 @@ class Trace:
         demand(pages <= self.resident.keys(), "pages went that weren't resident")
         demand(not pages & self.in_use(), "pages went that a request uses")
         used = {page: self.resident.pop(page) for page in pages}
+        demand(
+            not self.tree or not any(map(self.has_hole, self.paths.values())), "a hole in a path"
+        )
         self.account(len(pages), free)
         return used
+
+    def has_hole(self, path: tuple[Page, ...]) -> bool:
+        """Return True if a path has a resident page after one that is gone."""
+        stay = [page in self.resident for page in path]
+        return stay != sorted(stay, reverse=True)
 
     def in_use(self) -> frozenset[Page]:
         """Return the resident pages that requests match."""

@@ -31,6 +31,9 @@ class Outcome(StrEnum):
     SOFT_EVICTION = "soft_eviction"
     """A claim that locks nothing gave way to a request."""
     ORDINARY_EVICTION = "ordinary_eviction"
+    FURTHER_EVICTION = "further_eviction"
+    """More pages of a source from which the same request had pages evicted before, as where pages
+    are taken step by step. No claim holds them."""
     LOSS = "loss"
     ADMISSION = "admission"
     SERVICE = "service"

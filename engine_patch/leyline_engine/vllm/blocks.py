@@ -37,8 +37,8 @@ class BlockCache:
     ) -> None:
         self.block = block
         self.pending = PendingForgets()
-        self.hiding: Callable[[Any], None] = lambda _: None
-        """Called with a block that is about to be removed from what is found."""
+        self.hiding: Callable[[Sequence[Any]], None] = lambda _: None
+        """Called with blocks that are about to be removed from what is found."""
         self._pool = pool
         self._full_key = full_key
         self._evicted = evicted
@@ -184,7 +184,10 @@ class BlockCache:
     def remove(self, keys: Iterable[bytes]) -> list[Any]:
         """Remove all blocks under these keys, so that nobody finds them; returns the blocks."""
         removed: list[Any] = []
-        for key in keys:
+        names = list(keys)
+        # One loss to the claims on a path, not one of each block.
+        self._tell_hiding([block for key in names if (block := self._one(key)) is not None])
+        for key in names:
             while (block := self._one(key)) is not None:
                 self.hide(block)
                 removed.append(block)
@@ -196,13 +199,16 @@ class BlockCache:
     def hide(self, block: Any) -> None:
         """Remove one block from what is found."""
         if block.block_hash is not None:
-            with contained("ending claims"):
-                self.hiding(block)
+            self._tell_hiding([block])
             self._removing = True
             try:
                 self._pool.evict_blocks({int(block.block_id)})
             finally:
                 self._removing = False
+
+    def _tell_hiding(self, blocks: Sequence[Any]) -> None:
+        with contained("ending claims"):
+            self.hiding(blocks)
 
     def begin_step(self) -> None:
         """Record that vLLM begins to put a step together."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from leyline_engine.claims.events import EventLedger
 from leyline_engine.claims.feasibility import Arithmetic
 from leyline_engine.claims.keeper import ArrivingRequest, ClaimKeeper
 from leyline_engine.claims.limits import Limits
@@ -15,6 +16,9 @@ from leyline_engine.sources import SourceRegistry, SourceTurn
 from leyline_engine.vllm.blocks import BlockCache
 from leyline_engine.vllm.claim_shelf import BlockShelf
 from leyline_engine.vllm.turn import Turn
+
+Keys = Callable[[SourceTurn], Iterable[bytes]]
+"""Returns the keys of a turn's blocks."""
 
 CLIP_OUTPUT = 4096
 """Most tokens of an answer for which a request must find room before it begins. vLLM itself asks
@@ -32,15 +36,18 @@ class SchedulerClaims(ClaimDesk):
         cache: the blocks.
         registry: retained turns, which claims name.
         keys: returns the keys of a turn's blocks.
+        ledger, watched: see :class:`.keeper.ClaimKeeper`.
     """
 
     def __init__(
         self,
         cache: BlockCache,
         registry: SourceRegistry,
-        keys: Callable[[SourceTurn], Iterable[bytes]],
+        keys: Keys,
         *,
         limits: Limits | None = None,
+        ledger: EventLedger | None = None,
+        watched: bool = False,
     ) -> None:
         self._cache = cache
         self.shelf = BlockShelf(cache, keys)
@@ -48,17 +55,24 @@ class SchedulerClaims(ClaimDesk):
             cache.block, clip_output=CLIP_OUTPUT, strict=False, whole_pages=True, reserve=0
         )
         super().__init__(
-            ClaimKeeper(registry, self.shelf, cache.capacity, arithmetic, limits=limits)
+            ClaimKeeper(
+                registry,
+                self.shelf,
+                cache.capacity,
+                arithmetic,
+                limits=limits,
+                ledger=ledger,
+                watched=watched,
+            )
         )
         self.shelf.gave_way = self.keeper.gave_way
         self.shelf.passed_over = self.keeper.passed_over
         cache.hiding = self._hiding
 
-    def _hiding(self, block: Any) -> None:
-        """End the claims on a block that is about to be removed from what is found."""
+    def _hiding(self, blocks: Sequence[Any]) -> None:
+        """End the claims on blocks that are about to be removed from what is found."""
         if self.keeper:
-            first = int(block.block_id) * self._cache.block
-            self.keeper.lose(range(first, first + self._cache.block), "forgotten")
+            self.keeper.lose(self._slots(lambda: blocks)(), "forgotten")
 
     def refuse_request(
         self, request: Any, turn: Turn | None, found: Callable[[], Sequence[Any]]
@@ -68,11 +82,11 @@ class SchedulerClaims(ClaimDesk):
         Args:
             found: returns the cached blocks of its prompt's beginning.
         """
-        return self.refuse(_candidate(request, turn), self._slots(found))
+        return self.refuse(candidate(request, turn), self._slots(found))
 
     def bars(self, request: Any, turn: Turn, found: Callable[[], Sequence[Any]]) -> bool:
         """Return True if :meth:`refuse_request` would refuse; nothing is recorded."""
-        return self.blocks(_candidate(request, turn), self._slots(found))
+        return self.blocks(candidate(request, turn), self._slots(found))
 
     def _slots(self, found: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[int]]:
         size = self._cache.block
@@ -104,7 +118,8 @@ class SchedulerClaims(ClaimDesk):
             self.keeper.lose_all("flushed")
 
 
-def _candidate(request: Any, turn: Turn | None) -> ArrivingRequest:
+def candidate(request: Any, turn: Turn | None) -> ArrivingRequest:
+    """Return a waiting request as claims see it."""
     payload = turn.payload if turn is not None else None
     written = int(request.num_output_tokens)
     return ArrivingRequest(
@@ -115,3 +130,7 @@ def _candidate(request: Any, turn: Turn | None) -> ArrivingRequest:
         prompt_tokens=int(request.num_prompt_tokens) + written,
         max_new_tokens=max(0, int(request.max_tokens) - written - 1),
     )
+
+
+OpenClaims = Callable[[BlockCache, SourceRegistry, Keys], SchedulerClaims]
+"""Opens the claims of a scheduler."""

@@ -23,8 +23,10 @@ from leyline_engine.server.channel import open_sender
 from leyline_engine.server.claim_desk import limits_from
 from leyline_engine.server.counts import SentMetrics
 from leyline_engine.settings import copy_limits, recompute_from
+from leyline_engine.sources import SourceRegistry
 from leyline_engine.vllm.block_keys import PathHasher
 from leyline_engine.vllm.blocks import BlockCache
+from leyline_engine.vllm.claim_desk import Keys, SchedulerClaims
 from leyline_engine.vllm.engine import SchedulerEngine
 from leyline_engine.vllm.facts.setup import capability
 from leyline_engine.vllm.facts.worker_facts import WorkerFacts
@@ -120,8 +122,14 @@ class LeylineConnector(KVConnectorBase_V1):
             stage_cost=stage_cost,
             bytes_per_token=found.kv.bytes_per_token if found.kv else 0,
             recompute=recompute_from(found),
-            limits=limits_from(),
+            open_claims=self.open_claims,
         )
+
+    def open_claims(
+        self, cache: BlockCache, registry: SourceRegistry, keys: Keys
+    ) -> SchedulerClaims:
+        """Open the claims on this engine's blocks, within the operator's limits."""
+        return SchedulerClaims(cache, registry, keys, limits=limits_from())
 
     def on_new_request(self, request: Any) -> None:
         """Read a new request's envelope."""

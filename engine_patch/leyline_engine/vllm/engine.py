@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from leyline_engine.claims.limits import Limits
 from leyline_engine.containment import contained
 from leyline_engine.contract import Capability, Reason, Recompute
 from leyline_engine.hints import Hints
@@ -30,7 +29,7 @@ from leyline_engine.vllm.admission import Admission
 from leyline_engine.vllm.arrivals import Arrivals
 from leyline_engine.vllm.block_keys import PathHasher, space_of
 from leyline_engine.vllm.blocks import BlockCache
-from leyline_engine.vllm.claim_desk import SchedulerClaims
+from leyline_engine.vllm.claim_desk import OpenClaims, SchedulerClaims
 from leyline_engine.vllm.control import ControlDesk
 from leyline_engine.vllm.forgetting import Forgetter
 from leyline_engine.vllm.orders import Orders, Slots, block_slots
@@ -62,7 +61,7 @@ class SchedulerEngine:
         salt: salt of lineages' names.
         min_copy: copies shorter than this, in tokens, are prefilled.
         stage_cost: tokens whose prefill takes as long as one more forward.
-        limits: limits of what may be claimed.
+        open_claims: opens the claims on the blocks.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class SchedulerEngine:
         stage_cost: int,
         bytes_per_token: int = 0,
         recompute: Recompute = Recompute(),  # noqa: B008 - immutable
-        limits: Limits | None = None,
+        open_claims: OpenClaims = SchedulerClaims,
     ) -> None:
         self.cache = cache
         self.capability = capability
@@ -94,7 +93,7 @@ class SchedulerEngine:
         self._metrics = metrics
         self._keys = RetainedKeys(hasher, cache.block)
         self.registry.dropped = lambda turn, _: self._keys.drop(turn)
-        self.claims = SchedulerClaims(cache, self.registry, self._keys.of, limits=limits)
+        self.claims = open_claims(cache, self.registry, self._keys.of)
         self.publications = Publications(
             max_tokens=max(1 << 20, PER_SLOT * cache.capacity), cached=self._cached_length
         )
