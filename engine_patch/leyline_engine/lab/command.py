@@ -28,8 +28,18 @@ ENGINES: Final[Mapping[str, tuple[str, str]]] = {
     ALLOCATOR: ("leyline_engine.lab.litmus", "open_micro"),
     "replay": ("leyline_engine.lab.replay_runtime", "open_replay"),
     "sglang": ("leyline_engine.lab.sglang_runtime", "open_sglang"),
+    "vllm": ("leyline_engine.lab.vllm_runtime", "open_vllm"),
 }
 """Module and name of each engine's :data:`.litmus.OpenRuntime`, imported when asked for."""
+
+_PAGES = tuple(sorted(PAGE_SIZES))
+PAGES: Final[Mapping[str, tuple[int, ...]]] = {
+    "replay": _PAGES,
+    "sglang": _PAGES,
+    # Its kernels for CPUs have no others.
+    "vllm": tuple(size for size in _PAGES if size % 32 == 0),
+}
+"""Tokens per page that engines can have, the default first."""
 
 app = typer.Typer(no_args_is_help=True, help="Test whether an engine keeps its claims.")
 
@@ -37,7 +47,8 @@ _Engine = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Engine to test: micro (only a block allocator), replay, or sglang (if installed).",
+        help="Engine to test: micro (only a block allocator), replay, or, if installed, sglang or "
+        "vllm.",
     ),
 ]
 _Json = Annotated[
@@ -46,17 +57,18 @@ _Json = Annotated[
 
 
 _Page = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--page-size",
         metavar="TOKENS",
-        help="Tokens per page of replay or sglang: 1, 16, 32, 64 or 128.",
+        help="Tokens per page: 1 (the default), 16, 32, 64 or 128; on vllm 32 (the default), 64 or "
+        "128.",
     ),
 ]
 
 
 @app.command()
-def litmus(*, engine: _Engine = "micro", page: _Page = 1, json_out: _Json = None) -> None:
+def litmus(*, engine: _Engine = "micro", page: _Page = None, json_out: _Json = None) -> None:
     """Run the named cases on an engine, and derive their outcomes from its events alone.
 
     Each trace is then spoilt: one event is dropped, or two that depend on each other are swapped.
@@ -64,9 +76,10 @@ def litmus(*, engine: _Engine = "micro", page: _Page = 1, json_out: _Json = None
     case fails.
     """
     cases = CASES if engine == ALLOCATOR else CASES + SPLICING_CASES
-    results = run_suite(cases, _open(engine, page))
+    size = _page_of(engine, page)
+    results = run_suite(cases, _open(engine, size))
     passed = sum(result.passed for result in results)
-    summary = {"engine": engine, "page_size": page, "passed": passed, "of": len(results)}
+    summary = {"engine": engine, "page_size": size, "passed": passed, "of": len(results)}
     _write(json_out, summary | {"cases": results})
     _print_litmus(results, engine)
     if passed < len(results):
@@ -77,7 +90,7 @@ def litmus(*, engine: _Engine = "micro", page: _Page = 1, json_out: _Json = None
 def sweep(
     *,
     engine: _Engine = "micro",
-    page: _Page = 1,
+    page: _Page = None,
     json_out: _Json = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="OUT", help="Draw the sweep: .png, .svg or .pdf.")
@@ -87,8 +100,9 @@ def sweep(
 
     Under each policy: is the request served, and what is left of the claimed pages?
     """
-    rows = run_sweep(_open(engine, page))
-    _write(json_out, {"engine": engine, "page_size": page, "rows": rows})
+    size = _page_of(engine, page)
+    rows = run_sweep(_open(engine, size))
+    _write(json_out, {"engine": engine, "page_size": size, "rows": rows})
     _print_sweep(rows, engine)
     if plot is not None:
         try:
@@ -99,13 +113,23 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _open(engine: str, page: int) -> OpenRuntime:
+def _page_of(engine: str, page: int | None) -> int:
+    """Return the tokens per page of an engine."""
     if engine not in ENGINES:
         raise _usage_error(f"no engine is called {engine}; there are {', '.join(sorted(ENGINES))}")
-    if page not in PAGE_SIZES:
-        raise _usage_error(f"pages can't have {page} tokens; choose one of {sorted(PAGE_SIZES)}")
-    if engine == ALLOCATOR and page > 1:
-        raise _usage_error(f"the engine {ALLOCATOR} has pages of its own: leave --page-size out")
+    if engine == ALLOCATOR:
+        if page is not None:
+            raise _usage_error(f"the engine {engine} has pages of its own: leave --page-size out")
+        return 1
+    sizes = PAGES[engine]
+    if page is not None and page not in sizes:
+        raise _usage_error(
+            f"pages of {engine} can't have {page} tokens; choose one of {list(sizes)}"
+        )
+    return sizes[0] if page is None else page
+
+
+def _open(engine: str, page: int) -> OpenRuntime:
     module, name = ENGINES[engine]
     try:
         opener: Callable[..., Runtime] = getattr(import_module(module), name)

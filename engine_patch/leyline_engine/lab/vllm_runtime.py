@@ -60,11 +60,11 @@ def open_vllm(usable: int, sink: Callable[[AnyEvent], None], page: int = 32) -> 
     Args:
         page: its ``--block-size``, the same throughout a process; on a CPU a multiple of 32.
     """
-    return VllmRuntime(_core(page), usable, sink)
+    return VllmRuntime(engine_core(page), usable, sink)
 
 
 @cache
-def _core(page: int) -> Any:
+def engine_core(page: int) -> Any:
     """Return vLLM's engine core with Leyline in it, in this process."""
     os.environ |= _ENVIRONMENT
     from vllm import EngineArgs

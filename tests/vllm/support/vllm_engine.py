@@ -28,7 +28,6 @@ def engine(folder: Path, **settings: Any) -> Iterator[Any]:
     """Start vLLM in this process on a model's folder; settings are those of ``vllm.LLM``."""
     os.environ.update(_ENVIRONMENT)
     from vllm import LLM
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     plain = {
         "dtype": "float32",
@@ -47,8 +46,15 @@ def engine(folder: Path, **settings: Any) -> Iterator[Any]:
     try:
         yield llm
     finally:
-        llm.llm_engine.engine_core.shutdown()
-        cleanup_dist_env_and_memory()
+        shut_down(llm.llm_engine.engine_core)
+
+
+def shut_down(core: Any) -> None:
+    """End an engine core of this process, so that another can start."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    core.shutdown()
+    cleanup_dist_env_and_memory()
 
 
 def runner_of(llm: Any) -> Any:

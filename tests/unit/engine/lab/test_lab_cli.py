@@ -61,17 +61,18 @@ def test_sweep_writes_figures_and_a_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["litmus", "sweep"])
 def test_an_engine_that_nobody_brings_is_refused_and_the_others_named(name: str) -> None:
     """A usage error, and no figures."""
-    result = run(name, "--engine", "vllm")
+    result = run(name, "--engine", "llama")
     assert result.exit_code == 2
     said = " ".join(result.output.split())
-    assert "no engine is called vllm; there are micro, replay, sglang" in said
+    assert "no engine is called llama; there are micro, replay, sglang, vllm" in said
 
 
 @pytest.mark.parametrize("name", ["litmus", "sweep"])
 @pytest.mark.parametrize(
     ("engine", "page", "message"),
     [
-        ("replay", "8", "pages can't have 8 tokens; choose one of [1, 16, 32, 64, 128]"),
+        ("replay", "8", "pages of replay can't have 8 tokens; choose one of [1, 16, 32, 64, 128]"),
+        ("vllm", "16", "pages of vllm can't have 16 tokens; choose one of [32, 64, 128]"),
         ("micro", "16", "the engine micro has pages of its own: leave --page-size out"),
     ],
 )
