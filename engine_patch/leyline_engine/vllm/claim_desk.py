@@ -9,7 +9,7 @@ from leyline_engine.claims.feasibility import Arithmetic
 from leyline_engine.claims.keeper import ArrivingRequest, ClaimKeeper
 from leyline_engine.claims.limits import Limits
 from leyline_engine.containment import contained
-from leyline_engine.contract import ClaimRefusal
+from leyline_engine.contract import Capability, ClaimRefusal
 from leyline_engine.server.claim_desk import ClaimDesk
 from leyline_engine.sources import SourceRegistry, SourceTurn
 from leyline_engine.vllm.blocks import BlockCache
@@ -32,6 +32,7 @@ class SchedulerClaims(ClaimDesk):
         cache: the blocks.
         registry: retained turns, which claims name.
         keys: returns the keys of a turn's blocks.
+        capability: an engine that doesn't splice takes no claims: its blocks aren't understood.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class SchedulerClaims(ClaimDesk):
         cache: BlockCache,
         registry: SourceRegistry,
         keys: Callable[[SourceTurn], Iterable[bytes]],
+        capability: Capability,
         *,
         limits: Limits | None = None,
     ) -> None:
@@ -48,7 +50,8 @@ class SchedulerClaims(ClaimDesk):
             cache.block, clip_output=CLIP_OUTPUT, strict=False, whole_pages=True, reserve=0
         )
         super().__init__(
-            ClaimKeeper(registry, self.shelf, cache.capacity, arithmetic, limits=limits)
+            ClaimKeeper(registry, self.shelf, cache.capacity, arithmetic, limits=limits),
+            "" if capability.splices else f"no claims here: {capability.unsupported_reason}",
         )
         self.shelf.gave_way = self.keeper.gave_way
         self.shelf.passed_over = self.keeper.passed_over

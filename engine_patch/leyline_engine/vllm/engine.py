@@ -94,7 +94,8 @@ class SchedulerEngine:
         self._metrics = metrics
         self._keys = RetainedKeys(hasher, cache.block)
         self.registry.dropped = lambda turn, _: self._keys.drop(turn)
-        self.claims = SchedulerClaims(cache, self.registry, self._keys.of, limits=limits)
+        keys = self._keys.of
+        self.claims = SchedulerClaims(cache, self.registry, keys, capability, limits=limits)
         self.publications = Publications(
             max_tokens=max(1 << 20, PER_SLOT * cache.capacity), cached=self._cached_length
         )
