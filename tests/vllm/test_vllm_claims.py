@@ -216,29 +216,6 @@ def test_a_preempted_request_that_still_fits_goes_on(claimant: Claimant) -> None
     assert claimant.state("s") is ClaimState.MATERIALIZED
 
 
-def test_a_claim_that_moves_lets_nobody_wait_for_it(claimant: Claimant) -> None:
-    """A claim's move may lock more than before, where its old place was another's as well. Who
-    waits and no longer fits is refused then, though no command came."""
-    from leyline_engine.contract import Directive
-
-    system = claimant.text(640)
-    first = claimant.opened("s", system)
-    claimant.opened("other", system)
-    claimant.claim("s", 640)
-    claimant.claim("other", 640)
-    assert claimant.leyline.claims.keeper.book.protected_pages == 20
-    runs = claimant.engine.start(claimant.text(200), of("runs"), decode=60)
-    claimant.step(2)
-    waits = claimant.engine.start(claimant.text(1300), of("waits"))
-    claimant.step()
-    assert len(claimant.engine.scheduler.waiting) == 1
-    claimant.edit(first, "s", "a", "b", Directive(100, 132))
-    assert claimant.leyline.claims.keeper.book.protected_pages > 30
-    assert runs in claimant.engine.sent.records
-    receipt = claimant.engine.sent.records[waits].receipt
-    assert receipt.refused is not None and set(receipt.refused.own) == {"s", "other"}
-
-
 def test_a_claim_comes_back_as_another_kind(claimant: Claimant) -> None:
     """Revisions take the locks, give them back and take them again; older ones change nothing."""
     claimant.opened("s")

@@ -10,7 +10,7 @@ from claimant import Claimant, claiming_engine
 from contract_kit import BLOCK
 from splice_kit import Answer
 
-from leyline_engine.contract import ClaimKind, ClaimState, Directive, EditPayload
+from leyline_engine.contract import ClaimKind, ClaimState, Directive
 
 BLOCKS = 64
 SOFT = ClaimKind.SOFT
@@ -34,7 +34,7 @@ def claimant(started: Claimant, caplog: pytest.LogCaptureFixture) -> Iterator[Cl
 
 def fill(claimant: Claimant, *names: str) -> dict[str, Answer]:
     """Sessions of 10 full blocks and one that isn't, the earlier named the less recently used."""
-    return {name: claimant.opened(name, claimant.text(330), session=name) for name in names}
+    return {name: claimant.opened(name, claimant.text(330)) for name in names}
 
 
 def left(claimant: Claimant, sessions: dict[str, Answer]) -> set[str]:
@@ -153,20 +153,3 @@ def test_a_claim_over_a_spliced_path_ranks_its_copies(claimant: Claimant) -> Non
     assert claimant.kept(("t", "s")) == 288
     take(claimant, BLOCKS - 1 - 8)
     assert claimant.state("s") is ClaimState.EVICTED
-
-
-def test_a_second_block_of_the_same_key_hides_no_loss(claimant: Claimant) -> None:
-    """A prompt of whole blocks that is sent again computes its last one again. If the block that
-    a claim ranks is given away then, the claim is notified: the other one isn't ranked."""
-    prompt = claimant.text(320)
-    claimant.opened("s", prompt)
-    claimant.claim("s", 320, kind=SOFT, priority=1)
-    again = claimant.engine.start(prompt, EditPayload(session="r", scope="t", turn="a"), decode=40)
-    claimant.step(3)
-    ranked = claimant.leyline.claims.shelf._ranked["t", "s"].blocks
-    free = claimant.leyline.cache.free
-    claimant.take(free * BLOCK - 40)
-    assert ranked[-1].block_hash is None or claimant.state("s") is ClaimState.EVICTED
-    claimant.engine.run([again])
-    assert claimant.state("s") is ClaimState.EVICTED
-    assert claimant.cached(prompt) > 0

@@ -144,7 +144,7 @@ class Shelves(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        """What is cached is what the list has."""
+        """The cache has what the list has."""
         for path in map(tuple, TEXTS.values()):
             ends = [path[: end + 1] for end in range(len(path))]
             known = [self.cache.find([self.key(each)]) != [] for each in ends]

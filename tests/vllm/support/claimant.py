@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from contract_kit import BLOCK, draw_tokens
+from contract_kit import BLOCK
+from secret_rows import draw_ordinary
 from splice_kit import Answer, SplicingEngine, splicing_engine
 
 from leyline_engine.claims.runs import pages_of
@@ -97,7 +98,7 @@ class Claimant:
 
     def text(self, length: int) -> tuple[int, ...]:
         """Tokens that nobody has sent before."""
-        return draw_tokens(self._texts, length)
+        return draw_ordinary(self._texts, length)
 
     def opened(
         self, session: str, prompt: Sequence[int] = (), *, tenant: str = TENANT, **members: Any
