@@ -12,7 +12,7 @@ from typing import Any
 
 from leyline_engine.claims.events import Allocated, EventLedger, Evicted, Freed
 from leyline_engine.claims.keeper import ArrivingRequest
-from leyline_engine.contract import ClaimRefusal
+from leyline_engine.contract import Capability, ClaimRefusal
 from leyline_engine.lab.litmus import LIMITS
 from leyline_engine.lab.watching import record_arrival, record_retained
 from leyline_engine.sources import SourceRegistry, SourceTurn
@@ -43,13 +43,16 @@ class WatchedClaims(SchedulerClaims):
         cache: BlockCache,
         registry: SourceRegistry,
         keys: Keys,
+        capability: Capability,
         *,
         scheduler: Any,
         ledger: EventLedger,
     ) -> None:
         # Around the shelf: claims hear of an eviction between the two events.
         cache.watch_gifts(lambda _: self._begin(), self._evicted)
-        super().__init__(cache, registry, keys, limits=LIMITS, ledger=ledger, watched=True)
+        super().__init__(
+            cache, registry, keys, capability, limits=LIMITS, ledger=ledger, watched=True
+        )
         cache.watch_gifts(lambda _: None, self._allocated)
         self.private = False
         """True if the next request isn't admitted to the cache."""

@@ -10,7 +10,7 @@ from leyline_engine.claims.feasibility import Arithmetic
 from leyline_engine.claims.keeper import ArrivingRequest, ClaimKeeper
 from leyline_engine.claims.limits import Limits
 from leyline_engine.containment import contained
-from leyline_engine.contract import ClaimRefusal
+from leyline_engine.contract import Capability, ClaimRefusal
 from leyline_engine.server.claim_desk import ClaimDesk
 from leyline_engine.sources import SourceRegistry, SourceTurn
 from leyline_engine.vllm.blocks import BlockCache
@@ -36,6 +36,7 @@ class SchedulerClaims(ClaimDesk):
         cache: the blocks.
         registry: retained turns, which claims name.
         keys: returns the keys of a turn's blocks.
+        capability: an engine that doesn't splice takes no claims: its blocks aren't understood.
         ledger, watched: see :class:`.keeper.ClaimKeeper`.
     """
 
@@ -44,6 +45,7 @@ class SchedulerClaims(ClaimDesk):
         cache: BlockCache,
         registry: SourceRegistry,
         keys: Keys,
+        capability: Capability,
         *,
         limits: Limits | None = None,
         ledger: EventLedger | None = None,
@@ -63,7 +65,8 @@ class SchedulerClaims(ClaimDesk):
                 limits=limits,
                 ledger=ledger,
                 watched=watched,
-            )
+            ),
+            "" if capability.splices else f"no claims here: {capability.unsupported_reason}",
         )
         self.shelf.gave_way = self.keeper.gave_way
         self.shelf.passed_over = self.keeper.passed_over
@@ -132,5 +135,5 @@ def candidate(request: Any, turn: Turn | None) -> ArrivingRequest:
     )
 
 
-OpenClaims = Callable[[BlockCache, SourceRegistry, Keys], SchedulerClaims]
+OpenClaims = Callable[[BlockCache, SourceRegistry, Keys, Capability], SchedulerClaims]
 """Opens the claims of a scheduler."""

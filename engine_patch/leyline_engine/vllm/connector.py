@@ -126,10 +126,10 @@ class LeylineConnector(KVConnectorBase_V1):
         )
 
     def open_claims(
-        self, cache: BlockCache, registry: SourceRegistry, keys: Keys
+        self, cache: BlockCache, registry: SourceRegistry, keys: Keys, capability: Capability
     ) -> SchedulerClaims:
         """Open the claims on this engine's blocks, within the operator's limits."""
-        return SchedulerClaims(cache, registry, keys, limits=limits_from())
+        return SchedulerClaims(cache, registry, keys, capability, limits=limits_from())
 
     def on_new_request(self, request: Any) -> None:
         """Read a new request's envelope."""

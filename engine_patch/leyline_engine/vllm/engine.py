@@ -93,7 +93,7 @@ class SchedulerEngine:
         self._metrics = metrics
         self._keys = RetainedKeys(hasher, cache.block)
         self.registry.dropped = lambda turn, _: self._keys.drop(turn)
-        self.claims = open_claims(cache, self.registry, self._keys.of)
+        self.claims = open_claims(cache, self.registry, self._keys.of, capability)
         self.publications = Publications(
             max_tokens=max(1 << 20, PER_SLOT * cache.capacity), cached=self._cached_length
         )

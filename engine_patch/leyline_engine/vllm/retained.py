@@ -20,11 +20,11 @@ class RetainedKeys:
     def __init__(self, hasher: PathHasher, block: int) -> None:
         self._hasher = hasher
         self._block = block
-        self._plain: dict[tuple[SessionKey, str], list[bytes]] = {}
+        self._plain: dict[tuple[SessionKey, str], tuple[SourceTurn, list[bytes]]] = {}
 
     def note(self, source: SourceTurn, plain: Sequence[bytes]) -> None:
         """Note the plain hashes of a turn's full blocks."""
-        self._plain[_name(source)] = list(plain)
+        self._plain[_name(source)] = source, list(plain)
 
     def drop(self, source: SourceTurn) -> None:
         """Drop the hashes of a turn that isn't retained any more."""
@@ -36,8 +36,8 @@ class RetainedKeys:
 
     def of(self, source: SourceTurn) -> Iterator[bytes]:
         """Yield the keys of a turn's full blocks, lazily."""
-        plain = self._plain.get(_name(source))
-        if plain is None:
+        noted, plain = self._plain.get(_name(source), (None, []))
+        if noted is not source:  # it may be retained no more, and another be called the same
             plain = self._hasher.plain(source.tokens, Space(source.extra_key, source.cache_salt))
         return LineageKeys(source.lineage, source.scope, self._block).over(plain)
 

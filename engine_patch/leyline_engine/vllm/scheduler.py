@@ -124,12 +124,18 @@ class SchedulerHooks:
             self.prev_step_scheduled_req_ids.discard(request.request_id)
         return failed
 
-    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Empty the prefix cache, and with it all that turns could draw on."""
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, *args: Any, **kwargs: Any
+    ) -> bool:
+        """Empty the prefix cache, and with it all that turns could draw on.
+
+        If requests have blocks and may keep them, vLLM empties nothing, and claims stay.
+        """
         engine = self._leyline
-        if engine is not None and not self.requests:
+        if engine is not None and (reset_running_requests or not self.requests):
             engine.claims.flushing()
-        done: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
+        original = super().reset_prefix_cache  # type: ignore[misc]
+        done: bool = original(reset_running_requests, *args, **kwargs)
         if done and engine is not None:
             engine.flushed()
         return done

@@ -67,6 +67,8 @@ class Answer:
     """Prompt tokens that vLLM reports as cached."""
     scores: list[dict[int, float]]
     """Log-probabilities of each output position's likeliest tokens."""
+    error: str = ""
+    """The reason of a request that ended with an error."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -186,6 +188,7 @@ class SplicingEngine:
             self.sent.records.get(name),
             output.num_cached_tokens or 0,
             scores,
+            str(best.stop_reason) if best.finish_reason == "error" else "",
         )
 
     def ask(
