@@ -267,15 +267,21 @@ class TorchMover:
         believed = torch.nonzero(origin >= 0).flatten()
         for start in range(0, len(believed), _CHUNK):
             chosen = believed[start : start + _CHUNK]
-            held, rows = self._tensors.key_rows(slots[chosen]), origin[chosen]
             turns = self._turns(computed_at[chosen], stands_at[chosen])
-            same = torch.ones(len(chosen), dtype=torch.bool, device=slots.device)
             for layer, keys in enumerate(self._tensors.keys):
-                turned = self._turned(layer, as_computed[layer].index_select(0, rows), turns)
+                kept = as_computed[layer].index_select(0, origin[chosen])
+                turned = self._turned(layer, kept, turns)
+                held = self._tensors.key_rows(slots[chosen])
                 band = self._tensors.band(keys).index_select(0, held)
-                if not torch.equal(turned, band):
-                    same &= (turned == band).flatten(1).all(dim=1)
-            certified[chosen] = same
+                if torch.equal(turned, band):
+                    continue
+                # Most rows that others have written since differ in the first layer already.
+                same = (turned == band).flatten(1).all(dim=1)
+                chosen = chosen[same]
+                turns = [(cos[same], sin[same]) for cos, sin in turns]
+                if not len(chosen):
+                    break
+            certified[chosen] = True
         return certified
 
     def _turned(self, layer: int, band: torch.Tensor, turns: _Turns) -> torch.Tensor:
