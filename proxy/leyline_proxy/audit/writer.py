@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import structlog
 
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
-from .chain_file import ChainFile, WriteFailedError
+from .chain_file import WriteFailedError
 from .records import Record, gap_record
 
 if TYPE_CHECKING:
@@ -35,6 +36,37 @@ _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 30.0
 
 
+class LogFile(Protocol):
+    """The log's file: :class:`~.chain_file.ChainFile`, or the one that workers share."""
+
+    @property
+    def path(self) -> Path:
+        """Its path, for messages."""
+
+    @property
+    def is_open(self) -> bool:
+        """True if records can be appended."""
+
+    @property
+    def claims(self) -> Mapping[str, int]:
+        """Number of the newest claim event in the log, by run of an engine."""
+
+    def claim(self) -> None:
+        """Lock it."""
+
+    def open(self) -> None:
+        """Open it."""
+
+    def append(self, records: Sequence[Record]) -> Sequence[bytes]:
+        """Append records; return their lines."""
+
+    def sync(self) -> None:
+        """Flush to the disk."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
 class AuditWriter:
     """Chains records and appends them, in the order of :meth:`offer`.
 
@@ -45,7 +77,7 @@ class AuditWriter:
 
     def __init__(
         self,
-        file: ChainFile,
+        file: LogFile,
         metrics: Metrics,
         *,
         max_waiting: int,
@@ -115,6 +147,10 @@ class AuditWriter:
     def position(self, engine: str) -> int | None:
         """Return the number of the newest claim event in the log, for one run of the engine."""
         return self._file.claims.get(engine)
+
+    def positions(self) -> Mapping[str, int]:
+        """Return these numbers for all runs of engines."""
+        return dict(self._file.claims)
 
     def close(self, patience_s: float) -> None:
         """Write the waiting records, and end. Blocks for at most ``patience_s``."""

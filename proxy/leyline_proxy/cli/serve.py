@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,8 +16,6 @@ from rich.markup import escape
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.applications import Starlette
-
-    from leyline_engine.contract import Capability
 
     from ..settings import Settings
     from ..settings.faults import Sources
@@ -71,6 +67,9 @@ def serve(
     affinity_header: Annotated[
         str | None,
         typer.Option(help="Header that carries the session's id, for a router upstream."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that serve the port; share everything [1].")
     ] = None,
     engine: Annotated[str | None, typer.Option(help="Embedded engine to run \\[replay].")] = None,
     engine_option: Annotated[
@@ -168,7 +167,7 @@ def serve(
 ) -> None:
     """Start the proxy and print where to point your OpenAI client."""
     settings = settings_of(locals())
-    app = _application(settings)
+    app = _application(settings) if settings.workers == 1 else None
     with ExitStack() as stack:
         sock = stack.enter_context(_listen(settings.host, settings.port, "--port"))
         admin = (
@@ -176,7 +175,10 @@ def serve(
             if settings.admin_port is not None
             else None
         )
-        _run(app, settings, sock, admin)
+        if app is not None:
+            _run(app, settings, sock, admin)
+        else:
+            _supervise(settings, sock, admin)
 
 
 _SETTINGS = {
@@ -269,20 +271,12 @@ def _engine_options(items: list[str] | None) -> dict[str, Any] | None:
 
 
 def _application(settings: Settings) -> FastAPI:
-    import structlog
-
     from leyline_policies import PolicyError
 
     from ..model.fields import OptionError
-    from ..settings.faults import unknown_variables
-    from ..telemetry.logging import configure_logging
     from ..tenants import build_directory
 
-    configure_logging(settings.log_level, settings.log_format)
-    for fault in unknown_variables(os.environ):
-        structlog.get_logger("leyline.settings").warning(
-            "unknown_variable", variable=fault.place, fix=fault.fix
-        )
+    _log(settings)
     try:
         # FastAPI loads OpenTelemetry's propagators, and fails for an unknown one in
         # OTEL_PROPAGATORS.
@@ -294,6 +288,19 @@ def _application(settings: Settings) -> FastAPI:
         return app
     except (PolicyError, OptionError, ValueError) as error:
         raise _usage(str(error)) from error
+
+
+def _log(settings: Settings) -> None:
+    import structlog
+
+    from ..settings.faults import unknown_variables
+    from ..telemetry.logging import configure_logging
+
+    configure_logging(settings.log_level, settings.log_format)
+    for fault in unknown_variables(os.environ):
+        structlog.get_logger("leyline.settings").warning(
+            "unknown_variable", variable=fault.place, fix=fault.fix
+        )
 
 
 def _engine(settings: Settings) -> Starlette | None:
@@ -329,68 +336,57 @@ def _listen(host: str, port: int, flag: str) -> socket.socket:
 def _run(
     app: FastAPI, settings: Settings, sock: socket.socket, admin: socket.socket | None
 ) -> None:
-    from ..http.admin import create_admin_app
-    from ..http.server import ProxyServer
+    from ..http.server import listening
+    from ..workers.serving import banner_of, ignore_repeated_signals, server_of
 
-    # The server shuts down on the first signal and then raises it again; that isn't a failure.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-    services = app.state.services
-    ProxyServer(
+    def started() -> None:
+        _announce(banner_of(app.state.services), sock, admin)
+
+    ignore_repeated_signals()
+    server_of(
         app,
         settings,
-        services.shutdown,
-        beside=(create_admin_app(services), admin) if admin is not None else None,
-        started=lambda: _started(app, _url(sock), _url(admin) if admin is not None else None),
-    ).run(sockets=[sock])
+        door=listening(sock),
+        admin=listening(admin) if admin is not None else None,
+        started=started,
+    ).run(sockets=[])
 
 
-def _url(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _supervise(settings: Settings, sock: socket.socket, admin: socket.socket | None) -> None:
+    from ..audit.files import AuditError
+    from ..workers.folder import own_folder
+
+    _log(settings)
+    with own_folder() as folder:
+        from ..workers.supervisor import supervise  # reads what own_folder sets
+
+        try:
+            status = supervise(
+                settings, sock, admin, folder, lambda facts: _announce(facts, sock, admin)
+            )
+        except AuditError as error:
+            raise _usage(str(error)) from error
+    if status:
+        raise typer.Exit(status)
 
 
-def _started(app: FastAPI, url: str, admin_url: str | None) -> None:
-    # Exclude objects that live as long as the process from further collections.
-    gc.collect()
-    gc.freeze()
-    # Turns create tens of thousands of lasting values and hardly any cycles.
-    gc.set_threshold(20_000, 10, 50)
-    _announce(app, url, admin_url)
+def _announce(facts: Mapping[str, str], sock: socket.socket, admin: socket.socket | None) -> None:
+    from ..workers.serving import url_of
 
-
-def _announce(app: FastAPI, url: str, admin_url: str | None) -> None:
-    status = app.state.services.pool.first.status
     console = Console(highlight=False, soft_wrap=True)
-    models = ", ".join(status.models or ()) or "not known yet"
-    verdict = (
-        "[green]yes[/green]" if status.splices else f"[red]no[/red]: {escape(status.obstacle)}"
-    )
+    verdict = facts["splices"]
+    color = "green" if verdict == "yes" else "red"
+    word, colon, obstacle = verdict.partition(":")
+    url = url_of(sock)
     console.print("[bold]Leyline is up.[/bold]")
     for name, value in (
         ("base_url", f"{url}/v1"),
-        ("model", escape(models)),
-        ("engine", escape(status.engine) if status.up else "not reached yet; still trying"),
-        ("splices", verdict),
-        ("capability", escape(_capability(status.capability))),
-        ("compactions", app.state.services.compactions.key_origin),
+        *((name, escape(fact)) for name, fact in facts.items() if name != "splices"),
+        ("splices", f"[{color}]{word}[/{color}]{colon}{escape(obstacle)}"),
         ("live page", f"{url}/"),
-        *((("admin", f"{admin_url}/admin"),) if admin_url is not None else ()),
+        *((("admin", f"{url_of(admin)}/admin"),) if admin is not None else ()),
     ):
         console.print(f"  {name:<12} {value}")
-
-
-def _capability(capability: Capability | None) -> str:
-    """Return the most important facts of the handshake; doctor prints all of them."""
-    if capability is None:
-        return "none: presumably an ordinary OpenAI-compatible server"
-    facts = [capability.architecture, f"context {capability.max_context:,} tokens"]
-    if capability.kv is not None:
-        kv = capability.kv
-        facts.append(f"KV {kv.pool_class} {kv.dtype}, {kv.capacity_tokens:,} slots")
-    if capability.rotary is not None:
-        facts.append(f"rotary {capability.rotary.rope_type}, {capability.rotary.pairing}")
-    return "; ".join(facts)
 
 
 def _usage(message: str) -> typer.Exit:

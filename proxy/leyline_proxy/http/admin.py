@@ -23,6 +23,7 @@ from ..tenants import Tenant
 from ..tenants.directory import offered_key
 from ..upstream.summary import replica_document
 from ..wiring.services import Services
+from ..wiring.workers import reload_files
 from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
 from .guard import guard_against_pages
@@ -107,15 +108,17 @@ class _Handlers:
         """List tenants with their limits, running and waiting requests, and key ids."""
         directory, gate = self._services.tenants, self._services.gate
         found = [directory.get(name) for name in sorted(directory.names)]
-        documents = [
-            {
-                **_tenant_document(tenant, directory.keys),
-                "running": gate.running(tenant.name),
-                "waiting": gate.waiting(tenant.name),
-            }
-            for tenant in found
-            if tenant is not None
-        ]
+        documents = []
+        for tenant in found:
+            if tenant is not None:
+                counts = await gate.counts(tenant.name)
+                documents.append(
+                    {
+                        **_tenant_document(tenant, directory.keys),
+                        "running": counts.running,
+                        "waiting": counts.waiting,
+                    }
+                )
         return JSONResponse({"open": directory.open, "tenants": documents})
 
     async def sessions(self, request: Request) -> Response:
@@ -158,12 +161,18 @@ class _Handlers:
 
     async def reload(self, _: Request) -> Response:
         """Reload the files of keys and policies now, if they have changed."""
-        keys, policies = self._services.key_file, self._services.policy_file
+        services = self._services
+        if services.fleet is not None:
+            found = await services.fleet.reload()
+        else:
+            found = [await reload_files(services.key_file, services.policy_file)]
         document: dict[str, Any] = {"api_keys": None, "policies": None}
-        if keys is not None:
-            document["api_keys"] = {"loaded": await keys.refresh(), "problem": keys.problem}
-        if policies is not None:
-            document["policies"] = {"loaded": await policies.refresh()}
+        if services.key_file is not None:
+            loaded = any(each.keys for each in found)
+            problem = next((each.problem for each in found if each.problem is not None), None)
+            document["api_keys"] = {"loaded": loaded, "problem": problem}
+        if services.policy_file is not None:
+            document["policies"] = {"loaded": any(each.policies for each in found)}
         return JSONResponse(document)
 
     async def upstreams(self, _: Request) -> Response:
@@ -172,19 +181,21 @@ class _Handlers:
 
     async def drain(self, request: Request) -> Response:
         """Give an engine no session that another can take. ``running`` counts its requests."""
-        return self._draining(request, True)
+        return await self._draining(request, True)
 
     async def resume(self, request: Request) -> Response:
         """Give an engine sessions again."""
-        return self._draining(request, False)
+        return await self._draining(request, False)
 
-    def _draining(self, request: Request, draining: bool) -> Response:
+    async def _draining(self, request: Request, draining: bool) -> Response:
         replica = self._services.pool.get(request.path_params["name"])
         if replica is None:
             known = (each.name for each in self._services.pool)
             hint = closest(request.path_params["name"][:64], known)
             raise NotFoundError(f"No such upstream. {hint}", code="upstream_not_found")
         replica.draining = draining
+        if self._services.fleet is not None:
+            await self._services.fleet.drain(replica.name, draining)
         log.info("upstream_draining", upstream=replica.name, draining=draining)
         return JSONResponse(replica_document(replica))
 

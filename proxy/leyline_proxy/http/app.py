@@ -10,10 +10,12 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from ..hub.fleet import connected
 from ..settings import Settings
 from ..telemetry.tracing import Tracing
 from ..upstream.lifespan import lifespan_of
 from ..wiring.services import Services, build_services
+from ..wiring.workers import Worker
 from .dispatch import TurnDispatch
 from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
@@ -24,25 +26,31 @@ from .routes import APIS, install_routes
 
 
 def create_app(
-    settings: Settings, *, engine_app: ASGIApp | None = None, tracing: Tracing | None = None
+    settings: Settings,
+    *,
+    engine_app: ASGIApp | None = None,
+    tracing: Tracing | None = None,
+    worker: Worker | None = None,
 ) -> FastAPI:
     """Return the proxy as an ASGI application.
 
     With ``engine_app``, requests go to that application in this process, and its lifespan runs
     with the proxy's. Without, they go to ``settings.upstream``. ``tracing`` replaces the settings'
-    tracing.
+    tracing. A ``worker`` shares the proxy's state with others.
 
     Raises:
         leyline_policies.PolicyError: an unknown policy or a bad parameter.
         leyline_proxy.request.options.OptionError: a bad rule for undeclared edits.
         ValueError: neither an engine nor an upstream; an unreadable key file.
     """
-    services = build_services(settings, engine_app, tracing)
+    services = build_services(settings, engine_app, tracing, worker)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(services.tracing.aclose)
+            if worker is not None:
+                await stack.enter_async_context(connected(worker.link))
             if engine_app is not None:
                 await stack.enter_async_context(lifespan_of(engine_app))
             await stack.enter_async_context(services.audit.running())
@@ -57,6 +65,9 @@ def create_app(
             await stack.enter_async_context(_running(keep_observing(services)))
             for watch in services.claim_watches:
                 await stack.enter_async_context(_running(watch.run()))
+            if services.fleet is not None:
+                services.fleet.begin()
+                await stack.enter_async_context(_running(services.fleet.run()))
             if services.key_file is not None:
                 await stack.enter_async_context(_running(services.key_file.run()))
             if services.policy_file is not None:

@@ -118,7 +118,7 @@ class Compacting:
         begun = perf_counter()
         await self._services.ends.release(turn)
         try:
-            self._services.gate.check_rate(chat.tenant)
+            await self._services.gate.check_rate(chat.tenant)
             written = await self.write(chat, wish, receive, again=turn, sign=sign)
         except ClientDisconnected:
             raise

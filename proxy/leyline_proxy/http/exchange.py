@@ -69,7 +69,7 @@ class Exchange(ABC):
             tenant = self.services.tenants.authenticate(self.request.headers)
             self._tenant = tenant.name
             gate, settings = self.services.gate, self.services.settings
-            gate.check_rate(tenant)
+            await gate.check_rate(tenant)
             with gate.reading(tenant), stage_span("read"):
                 raw = await read_body(
                     self.request, tenant.limits.max_body_bytes, timeout_s=settings.body_timeout_s

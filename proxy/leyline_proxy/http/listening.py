@@ -13,8 +13,9 @@ import errno
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Protocol
 
 _AT_ONCE = 256
 """Connections taken in one turn of the loop."""
@@ -38,18 +39,30 @@ _NO_SYN = (
 """A program of the kernel's packet filter: code, jump if true, jump if false, operand."""
 
 
+Connect = Callable[[socket.socket], Awaitable[object]]
+"""Gives a new connection to who serves it, and takes the socket over."""
+
+
+class Door(Protocol):
+    """Where connections come from."""
+
+    def start(self) -> None:
+        """Take connections from now on."""
+
+    async def close(self) -> None:
+        """Take the connections that have come, then stop."""
+
+
 class Listener:
-    """Gives each new connection its own protocol.
+    """A :class:`Door` for one socket.
 
     Args:
         sock: bound, and perhaps listening. The listener owns it from here on.
     """
 
-    def __init__(
-        self, sock: socket.socket, protocol: Callable[[], asyncio.BaseProtocol], backlog: int
-    ) -> None:
+    def __init__(self, sock: socket.socket, connect: Connect, backlog: int) -> None:
         self._sock = sock
-        self._protocol = protocol
+        self._give = connect
         self._backlog = backlog
         self._loop = asyncio.get_running_loop()
         self._taking: set[asyncio.Task[None]] = set()
@@ -100,7 +113,7 @@ class Listener:
 
     async def _connect(self, sock: socket.socket) -> None:
         with suppress(OSError):  # the client has left
-            await self._loop.connect_accepted_socket(self._protocol, sock)
+            await self._give(sock)
 
 
 def _refuse_new(sock: socket.socket) -> bool:

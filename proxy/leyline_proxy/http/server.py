@@ -17,32 +17,41 @@ from starlette.types import ASGIApp
 from ..settings import Settings
 from ..shutdown import Shutdown
 from .connection import ConnectionLimits, limited_protocol
-from .listening import Listener
+from .listening import Connect, Door, Listener
 
 _ADMIN_CONNECTIONS = 64
 _KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+
+
+DoorOf = Callable[[Connect], Door]
+"""Returns a door whose connections are given on; called within the event loop."""
+
+
+def listening(sock: socket.socket) -> DoorOf:
+    """Return the door of a socket that this process alone has."""
+    return lambda connect: Listener(sock, connect, _BACKLOG)
 
 
 class _Server(uvicorn.Server):
-    """A server that takes connections with a :class:`Listener`, and leaves none open."""
+    """A server that takes connections through a :class:`Door`, and leaves none open."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, door: DoorOf) -> None:
         super().__init__(config)
-        self._listeners: list[Listener] = []
+        self._door_of = door
+        self._door: Door | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, then listen."""
+        """Start the application, then take connections."""
         await super().startup([])
         if self.started:
-            self._listeners = [
-                Listener(sock, self._protocol, self.config.backlog) for sock in sockets or ()
-            ]
-            for listener in self._listeners:
-                listener.start()
+            self._door = self._door_of(self._connect)
+            self._door.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take waiting connections, stop listening, finish requests under way, abort the rest."""
-        await asyncio.gather(*(listener.close() for listener in self._listeners))
+        """Take waiting connections, then no more, finish requests under way, abort the rest."""
+        if self._door is not None:
+            await self._door.close()
         try:
             await super().shutdown([])
         finally:
@@ -50,6 +59,9 @@ class _Server(uvicorn.Server):
                 connection.transport.abort()
             # The next turn of the loop reports their ends; some loops complain about open ones.
             await asyncio.sleep(0)
+
+    async def _connect(self, sock: socket.socket) -> None:
+        await asyncio.get_running_loop().connect_accepted_socket(self._protocol, sock)
 
     def _protocol(self) -> asyncio.Protocol:
         kind: Any = self.config.http_protocol_class
@@ -63,9 +75,11 @@ class ProxyServer(_Server):
     """Serves the proxy and the admin API in one event loop.
 
     Args:
+        door: gives it its connections.
         shutdown: set at the first signal to stop.
-        beside: the admin API and its socket.
+        beside: the admin API and its door.
         started: called once both can be reached.
+        ticked: called ten times a second with the number of open connections.
     """
 
     def __init__(
@@ -74,10 +88,13 @@ class ProxyServer(_Server):
         settings: Settings,
         shutdown: Shutdown,
         *,
-        beside: tuple[ASGIApp, socket.socket] | None = None,
+        door: DoorOf,
+        beside: tuple[ASGIApp, DoorOf] | None = None,
         started: Callable[[], None] = lambda: None,
+        ticked: Callable[[int], None] = lambda _: None,
     ) -> None:
-        super().__init__(_config(app, settings, shutdown))
+        super().__init__(_config(app, settings, shutdown), door)
+        self._ticked = ticked
         self._begun = shutdown
         self._beside = beside
         self._when_started = started
@@ -92,9 +109,9 @@ class ProxyServer(_Server):
         if not self.started:
             return
         if self._beside is not None:
-            app, sock = self._beside
-            server = _AdminServer(_admin_config(app))
-            self._admin = server, asyncio.create_task(server.serve(sockets=[sock]))
+            app, door = self._beside
+            server = _AdminServer(_admin_config(app), door)
+            self._admin = server, asyncio.create_task(server.serve(sockets=[]))
         self._when_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -106,8 +123,13 @@ class ProxyServer(_Server):
         else:
             super().handle_exit(sig, frame)
 
+    def leave(self) -> None:
+        """Stop at once, as if by a signal."""
+        self._begun.begun = self.should_exit = True
+
     async def on_tick(self, counter: int) -> bool:
         """Return True to stop now."""
+        self._ticked(len(self.server_state.connections))
         if self._begun.begun and not self._told:
             self._told = True
             for connection in list(self.server_state.connections):

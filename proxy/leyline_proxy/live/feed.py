@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import Gauge
+
+from leyline_engine.contract import TokenCounts
 
 from ..errors import TryLaterError
 from ..model.session import Session
@@ -85,9 +87,9 @@ class _Channel:
         self.left_at = 0.0
         self.changed = asyncio.Event()
 
-    def publish(self, kind: str, document: Any, session: str, updated: float) -> None:
+    def publish(self, kind: str, data: bytes, session: str, updated: float) -> None:
         self.last += 1
-        data, limits = encoded(document), self._limits
+        limits = self._limits
         self.ring.append(Event(self.last, kind, data, session, updated))
         self._bytes += len(data)
         while len(self.ring) > limits.ring or (
@@ -144,11 +146,54 @@ class Viewer:
             return
 
 
+class Peers(Protocol):
+    """The feeds of the proxy's other workers."""
+
+    def wants(self, tenant: str) -> bool:
+        """Return True if any of them has viewers of a tenant's events."""
+
+    def publish(self, tenant: str, kind: str, data: bytes, session: str, updated: float) -> None:
+        """Pass an event on to them; see :class:`Event`."""
+
+    def viewed(self, tenant: str, viewed: bool) -> None:
+        """Report that this feed keeps a tenant's events, or doesn't any more."""
+
+    def count(self, tenant: str, at: float, tokens: TokenCounts, thinking: tuple[int, int]) -> None:
+        """Count a turn for the trend; see :meth:`.trend.Trends.add`."""
+
+    async def trend(self, tenant: str) -> list[Step]:
+        """Return the last hour's steps of all workers."""
+
+
+class NoPeers:
+    """The :class:`Peers` of a proxy with one process."""
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._trends = Trends()
+
+    def wants(self, tenant: str) -> bool:
+        return False
+
+    def publish(self, tenant: str, kind: str, data: bytes, session: str, updated: float) -> None:
+        """Do nothing."""
+
+    def viewed(self, tenant: str, viewed: bool) -> None:
+        """Do nothing."""
+
+    def count(self, tenant: str, at: float, tokens: TokenCounts, thinking: tuple[int, int]) -> None:
+        self._trends.add(tenant, at, tokens, thinking)
+
+    async def trend(self, tenant: str) -> list[Step]:
+        return self._trends.of(tenant, self._now())
+
+
 class LiveFeed:
     """The events of this proxy's turns for its viewers.
 
     Args:
         gauge: shows the number of viewers.
+        peers: the feeds of other workers.
         now: returns seconds since the epoch.
         clock: returns seconds that never go back.
     """
@@ -158,39 +203,53 @@ class LiveFeed:
         gauge: Gauge,
         limits: FeedLimits = FeedLimits(),
         *,
+        peers: Peers | None = None,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gauge = gauge
+        self._peers = peers or NoPeers(now)
         self._limits = limits
         self._now = now
         self._clock = clock
         self._channels: dict[str, _Channel] = {}
         self._viewers = 0
-        self._trends = Trends()
 
     def settled(self, session: Session) -> None:
         """Publish the session's newest turn, which was answered in full."""
         turn = session.history[-1]
+        tenant = session.tenant
         if turn.receipt is not None:
             thinking = turn.paid.thinking if turn.paid is not None else (0, 0)
-            self._trends.add(session.tenant, self._now(), turn.receipt.tokens, thinking)
-        channel = self._open(session.tenant)
-        if channel is not None:
+            self._peers.count(tenant, self._now(), turn.receipt.tokens, thinking)
+        if self._wanted(tenant):
             line = session_overview(overview(session))
             document = {"session": line, "turn": turn_document(turn)}
-            channel.publish("turn", document, session.id, session.updated)
+            self._publish(tenant, "turn", document, session.id, session.updated)
 
     def lost(self, tenant: str, session_id: str, how: str) -> None:
         """Publish that a turn was refused or abandoned; it isn't part of its session."""
+        if self._wanted(tenant):
+            document = {"session": session_id, "how": how, "at": self._now()}
+            self._publish(tenant, "lost", document, session_id, 0.0)
+
+    def came(self, tenant: str, kind: str, data: bytes, session: str, updated: float) -> None:
+        """Publish another worker's event."""
         channel = self._open(tenant)
         if channel is not None:
-            document = {"session": session_id, "how": how, "at": self._now()}
-            channel.publish("lost", document, session_id, 0.0)
+            channel.publish(kind, data, session, updated)
 
-    def trend(self, tenant: str) -> list[Step]:
+    async def trend(self, tenant: str) -> list[Step]:
         """Return the last hour's steps; see :class:`~.trend.Trends`."""
-        return self._trends.of(tenant, self._now())
+        return await self._peers.trend(tenant)
+
+    def _wanted(self, tenant: str) -> bool:
+        return self._open(tenant) is not None or self._peers.wants(tenant)
+
+    def _publish(self, tenant: str, kind: str, document: Any, session: str, updated: float) -> None:
+        data = encoded(document)
+        self.came(tenant, kind, data, session, updated)
+        self._peers.publish(tenant, kind, data, session, updated)
 
     @contextmanager
     def viewing(self, tenant: str, last_event: str = "") -> Iterator[Viewer]:
@@ -213,6 +272,7 @@ class LiveFeed:
             raise NoPlaceForViewersError("As many look on as this proxy allows.", _RETRY_AFTER_S)
         if channel is None:
             channel = self._channels[tenant] = _Channel(self._limits)
+            self._peers.viewed(tenant, True)
         self._count(channel, 1)
         try:
             yield Viewer(channel, _place(channel, last_event))
@@ -228,13 +288,17 @@ class LiveFeed:
     def _open(self, tenant: str) -> _Channel | None:
         channel = self._channels.get(tenant)
         if channel is not None and self._idle(channel):
-            del self._channels[tenant]
+            self._drop(tenant)
             return None
         return channel
 
+    def _drop(self, tenant: str) -> None:
+        del self._channels[tenant]
+        self._peers.viewed(tenant, False)
+
     def _sweep(self) -> None:
         for tenant in [name for name, each in self._channels.items() if self._idle(each)]:
-            del self._channels[tenant]
+            self._drop(tenant)
 
     def _idle(self, channel: _Channel) -> bool:
         gone_s = self._clock() - channel.left_at

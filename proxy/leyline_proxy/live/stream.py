@@ -91,7 +91,7 @@ class LiveStream:
             now = self._clock()
             if now - told >= self._pace.tick_s:
                 told = now
-                yield self._changed_state()
+                yield await self._changed_state()
             if now - looks >= self._pace.sessions_s:
                 looks = now
                 yield await self._changed_sessions()
@@ -120,7 +120,7 @@ class LiveStream:
     async def _snapshot(self) -> bytes:
         place = self._viewer.begin_anew()
         sources, tenant = self._sources, self._tenant
-        trend = trend_document(sources.feed.trend(tenant.name))
+        trend = trend_document(await sources.feed.trend(tenant.name))
         found = sessions_document(await sources.store.sessions(tenant.name))
         self._know(found)
         document = {
@@ -151,21 +151,22 @@ class LiveStream:
             self._known[event.session] = event.updated
         return _framed(event.kind, event.data, self._viewer.id_of(event.number))
 
-    def _changed_state(self) -> bytes:
+    async def _changed_state(self) -> bytes:
         """Return engines, claims and the queue if they have changed since last sent."""
-        data = encoded(self._state_document())
+        data = encoded(await self._state_document())
         if data == self._state:
             return b""
         self._state = data
         return _framed("state", data)
 
-    def _state_document(self) -> dict[str, Any]:
+    async def _state_document(self) -> dict[str, Any]:
         sources, name, allowed = self._sources, self._tenant.name, self._tenant.upstreams
         replicas = [each for each in sources.pool if allowed is None or each.name in allowed]
+        counts = await sources.gate.counts(name)
         live = [(each.name, sources.watches[each.name].memory.live()) for each in replicas]
         return {
-            "running": sources.gate.running(name),
-            "waiting": sources.gate.waiting(name),
+            "running": counts.running,
+            "waiting": counts.waiting,
             "store": {"name": sources.store.name, "problem": sources.store.problem},
             "upstreams": [engine_document(each) for each in replicas],
             "claims": list(_each(claims_of(name, at, claims) for at, claims in live)),

@@ -30,17 +30,18 @@ class CompactionSeal:
     """Closes and opens compactions, each bound to its tenant and model.
 
     Args:
-        secrets: the first one closes, all open. Without any, a random one serves this process.
+        secrets: the first one closes, all open.
+        own: closes and opens if there are none; random by default.
     """
 
-    def __init__(self, secrets: Sequence[str] = ()) -> None:
+    def __init__(self, secrets: Sequence[str] = (), own: str | None = None) -> None:
         self.key_origin = (
             "encrypted by session_secret"
             if secrets
             else "encrypted by a key of this process alone; set session_secret to share it"
         )
         """The origin of the key, in words."""
-        self._seal = Seal(secrets or (token_hex(32),), _DOMAIN)
+        self._seal = Seal(secrets or (own or token_hex(32),), _DOMAIN)
 
     def close(self, compacted: Compacted, *, tenant: str, model: str) -> str:
         """Return a compaction in a form that a client may carry."""

@@ -58,8 +58,8 @@ class _Held:
     bytes: int = 0
 
 
-class MemoryResponseStore:
-    """A :class:`ResponseStore` for one process: bounded in number, bytes and age.
+class ResponseShelf:
+    """Encoded responses, bounded in number, bytes and age. No event loop.
 
     If there are too many, the tenant with the most loses its least recently used ones, so that no
     tenant evicts another's. Reading counts as use, so a conversation that continues stays whole.
@@ -79,41 +79,45 @@ class MemoryResponseStore:
         self._clock = clock
         self._held: dict[str, _Held] = {}
 
-    async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> None:
+    def put(self, tenant: str, response_id: str, raw: bytes, session: str, turn: int) -> None:
+        """Keep a response; see :meth:`ResponseStore.put`."""
         self._expire()
         self._remove(tenant, response_id)
-        raw = encode(stored)
         if len(raw) > self._max_bytes:
             # It would evict all others and still not fit.
             return
         held = self._held.setdefault(tenant, _Held())
-        held.entries[response_id] = _Entry(raw, self._clock(), stored.session, stored.turn)
+        held.entries[response_id] = _Entry(raw, self._clock(), session, turn)
         held.bytes += len(raw)
         while sum(len(each.entries) for each in self._held.values()) > self._max_responses:
             self._drop_oldest(max(self._held, key=lambda name: len(self._held[name].entries)))
         while sum(each.bytes for each in self._held.values()) > self._max_bytes:
             self._drop_oldest(max(self._held, key=lambda name: self._held[name].bytes))
 
-    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+    def get(self, tenant: str, response_id: str) -> bytes | None:
+        """Return a response; see :meth:`ResponseStore.get`."""
         self._expire()
         held = self._held.get(tenant)
         entry = held.entries.pop(response_id, None) if held is not None else None
         if held is None or entry is None:
             return None
         held.entries[response_id] = replace(entry, touched=self._clock())
-        return decode(entry.raw)
+        return entry.raw
 
-    async def delete(self, tenant: str, response_id: str) -> bool:
+    def delete(self, tenant: str, response_id: str) -> bool:
+        """Delete a response; return True if it existed."""
         self._expire()
         return self._remove(tenant, response_id)
 
-    async def count_in(self, tenant: str, session: str) -> int | None:
+    def count_in(self, tenant: str, session: str) -> int:
+        """Return the number of a session's responses."""
         self._expire()
         held = self._held.get(tenant)
         entries = held.entries.values() if held is not None else ()
         return sum(entry.session == session for entry in entries)
 
-    async def delete_from(self, tenant: str, session: str, turn: int) -> int:
+    def delete_from(self, tenant: str, session: str, turn: int) -> int:
+        """Delete a session's responses; see :meth:`ResponseStore.delete_from`."""
         self._expire()
         held = self._held.get(tenant)
         found = [
@@ -144,3 +148,35 @@ class MemoryResponseStore:
         if not held.entries:
             del self._held[tenant]
         return True
+
+
+class MemoryResponseStore:
+    """A :class:`ResponseStore` for one process; for the bounds, see :class:`ResponseShelf`."""
+
+    def __init__(
+        self,
+        *,
+        max_responses: int,
+        max_bytes: int,
+        ttl_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shelf = ResponseShelf(
+            max_responses=max_responses, max_bytes=max_bytes, ttl_s=ttl_s, clock=clock
+        )
+
+    async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> None:
+        self._shelf.put(tenant, response_id, encode(stored), stored.session, stored.turn)
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        raw = self._shelf.get(tenant, response_id)
+        return decode(raw) if raw is not None else None
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        return self._shelf.delete(tenant, response_id)
+
+    async def count_in(self, tenant: str, session: str) -> int | None:
+        return self._shelf.count_in(tenant, session)
+
+    async def delete_from(self, tenant: str, session: str, turn: int) -> int:
+        return self._shelf.delete_from(tenant, session, turn)

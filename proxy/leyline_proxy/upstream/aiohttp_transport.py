@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import aiohttp
 import httpx
@@ -31,9 +32,11 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
 
     Args:
         max_connections: further requests wait for at most their pool timeout.
+        socket: the server's Unix socket; None for TCP.
     """
 
-    def __init__(self, *, max_connections: int) -> None:
+    def __init__(self, *, max_connections: int, socket: Path | None = None) -> None:
+        self._socket = str(socket) if socket is not None else None
         self._places = asyncio.Semaphore(max_connections)
         self._max_connections = max_connections
         # Both are created on first use: reading certificates takes tens of milliseconds.
@@ -89,7 +92,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             limits = httpx.Limits(
                 max_connections=self._max_connections, max_keepalive_connections=1
             )
-            self._exact = httpx.AsyncHTTPTransport(limits=limits)
+            self._exact = httpx.AsyncHTTPTransport(limits=limits, uds=self._socket)
         return self._exact
 
     def _opened(self, secure: bool) -> aiohttp.ClientSession:
@@ -97,15 +100,20 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         decides whether certificates are needed."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=0,
-                    keepalive_timeout=_KEEP_ALIVE_S,
-                    ssl=httpx.create_ssl_context() if secure else True,
-                ),
+                connector=self._connector(secure),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
+
+    def _connector(self, secure: bool) -> aiohttp.BaseConnector:
+        if self._socket is not None:
+            return aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        return aiohttp.TCPConnector(
+            limit=0,
+            keepalive_timeout=_KEEP_ALIVE_S,
+            ssl=httpx.create_ssl_context() if secure else True,
+        )
 
     async def _take_place(self, wait_s: float | None, request: httpx.Request) -> None:
         if not self._places.locked():

@@ -9,19 +9,46 @@ from ..audit.chain import AuditKey
 from ..audit.chain_file import ChainFile
 from ..audit.keys import read_keys
 from ..audit.writer import AuditWriter
+from ..hub.audit import SharedLog
+from ..hub.link import HubLink
 from ..observe.auditor import Auditor
 from ..settings.audit import PLACE, AuditSettings
 from ..telemetry.metrics import Metrics
 
 
-def build_auditor(settings: AuditSettings, metrics: Metrics) -> Auditor:
+def build_auditor(
+    settings: AuditSettings, metrics: Metrics, link: HubLink | None = None
+) -> Auditor:
     """Return the log of the settings; nothing is opened or started yet.
+
+    Args:
+        link: to the hub, which then writes the file.
 
     Raises:
         ValueError: the key file can't be read, or the URL isn't Redis's.
     """
     if settings.audit_file is None:
         return Auditor()
+    if link is None:
+        writer = build_audit_writer(settings, metrics)
+    else:
+        writer = AuditWriter(
+            SharedLog(link, settings.audit_file),
+            metrics,
+            max_waiting=settings.audit_queue,
+            fsync_s=settings.audit_fsync_s,
+        )
+    return Auditor(writer, _key(settings), settings.audit_turns)
+
+
+def build_audit_writer(settings: AuditSettings, metrics: Metrics) -> AuditWriter:
+    """Return the writer of the settings' file; nothing is opened or started yet.
+
+    Raises:
+        ValueError: no file is set, or as :func:`build_auditor`.
+    """
+    if settings.audit_file is None:
+        raise ValueError("audit_file isn't set")
     instance = settings.audit_instance or socket.gethostname()[:64]
     key = _key(settings)
     path = settings.audit_file
@@ -43,14 +70,13 @@ def build_auditor(settings: AuditSettings, metrics: Metrics) -> Auditor:
         stream = StreamSink(
             url, settings.audit_stream, metrics, maxlen=settings.audit_stream_maxlen
         )
-    writer = AuditWriter(
+    return AuditWriter(
         file,
         metrics,
         max_waiting=settings.audit_queue,
         fsync_s=settings.audit_fsync_s,
         stream=stream,
     )
-    return Auditor(writer, key, settings.audit_turns)
 
 
 def _key(settings: AuditSettings) -> AuditKey | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..hub.link import HubLink
+from ..hub.spaces import SharedSpace
 from ..parts.files import FileSpace
 from ..parts.keeping import SpacePartStore
 from ..parts.memory import MemorySpace
@@ -19,8 +21,13 @@ from ..settings.sessions import MEMORY, REDIS_SCHEMES
 from ..telemetry.metrics import Metrics
 
 
-def build_recall(settings: Settings, metrics: Metrics) -> RecallableParts | None:
+def build_recall(
+    settings: Settings, metrics: Metrics, link: HubLink | None = None
+) -> RecallableParts | None:
     """Return the texts that can be recalled; None if recall is off for everyone.
+
+    Args:
+        link: to the hub, which then has the texts that would be in this process's memory.
 
     Raises:
         ValueError: see :func:`build_part_store`.
@@ -31,7 +38,7 @@ def build_recall(settings: Settings, metrics: Metrics) -> RecallableParts | None
     def failed(operation: str) -> None:
         metrics.recall_store_errors.labels(operation).inc()
 
-    return RecallableParts(build_part_store(settings, failed=failed))
+    return RecallableParts(build_part_store(settings, failed=failed, link=link))
 
 
 def recalls(settings: Settings) -> bool:
@@ -40,12 +47,16 @@ def recalls(settings: Settings) -> bool:
 
 
 def build_part_store(
-    settings: Settings, *, failed: Callable[[str], object] = lambda _: None
+    settings: Settings,
+    *,
+    failed: Callable[[str], object] = lambda _: None,
+    link: HubLink | None = None,
 ) -> PartStore:
     """Return the store of ``recall_store``; nothing is connected yet.
 
     Args:
         failed: called with each operation that fails.
+        link: see :func:`build_recall`.
 
     Raises:
         ValueError: a file system that isn't known, or whose package isn't installed.
@@ -56,12 +67,21 @@ def build_part_store(
         part_bytes=settings.recall_max_part_bytes,
     )
     keys = [key.get_secret_value() for key in settings.recall_key]
-    return SpacePartStore(_space(settings), PartSeal(keys), limits, failed=failed)
+    if link is not None and not keys and is_in_memory(settings):
+        keys = [link.secret]
+    return SpacePartStore(_space(settings, link), PartSeal(keys), limits, failed=failed)
 
 
-def _space(settings: Settings) -> Space:
+def is_in_memory(settings: Settings) -> bool:
+    """Return True if evicted texts are in memory."""
+    return settings.recall_store.get_secret_value() == MEMORY
+
+
+def _space(settings: Settings, link: HubLink | None) -> Space:
     where = settings.recall_store.get_secret_value()
     if where == MEMORY:
+        if link is not None:
+            return SharedSpace(link)
         return MemorySpace(settings.recall_memory_bytes)
     if where == REDIS or where.startswith(REDIS_SCHEMES):
         return RedisSpace(recall_redis_options(settings), settings.redis_prefix)

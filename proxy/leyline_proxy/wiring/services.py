@@ -20,6 +20,8 @@ from ..edits.prompts import PromptSearch
 from ..edits.rules import PolicyCatalog
 from ..edits.schedule import Timing
 from ..edits.sensitive import sensitive_content
+from ..hub.fleet import Fleet
+from ..hub.places import SharedPlaces
 from ..live.feed import LiveFeed
 from ..model.history import history_key
 from ..observe.auditor import Auditor
@@ -61,6 +63,7 @@ from .stores import build_stores
 from .tracing import build_tracing
 from .upstreams import build_pool
 from .warm_start import build_warm_start
+from .workers import Worker, build_feed, build_fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +100,21 @@ class Services:
     shutdown: Shutdown = field(default_factory=Shutdown)
     bodies: BodyMemory = field(default_factory=BodyMemory)
     prints: RequestPrints = field(default_factory=RequestPrints)
+    fleet: Fleet | None = None
+    """What operators tell all workers; None if there are no others."""
 
 
 def build_services(
-    settings: Settings, engine_app: ASGIApp | None, tracing: Tracing | None = None
+    settings: Settings,
+    engine_app: ASGIApp | None,
+    tracing: Tracing | None = None,
+    worker: Worker | None = None,
 ) -> Services:
     """Wire the parts together; nothing is connected or started yet.
 
     Args:
         tracing: replaces the tracing of the settings.
+        worker: this process's place among others of one proxy; None if it is alone.
 
     Raises:
         leyline_policies.PolicyError: the policy file, or the setting ``sensitive``, is wrong.
@@ -117,8 +126,11 @@ def build_services(
     metrics.build_info.labels(version("leyline-kv")).set(1)
     tenants = build_directory(settings)
     hints_secret = secret_of(settings.hints_secret)
-    pool = build_pool(settings, engine_app, metrics)
-    store, responses = build_stores(settings)
+    link = worker.link if worker is not None else None
+    pool = build_pool(
+        settings, engine_app, metrics, worker.engine_socket if worker is not None else None
+    )
+    store, responses = build_stores(settings, link)
     file = settings.policies_file
     policy_file = PolicyFile(file, metrics) if file is not None else None
     keys = settings.api_keys_file
@@ -131,14 +143,21 @@ def build_services(
         sensitive=sensitive_content(settings.sensitive),
         on_fault=settings.on_fault,
     )
-    # Without a shared secret, chains and verdicts are valid only in this process.
-    history = history_key(settings.history_secret() or token_hex())
+    # Without a shared secret, chains and verdicts are valid only in this proxy.
+    own_secret = link.secret if link is not None else token_hex()
+    history = history_key(settings.history_secret() or own_secret)
     planner = Planner(metrics, editor, verdict_key=history)
-    audit = build_auditor(settings, metrics)
+    audit = build_auditor(settings, metrics, link)
+    leads = link is None or link.leads
     shown = ClaimMetrics(metrics, tenants)
     watches = {
         replica.name: ClaimWatch(
-            replica, metrics, shown, interval_s=settings.claims_interval_s, audit=audit
+            replica,
+            metrics,
+            shown,
+            interval_s=settings.claims_interval_s,
+            audit=audit if leads else Auditor(),
+            counts=leads,
         )
         for replica in pool
     }
@@ -162,10 +181,10 @@ def build_services(
         settings, tenants=tenants, pool=pool, store=store, erasures=erasures, metrics=metrics
     )
     keeping = (warm_start.keeper,) if warm_start is not None else ()
-    recall = build_recall(settings, metrics)
+    recall = build_recall(settings, metrics, link)
     evictions = EvictionRates(metrics)
     kept = KeptTexts(*keeping, *((recall, evictions) if recall is not None else ()))
-    feed = LiveFeed(metrics.live_viewers)
+    feed = build_feed(metrics, link)
     placing = Placing(pool)
     under_way = TurnsUnderWay(store, placing)
     catalog = PolicyCatalog(policy_file)
@@ -230,6 +249,7 @@ def build_services(
         history_key=history,
         price_of=settings.price_of,
     )
+    key_file = KeyFile(keys, tenants.replace, metrics) if keys is not None else None
     return Services(
         settings,
         tenants,
@@ -250,15 +270,22 @@ def build_services(
         claims,
         tuple(watches.values()),
         policy_file,
-        KeyFile(keys, tenants.replace, metrics) if keys is not None else None,
-        AdmissionGate(settings.max_concurrent, metrics),
+        key_file,
+        AdmissionGate(
+            settings.max_concurrent,
+            metrics,
+            places=SharedPlaces(link) if link is not None else None,
+        ),
         audit,
         feed,
         tracing or build_tracing(settings, grace_s=settings.shutdown_grace_s),
         warm_start,
         recall,
-        CompactionSeal([secret.get_secret_value() for secret in settings.session_secret]),
+        CompactionSeal(
+            [secret.get_secret_value() for secret in settings.session_secret], own_secret
+        ),
         bodies=BodyMemory(settings.text_memory_bytes // 8),
+        fleet=build_fleet(link, pool, key_file, policy_file) if link is not None else None,
     )
 
 

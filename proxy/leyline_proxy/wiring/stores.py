@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ..hub.link import HubLink
+from ..hub.responses import SharedResponses
+from ..hub.sessions import SharedSessions
 from ..sessions.memory import MemorySessionStore
 from ..sessions.redis import RedisLink, RedisOptions, RedisResponseStore, RedisSessionStore, Seal
 from ..sessions.store import SessionStore
@@ -10,17 +13,29 @@ from ..settings import Settings
 from ..settings.sessions import MEMORY
 
 
-def build_stores(settings: Settings) -> tuple[SessionStore, ResponseStore]:
+def build_stores(
+    settings: Settings, link: HubLink | None = None
+) -> tuple[SessionStore, ResponseStore]:
     """Return the stores for sessions and for responses; nothing is connected yet.
 
     Stored responses are all text, so they are in Redis only if encrypted.
+
+    Args:
+        link: to the hub, which then has what isn't in Redis.
     """
-    responses: ResponseStore = MemoryResponseStore(
-        max_responses=settings.max_stored_responses,
-        max_bytes=settings.max_stored_response_bytes,
-        ttl_s=settings.stored_response_ttl_s,
-    )
+    responses: ResponseStore
+    if link is not None:
+        responses = SharedResponses(link)
+    else:
+        responses = MemoryResponseStore(
+            max_responses=settings.max_stored_responses,
+            max_bytes=settings.max_stored_response_bytes,
+            ttl_s=settings.stored_response_ttl_s,
+        )
     if settings.session_store.get_secret_value() == MEMORY:
+        if link is not None:
+            cached = settings.max_session_bytes // (4 * settings.workers)
+            return SharedSessions(link, max_cached_bytes=cached), responses
         memory = MemorySessionStore(
             max_sessions=settings.max_sessions,
             max_bytes=settings.max_session_bytes,
@@ -28,10 +43,10 @@ def build_stores(settings: Settings) -> tuple[SessionStore, ResponseStore]:
             idle_pack_s=settings.session_idle_s,
         )
         return memory, responses
-    link = RedisLink(redis_options(settings))
+    redis = RedisLink(redis_options(settings))
     seal = Seal([secret.get_secret_value() for secret in settings.session_secret])
     sessions = RedisSessionStore(
-        link,
+        redis,
         ttl_s=settings.session_ttl_s,
         seal=seal,
         prefix=settings.redis_prefix,
@@ -40,7 +55,7 @@ def build_stores(settings: Settings) -> tuple[SessionStore, ResponseStore]:
     )
     if seal.hides:
         responses = RedisResponseStore(
-            link,
+            redis,
             ttl_s=settings.stored_response_ttl_s,
             seal=seal,
             prefix=settings.redis_prefix,

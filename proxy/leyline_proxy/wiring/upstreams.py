@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import httpx
 from starlette.types import ASGIApp
@@ -32,24 +34,31 @@ _HANDSHAKE_CONNECTIONS = 4
 """Separate connections: hanging requests must not make the engine look dead."""
 
 
-def build_pool(settings: Settings, engine_app: ASGIApp | None, metrics: Metrics) -> ReplicaPool:
+def build_pool(
+    settings: Settings,
+    engine_app: ASGIApp | None,
+    metrics: Metrics,
+    engine_socket: Path | None = None,
+) -> ReplicaPool:
     """Return all engines.
 
     Args:
         engine_app: one in this process, which then is the only one.
+        engine_socket: Unix socket of one in a process beside, which then is the only one.
 
     Raises:
         ValueError: there is none, or ``fidelity_profile`` is no file of profiles.
     """
     engines = settings.engines()
-    if engine_app is not None:
+    if engine_app is not None or engine_socket is not None:
         engines = {ONLY_ENGINE: UpstreamSettings(url=EMBEDDED_BASE_URL)}
     if not engines:
         raise ValueError("set upstream to the engine's URL, or pass an embedded engine")
     path = settings.fidelity_profile
     profiles = read_profiles(path) if path is not None else ()
+    near = _Near(engine_app, engine_socket)
     replicas = [
-        _replica(name, each, settings, engine_app, metrics=metrics, profiles=profiles)
+        _replica(name, each, settings, near, metrics=metrics, profiles=profiles)
         for name, each in engines.items()
     ]
     for replica in replicas:
@@ -61,20 +70,32 @@ def build_pool(settings: Settings, engine_app: ASGIApp | None, metrics: Metrics)
     return ReplicaPool(replicas)
 
 
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """An engine on this machine that isn't reached over TCP."""
+
+    app: ASGIApp | None
+    socket: Path | None
+
+    def transport(self, connections: int) -> AiohttpTransport:
+        """Return connections to the engine, wherever it is."""
+        return AiohttpTransport(max_connections=connections, socket=self.socket)
+
+
 def _replica(
     name: str,
     own: UpstreamSettings,
     settings: Settings,
-    engine_app: ASGIApp | None,
+    near: _Near,
     *,
     metrics: Metrics,
     profiles: Sequence[FidelityProfile],
 ) -> Replica:
     api_key = secret_of(own.api_key or settings.upstream_api_key)
     client = UpstreamClient(
-        _link(own.url, settings, engine_app),
+        _link(own.url, settings, near),
         api_key=api_key,
-        side=_side_link(own.url, _SIDE_CONNECTIONS) if engine_app is None else None,
+        side=_side_link(own.url, near, _SIDE_CONNECTIONS) if near.app is None else None,
         reserved=frozenset((settings.affinity_header or "").lower().encode("latin-1").split()),
         hints_secret=secret_of(settings.hints_secret),
         idle_timeout_s=settings.idle_timeout_s,
@@ -83,9 +104,9 @@ def _replica(
 
     def apart(connections: int) -> UpstreamClient:
         """Return a client for small requests, on its own connections."""
-        if engine_app is not None:
+        if near.app is not None:
             return client
-        return UpstreamClient(_side_link(own.url, connections), api_key=api_key)
+        return UpstreamClient(_side_link(own.url, near, connections), api_key=api_key)
 
     handshake = Handshake(
         apart(_HANDSHAKE_CONNECTIONS),
@@ -118,16 +139,16 @@ def _circuit_open(replica: Replica) -> bool:
     return replica.breaker.state is not BreakerState.CLOSED
 
 
-def _link(url: str, settings: Settings, engine_app: ASGIApp | None) -> Link:
+def _link(url: str, settings: Settings, near: _Near) -> Link:
     timeout = httpx.Timeout(
         settings.first_token_timeout_s,
         connect=settings.connect_timeout_s,
         pool=settings.connect_timeout_s,
     )
-    if engine_app is not None:
-        return Link(url, ASGIStreamTransport(engine_app), timeout)
-    return Link(url, AiohttpTransport(max_connections=settings.max_upstream_connections), timeout)
+    if near.app is not None:
+        return Link(url, ASGIStreamTransport(near.app), timeout)
+    return Link(url, near.transport(settings.max_upstream_connections), timeout)
 
 
-def _side_link(url: str, connections: int) -> Link:
-    return Link(url, AiohttpTransport(max_connections=connections))
+def _side_link(url: str, near: _Near, connections: int) -> Link:
+    return Link(url, near.transport(connections))

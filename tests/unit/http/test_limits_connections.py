@@ -22,7 +22,7 @@ from support.metrics_page import metric
 from support.stack import serving
 
 from leyline_proxy.http.app import create_app
-from leyline_proxy.http.server import ProxyServer
+from leyline_proxy.http.server import ProxyServer, listening
 from leyline_proxy.settings import Settings
 
 CHAT = "/v1/chat/completions"
@@ -51,8 +51,8 @@ def running_server(
         given = Settings(**quick)
         app = create_app(given)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    server = ProxyServer(app, given, app.state.services.shutdown)
-    thread = threading.Thread(target=server.run, args=([listener],))
+    server = ProxyServer(app, given, app.state.services.shutdown, door=listening(listener))
+    thread = threading.Thread(target=server.run, args=([],))
     thread.start()
     try:
         deadline = time.monotonic() + 30

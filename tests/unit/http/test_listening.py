@@ -63,13 +63,22 @@ def connected(stack: ExitStack, sock: socket.socket) -> list[socket.socket]:
     ]
 
 
+def listener_of(sock: socket.socket, echo: type[Echo], backlog: int) -> Listener:
+    """A listener that gives each connection its own echo."""
+
+    async def connect(client: socket.socket) -> None:
+        await asyncio.get_running_loop().connect_accepted_socket(echo, client)
+
+    return Listener(sock, connect, backlog)
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_connections_are_taken_together(loop: str, echo: type[Echo]) -> None:
     """A crowd waits for a few turns of the loop, not for a turn each."""
 
     async def work() -> None:
         sock = bound()
-        listener = Listener(sock, echo, backlog=256)
+        listener = listener_of(sock, echo, 256)
         listener.start()
         with ExitStack() as stack:
             connected(stack, sock)
@@ -92,7 +101,7 @@ def test_who_has_connected_is_served_when_listening_ends(loop: str, echo: type[E
     async def work() -> None:
         sock = bound()
         address = sock.getsockname()
-        listener = Listener(sock, echo, backlog=256)
+        listener = listener_of(sock, echo, 256)
         listener.start()
         with ExitStack() as stack:
             clients = connected(stack, sock)
@@ -130,7 +139,7 @@ def test_too_many_files_are_waited_out(echo: type[Echo], monkeypatch: pytest.Mon
     async def work() -> None:
         sock = Full()
         sock.bind(("127.0.0.1", 0))
-        listener = Listener(sock, echo, backlog=8)
+        listener = listener_of(sock, echo, 8)
         listener.start()
         with socket.create_connection(sock.getsockname(), timeout=5):
             await asyncio.sleep(0.1)

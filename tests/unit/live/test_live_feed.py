@@ -80,7 +80,7 @@ def test_a_viewer_is_given_turns_with_tokens_and_edits() -> None:
     assert told["turn"]["receipt"]["lineage"] is None
 
 
-def test_a_tenant_is_told_nothing_of_another() -> None:
+async def test_a_tenant_is_told_nothing_of_another() -> None:
     """Neither events nor their numbers show a viewer that another tenant had a turn."""
     live, _, _ = feed()
     with live.viewing("red") as red, live.viewing("blue") as blue:
@@ -91,10 +91,10 @@ def test_a_tenant_is_told_nothing_of_another() -> None:
         assert len(red.take()) == 2
         assert not blue.take()
         assert blue.begin_anew() == first
-        assert not live.trend("blue")
+        assert not await live.trend("blue")
 
 
-def test_where_nobody_looks_nothing_is_kept_but_sums() -> None:
+async def test_where_nobody_looks_nothing_is_kept_but_sums() -> None:
     """A viewer that comes later finds the hour's sums and no events from before."""
     live, _, _ = feed()
     for index in range(1000):
@@ -102,7 +102,7 @@ def test_where_nobody_looks_nothing_is_kept_but_sums() -> None:
     with live.viewing("red") as viewer:
         viewer.begin_anew()
         assert not viewer.take()
-    (step,) = live.trend("red")
+    (step,) = await live.trend("red")
     assert (step.turns, step.prompt, step.cached) == (1000, 100_000, 60_000)
     assert (step.spliced, step.reused) == (20_000, 10_000)
 

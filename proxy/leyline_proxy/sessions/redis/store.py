@@ -32,10 +32,10 @@ from secrets import token_hex
 
 from ...model.history import HistoryMatch
 from ...model.session import Session
+from ..cache import Cached, SessionCache
 from ..store import SessionChange
 from ..summary import SessionOverview
 from . import keys as names
-from .cache import Cached, SessionCache
 from .directory import Directory
 from .keys import Keys
 from .link import RedisLink, StoreGoneError, StoreRefusedError
@@ -298,7 +298,7 @@ class RedisSessionStore:
             self._cache.drop(tenant, session_id)
             return None, ()
         if cached is not None:
-            session, chain = cached.session, cached.chain
+            session, chain = cached.session, cached.beside
         else:
             read = session_of(found[4], tenant, session_id, self._seal)
             chain = chain_of(found[5])

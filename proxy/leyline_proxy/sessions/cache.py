@@ -1,11 +1,11 @@
-"""A cache of decoded sessions, so that this proxy doesn't decode unchanged ones again."""
+"""A cache of decoded sessions, so that this process doesn't decode unchanged ones again."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from ...model.session import Session
+from ..model.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,9 @@ class Cached:
 
     version: bytes
     session: Session
-    chain: tuple[int, ...]
+    beside: tuple[int, ...]
+    """What its store keeps beside it: its history in Redis, the numbers of its turns' pieces in a
+    hub."""
     used: float
 
 
@@ -31,11 +33,11 @@ class SessionCache:
         """Return a session's entry, or None."""
         return self._kept.get((tenant, session_id))
 
-    def put(self, session: Session, version: bytes, chain: tuple[int, ...], now: float) -> None:
+    def put(self, session: Session, version: bytes, beside: tuple[int, ...], now: float) -> None:
         """Keep a session; ``now`` is in seconds, always of the same clock."""
         identity = (session.tenant, session.id)
         self.drop(*identity)
-        self._kept[identity] = Cached(version, session, chain, now)
+        self._kept[identity] = Cached(version, session, beside, now)
         self._bytes += session.weight
         while self._bytes > self._max_bytes and self._kept:
             self.drop(*next(iter(self._kept)))
@@ -47,7 +49,7 @@ class SessionCache:
             self._bytes -= known.session.weight
 
     def drop_idle(self, now: float) -> None:
-        """Drop sessions unused for long: another proxy may have a later version."""
+        """Drop sessions unused for long: another process may have a later version."""
         while self._kept:
             identity, known = next(iter(self._kept.items()))
             if now - known.used < self._idle_s:

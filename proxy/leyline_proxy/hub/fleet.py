@@ -1,0 +1,225 @@
+"""The workers themselves: who is up, and what operators tell all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from itertools import count
+from time import monotonic
+
+import msgspec
+
+from .link import HubLink
+from .server import Handlers, Member
+from .welcome import Welcome
+from .wire import Method, Topic
+
+BEAT_S = 1.0
+_RELOAD_S = 10.0
+"""Seconds in which workers reload their files."""
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True):
+    """A worker's first words."""
+
+    index: int
+    pid: int
+
+
+class _Draining(msgspec.Struct, array_like=True, frozen=True):
+    upstream: str
+    draining: bool
+
+
+class Reloaded(msgspec.Struct, array_like=True, frozen=True):
+    """A worker's answer to the order to reload its files; None for a file that there isn't."""
+
+    order: int
+    keys: bool | None = None
+    """True if the file of keys had changed and was loaded."""
+    problem: str | None = None
+    """The reason that the file of keys can't be loaded."""
+    policies: bool | None = None
+
+
+HELLO = Method("fleet.hello", Hello, Welcome)
+READY = Method("fleet.ready", dict[str, str], type(None))
+BEAT = Method("fleet.beat", type(None), type(None))
+COUNTED = Method("fleet.counted", int, type(None))
+DRAIN = Method("fleet.drain", _Draining, type(None))
+RELOAD = Method("fleet.reload", type(None), list[Reloaded])
+RELOADED = Method("fleet.reloaded", Reloaded, type(None))
+DRAINING = Topic("fleet.draining", _Draining)
+RELOADS = Topic("fleet.reloads", int)
+
+
+class HubFleet:
+    """The workers that are up.
+
+    Args:
+        claims: returns the audit log's numbers of claim events, for new workers.
+        joined: called with each worker that has come.
+        ready: called with the number of a worker that serves, and its lines for the banner.
+        gone: called with the number of a worker that serves no more.
+        counted: called with a worker's number, and the number of its open connections.
+    """
+
+    def __init__(
+        self,
+        *,
+        claims: Callable[[], Mapping[str, int]],
+        joined: Callable[[Member], object],
+        ready: Callable[[int, Mapping[str, str]], object],
+        gone: Callable[[int], object],
+        counted: Callable[[int, int], object],
+    ) -> None:
+        self._claims = claims
+        self._joined = joined
+        self._ready = ready
+        self._gone = gone
+        self._counted = counted
+        self._indices: dict[Member, int] = {}
+        self._beats: dict[int, float] = {}
+        self._draining: set[str] = set()
+        self._orders = count(1)
+        self._awaited: dict[int, dict[Member, asyncio.Future[Reloaded]]] = {}
+
+    def handlers(self, handlers: Handlers) -> None:
+        """Add the answers to workers' words."""
+        handlers.add(HELLO, self._hello)
+        handlers.add(READY, self._serves)
+        handlers.add(COUNTED, self._count)
+        handlers.add(BEAT, lambda member, _: self._beat(member))
+        handlers.add(DRAIN, lambda _, told: self._drain(told))
+        handlers.add(RELOAD, lambda _, __: self._reload())
+        handlers.add(RELOADED, self._reloaded)
+
+    def left(self, member: Member) -> None:
+        """Forget a worker."""
+        index = self._indices.pop(member, None)
+        if index is not None and index not in self._indices.values():
+            self._beats.pop(index, None)
+            self._gone(index)
+        for awaited in self._awaited.values():
+            if (answer := awaited.pop(member, None)) is not None:
+                answer.cancel()
+
+    def silent_s(self, index: int) -> float:
+        """Return the seconds since a worker's last sign of life; 0 if it hasn't come yet."""
+        last = self._beats.get(index)
+        return monotonic() - last if last is not None else 0.0
+
+    def _hello(self, member: Member, hello: Hello) -> Welcome:
+        self._indices[member] = hello.index
+        self._beat(member)
+        self._joined(member)
+        return Welcome(tuple(self._draining), dict(self._claims()))
+
+    def _serves(self, member: Member, lines: Mapping[str, str]) -> None:
+        self._ready(self._indices[member], lines)
+
+    def _beat(self, member: Member) -> None:
+        self._beats[self._indices[member]] = monotonic()
+
+    def _count(self, member: Member, connections: int) -> None:
+        self._counted(self._indices[member], connections)
+
+    def _drain(self, told: _Draining) -> None:
+        (self._draining.add if told.draining else self._draining.discard)(told.upstream)
+        for member in self._indices:
+            member.push(DRAINING, told)
+
+    async def _reload(self) -> list[Reloaded]:
+        order, loop = next(self._orders), asyncio.get_running_loop()
+        awaited = self._awaited[order] = {each: loop.create_future() for each in self._indices}
+        for member in awaited:
+            member.push(RELOADS, order)
+        try:
+            if awaited:
+                await asyncio.wait([*awaited.values()], timeout=_RELOAD_S)
+            return [
+                answer.result()
+                for answer in awaited.values()
+                if answer.done() and not answer.cancelled()
+            ]
+        finally:
+            del self._awaited[order]
+
+    def _reloaded(self, member: Member, answer: Reloaded) -> None:
+        waiting = self._awaited.get(answer.order, {}).get(member)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+
+@asynccontextmanager
+async def connected(link: HubLink) -> AsyncIterator[None]:
+    """Hold a link open, and read the hub's first words."""
+    await link.open()
+    try:
+        link.welcome = await link.ask(HELLO, Hello(link.index, os.getpid()))
+        yield
+    finally:
+        await link.aclose()
+
+
+class Fleet:
+    """A worker's side: it follows what operators tell any of the workers.
+
+    Args:
+        drain: takes an engine's name, and True to give it no more sessions.
+        reload: reloads this worker's files; takes the order's number.
+    """
+
+    def __init__(
+        self,
+        link: HubLink,
+        *,
+        drain: Callable[[str, bool], object],
+        reload: Callable[[int], Awaitable[Reloaded]],
+    ) -> None:
+        self._link = link
+        self._drain = drain
+        self._reload = reload
+        self._reloading: set[asyncio.Task[None]] = set()
+        self._connections = 0
+        link.on(DRAINING, lambda told: drain(told.upstream, told.draining))
+        link.on(RELOADS, self._ordered)
+
+    def begin(self) -> None:
+        """Follow what was told before this worker came."""
+        for upstream in self._link.welcome.draining:
+            self._drain(upstream, True)
+
+    async def run(self) -> None:
+        """Send signs of life, until cancelled."""
+        while True:
+            self._link.tell(BEAT, None)
+            await asyncio.sleep(BEAT_S)
+
+    def ready(self, lines: Mapping[str, str]) -> None:
+        """Report that this worker serves."""
+        self._link.tell(READY, dict(lines))
+
+    def counted(self, connections: int) -> None:
+        """Report the number of this worker's open connections, if it has changed."""
+        if connections != self._connections:
+            self._connections = connections
+            self._link.tell(COUNTED, connections)
+
+    async def drain(self, upstream: str, draining: bool) -> None:
+        """Have all workers drain an engine, or not any more."""
+        await self._link.ask(DRAIN, _Draining(upstream, draining))
+
+    async def reload(self) -> list[Reloaded]:
+        """Have all workers reload their files; return the answers."""
+        return await self._link.ask(RELOAD, None)
+
+    def _ordered(self, order: int) -> None:
+        task = asyncio.create_task(self._answer(order))
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
+
+    async def _answer(self, order: int) -> None:
+        self._link.tell(RELOADED, await self._reload(order))

@@ -1,0 +1,394 @@
+"""Sessions that workers share: records with a version in the hub, decoded ones in each worker.
+
+Every write replaces a whole session if it still has the version that was read; a later writer reads
+it again and repeats its change. A session outlives the worker that wrote it, and a turn that a
+killed worker left open stays a loss of its account.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from secrets import randbits
+
+import msgspec
+
+from ..model.history import HistoryMatch
+from ..model.session import Session
+from ..sessions.cache import Cached, SessionCache
+from ..sessions.codec import (
+    UNENCODABLE,
+    compress,
+    decode_pieces,
+    decompress,
+    encode_head,
+    encode_turn,
+)
+from ..sessions.freed import give_back_freed
+from ..sessions.open_turns import OpenTurns
+from ..sessions.store import SessionChange
+from ..sessions.summary import SessionOverview, overview
+from ..sessions.table import SessionName, SessionTable
+from .link import HubLink
+from .server import Handlers, Member
+from .wire import Method
+
+_IDLE_S = 60.0
+"""Seconds after which a worker drops a decoded session that it hasn't used."""
+
+
+class _Get(msgspec.Struct, array_like=True, frozen=True):
+    name: SessionName
+    known: bytes
+    """The version that the worker has; empty for none."""
+
+
+class _Found(msgspec.Struct, array_like=True, frozen=True):
+    version: bytes = b""
+    """Empty if there is no session."""
+    head: bytes | None = None
+    """None if the worker has that version."""
+    pieces: dict[int, bytes] = {}
+    """Turns by their pieces' numbers, oldest first."""
+    open_turns: frozenset[str] = frozenset()
+
+
+class _Replace(msgspec.Struct, array_like=True, frozen=True):
+    name: SessionName
+    read: bytes
+    """The version that was read; empty for none."""
+    key: str
+    head: bytes
+    pieces: tuple[int, ...]
+    """Numbers of the turns' pieces, oldest first."""
+    new: dict[int, bytes]
+    """Those among them that the hub doesn't have."""
+    line: SessionOverview
+    chain: tuple[int, ...] | None
+    ends: str | None
+
+
+class _Replaced(msgspec.Struct, array_like=True, frozen=True):
+    version: bytes
+    """Empty if another version was written since."""
+    now: _Found
+
+
+class _Match(msgspec.Struct, array_like=True, frozen=True):
+    tenant: str
+    key: str
+    chain: tuple[int, ...]
+    shortest_partial: int
+
+
+class _TurnOf(msgspec.Struct, array_like=True, frozen=True):
+    name: SessionName
+    turn: str
+
+
+GET = Method("sessions.get", _Get, _Found)
+REPLACE = Method("sessions.replace", _Replace, _Replaced)
+MATCHES = Method("sessions.matches", _Match, tuple[HistoryMatch, ...])
+OPEN_TURN = Method("sessions.open_turn", _TurnOf, type(None))
+CLOSE_TURN = Method("sessions.close_turn", _TurnOf, type(None))
+DELETE = Method("sessions.delete", tuple[str, str], bool)
+OF_TENANT = Method("sessions.of", str, tuple[SessionOverview, ...])
+COUNT = Method("sessions.count", type(None), int)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One version of a session, possibly packed."""
+
+    name: SessionName
+    key: str
+    chain: tuple[int, ...]
+    touched: float
+    used: float
+    version: bytes
+    head: bytes
+    pieces: Mapping[int, bytes]
+    line: SessionOverview
+    packed: bytes = b""
+    """Head and pieces, compressed; they are then empty."""
+
+    @property
+    def size(self) -> int:
+        return len(self.packed) + len(self.head) + sum(map(len, self.pieces.values()))
+
+    def pack(self) -> _Row:
+        """Return it packed."""
+        whole = msgspec.msgpack.encode((self.head, self.pieces))
+        return replace(self, head=b"", pieces={}, packed=compress(whole))
+
+    def unpack(self) -> _Row:
+        """Return it as it was before."""
+        if not self.packed:
+            return self
+        head, pieces = _WHOLE.decode(decompress(self.packed))
+        return replace(self, head=head, pieces=pieces, packed=b"")
+
+
+_WHOLE = msgspec.msgpack.Decoder(tuple[bytes, dict[int, bytes]])
+
+
+class HubSessions:
+    """The sessions of all workers.
+
+    Args:
+        max_sessions, max_bytes, ttl_s: see :class:`~leyline_proxy.sessions.table.SessionTable`.
+        idle_pack_s: seconds without use after which a session is compressed.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_sessions: int,
+        max_bytes: int,
+        ttl_s: float,
+        idle_pack_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._idle_pack_s = idle_pack_s
+        self._versions = count(1)
+        self._unpacked: OrderedDict[SessionName, None] = OrderedDict()
+        self._table: SessionTable[_Row] = SessionTable(
+            max_sessions=max_sessions,
+            max_bytes=max_bytes,
+            ttl_s=ttl_s,
+            clock=clock,
+            dropped=lambda name: self._unpacked.pop(name, None),
+        )
+        self._open_turns = OpenTurns()
+
+    def handlers(self, handlers: Handlers) -> None:
+        """Add the answers to questions about sessions."""
+        handlers.add(GET, lambda _, asked: self._get(asked))
+        handlers.add(REPLACE, lambda _, asked: self._replace(asked))
+        handlers.add(
+            MATCHES,
+            lambda _, a: self._table.matches(a.tenant, a.key, a.chain, a.shortest_partial),
+        )
+        handlers.add(OPEN_TURN, lambda _, asked: self._open_turns.open(asked.name, asked.turn))
+        handlers.add(CLOSE_TURN, lambda _, asked: self._open_turns.close(asked.name, asked.turn))
+        handlers.add(DELETE, lambda _, name: self._table.get(name) is not None and self._drop(name))
+        handlers.add(OF_TENANT, lambda _, tenant: tuple(row.line for row in self._table.of(tenant)))
+        handlers.add(COUNT, lambda _, __: len(self._table))
+
+    def left(self, member: Member) -> None:
+        """Keep the notes of a worker's open turns: engines may hold KV of them."""
+
+    async def run(self) -> None:
+        """Compress sessions that have become idle, forever."""
+        while True:
+            await asyncio.sleep(self._idle_pack_s / 2)
+            await self.pack_idle()
+
+    async def pack_idle(self) -> None:
+        """Compress sessions unused for ``idle_pack_s`` seconds, outside the event loop."""
+        horizon = self._clock() - self._idle_pack_s
+        packed_any = False
+        while (name := next(iter(self._unpacked), None)) is not None:
+            row = self._table.get(name)
+            if row is not None and row.used > horizon:
+                break
+            self._unpacked.pop(name, None)
+            if row is None or row.packed:
+                continue
+            packed = await asyncio.to_thread(row.pack)
+            if self._table.get(name) is row:
+                self._table.replace(packed)
+                packed_any = True
+        if packed_any:
+            del row, packed
+            await asyncio.to_thread(give_back_freed)
+
+    def _get(self, asked: _Get) -> _Found:
+        open_turns = self._open_turns.of(asked.name)
+        row = self._table.get(asked.name)
+        if row is None:
+            return _Found(open_turns=open_turns)
+        row = replace(row.unpack(), used=self._clock())
+        self._table.replace(row)
+        self._in_use(asked.name)
+        if row.version == asked.known:
+            return _Found(row.version, open_turns=open_turns)
+        return _Found(row.version, row.head, dict(row.pieces), open_turns)
+
+    def _replace(self, asked: _Replace) -> _Replaced:
+        row = self._table.get(asked.name)
+        if (row.version if row is not None else b"") != asked.read:
+            return _Replaced(b"", self._get(_Get(asked.name, asked.read)))
+        had = {**(row.unpack().pieces if row is not None else {}), **asked.new}
+        pieces = {number: had[number] for number in asked.pieces}
+        known = row.chain if row is not None else ()
+        chain = known if asked.chain is None else asked.chain
+        now, version = self._clock(), next(self._versions).to_bytes(8, "big")
+        self._in_use(asked.name)
+        self._table.update(
+            _Row(asked.name, asked.key, chain, now, now, version, asked.head, pieces, asked.line)
+        )
+        if asked.ends is not None:
+            self._open_turns.close(asked.name, asked.ends)
+        return _Replaced(version, _Found())
+
+    def _in_use(self, name: SessionName) -> None:
+        self._unpacked[name] = None
+        self._unpacked.move_to_end(name)
+
+    def _drop(self, name: SessionName) -> bool:
+        return self._table.drop(name)
+
+
+class SharedSessions:
+    """A :class:`~leyline_proxy.sessions.store.SessionStore` of one worker.
+
+    Args:
+        max_cached_bytes: bytes of sessions that this worker keeps decoded.
+    """
+
+    name = "memory"
+
+    def __init__(
+        self,
+        link: HubLink,
+        *,
+        max_cached_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._cache = SessionCache(max_bytes=max_cached_bytes, idle_s=_IDLE_S)
+        self._clock = clock
+        # No other worker, nor an earlier one in this one's place, gives the same numbers.
+        self._numbers = count(randbits(62))
+
+    @property
+    def problem(self) -> str | None:
+        """Always None: a worker without its hub ends."""
+        return None
+
+    async def get(self, tenant: str, session_id: str) -> Session | None:
+        cached = self._cache.get(tenant, session_id)
+        known = cached.version if cached is not None else b""
+        found = await self._link.ask(GET, _Get((tenant, session_id), known))
+        session = self._taken(tenant, session_id, found)
+        if session is None or not found.open_turns:
+            return session
+        return replace(session, in_flight=found.open_turns)
+
+    async def matches(
+        self, tenant: str, key: str, chain: Sequence[int], shortest_partial: int
+    ) -> Sequence[HistoryMatch]:
+        return await self._link.ask(MATCHES, _Match(tenant, key, tuple(chain), shortest_partial))
+
+    async def update(
+        self,
+        tenant: str,
+        session_id: str,
+        change: SessionChange,
+        chain: Sequence[int] | None = None,
+        *,
+        ends: str | None = None,
+    ) -> Session:
+        name = (tenant, session_id)
+        history = None if chain is None else tuple(chain)
+        # Most sessions are still what this worker has just read.
+        if self._cache.get(*name) is None:
+            self._taken(*name, await self._link.ask(GET, _Get(name, b"")))
+        while True:
+            known = self._cache.get(*name)
+            session = change(known.session if known is not None else None)
+            head, pieces, new = self._pieces(session, known)
+            wanted = _Replace(
+                name,
+                known.version if known is not None else b"",
+                session.key,
+                head,
+                pieces,
+                new,
+                overview(session),
+                history,
+                ends,
+            )
+            done = await self._link.ask(REPLACE, wanted)
+            if done.version:
+                self._cache.put(session, done.version, pieces, self._clock())
+                return session
+            self._taken(*name, done.now)
+
+    async def open_turn(
+        self,
+        tenant: str,
+        session_id: str,
+        turn: str,
+        key: str = "",
+        *,
+        run: str = "",
+        replica: str = "",
+    ) -> None:
+        await self._link.ask(OPEN_TURN, _TurnOf((tenant, session_id), turn))
+
+    async def close_turn(self, tenant: str, session_id: str, turn: str) -> None:
+        await self._link.ask(CLOSE_TURN, _TurnOf((tenant, session_id), turn))
+
+    async def delete(self, tenant: str, session_id: str) -> bool:
+        self._cache.drop(tenant, session_id)
+        return await self._link.ask(DELETE, (tenant, session_id))
+
+    async def sessions(self, tenant: str) -> tuple[SessionOverview, ...]:
+        return await self._link.ask(OF_TENANT, tenant)
+
+    async def count(self) -> int:
+        return await self._link.ask(COUNT, None)
+
+    async def connect(self) -> None:
+        """Do nothing: the link is open."""
+
+    async def run(self) -> None:
+        """Drop decoded sessions that have become idle, forever."""
+        while True:
+            await asyncio.sleep(_IDLE_S / 2)
+            self._cache.drop_idle(self._clock())
+
+    async def aclose(self) -> None:
+        """Do nothing: the link is closed by who opened it."""
+
+    def _taken(self, tenant: str, session_id: str, found: _Found) -> Session | None:
+        """Return the session that the hub has, and keep it."""
+        cached = self._cache.get(tenant, session_id)
+        if cached is not None and found.version == cached.version:
+            self._cache.put(cached.session, cached.version, cached.beside, self._clock())
+            return cached.session
+        session = None
+        if found.head is not None:
+            session = decode_pieces(found.head, [*found.pieces.values()])
+        if session is None:
+            self._cache.drop(tenant, session_id)
+            return None
+        self._cache.put(session, found.version, tuple(found.pieces), self._clock())
+        return session
+
+    def _pieces(
+        self, session: Session, known: Cached | None
+    ) -> tuple[bytes, tuple[int, ...], dict[int, bytes]]:
+        """Return a session's head, the numbers of its turns, and new turns; of one that can't be
+        encoded, those of its account."""
+        had = {}
+        if known is not None and known.beside:  # else the hub has no turns of it
+            had = dict(zip(map(id, known.session.turns), known.beside, strict=True))
+        numbers, new = list[int](), dict[int, bytes]()
+        try:
+            for turn in session.turns:
+                number = had.get(id(turn))
+                if number is None:
+                    number = next(self._numbers)
+                    new[number] = encode_turn(turn)
+                numbers.append(number)
+            return encode_head(session), tuple(numbers), new
+        except UNENCODABLE:
+            return encode_head(session.without_text()), (), {}

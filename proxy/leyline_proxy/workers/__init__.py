@@ -1,0 +1,1 @@
+"""The processes of a proxy: one alone, or workers below a supervisor."""

@@ -1,0 +1,43 @@
+"""The embedded engine's process: ``python -m leyline_proxy.workers.engine``."""
+
+from __future__ import annotations
+
+import sys
+from asyncio import CancelledError
+from contextlib import suppress
+
+import uvicorn
+
+from ..telemetry.logging import configure_logging
+from ..upstream.embedded import EngineUnavailable, create_embedded_engine
+from .orders import EngineOrder, read_order
+from .serving import ignore_repeated_signals
+
+USAGE_ERROR = 2
+
+
+def main() -> None:
+    """Serve the engine on its Unix socket until the supervisor ends this process."""
+    order = read_order(EngineOrder)
+    configure_logging(order.log_level, order.log_format)
+    try:
+        app = create_embedded_engine(order.name, order.options)
+    except EngineUnavailable as error:
+        print(f"leyline serve: {error}", file=sys.stderr)
+        raise SystemExit(USAGE_ERROR) from error
+    ignore_repeated_signals()
+    config = uvicorn.Config(
+        app,
+        uds=str(order.socket),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )
+    with suppress(CancelledError, KeyboardInterrupt):
+        uvicorn.Server(config).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""The process above the workers: it starts them, holds what they share, and starts dead ones again.
+
+It serves no request itself. Its folder, which only its user can enter, has the Unix sockets of the
+hub and of an embedded engine, and the files in which processes add up their metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+
+import structlog
+
+from ..audit.writer import AuditWriter
+from ..http.handed import ADMIN, PORT
+from ..http.listening import Listener
+from ..hub.audit import HubAudit
+from ..hub.feed import HubFeed
+from ..hub.fleet import HubFleet
+from ..hub.places import HubPlaces
+from ..hub.responses import HubResponses
+from ..hub.server import HubServer, Part
+from ..hub.sessions import HubSessions
+from ..hub.spaces import HubSpace
+from ..parts.memory import MemorySpace
+from ..sessions.stored_responses import ResponseShelf
+from ..settings import Settings
+from ..telemetry.metrics import Metrics
+from ..wiring.audit import build_audit_writer
+from .child import Child
+from .orders import EngineOrder, WorkerOrder
+from .porter import Porter
+
+log = structlog.get_logger("leyline.workers")
+
+SILENT_S = 30.0
+"""A worker without a sign of life for so long is killed, and started again."""
+_AUDIT_S = 5.0
+_BACKLOG = 2048
+
+Announce = Callable[[Mapping[str, str]], None]
+
+
+class Supervisor:
+    """Runs workers until a signal ends it.
+
+    Args:
+        sock: the port's socket, bound.
+        admin: the admin port's.
+        folder: of :func:`.folder.own_folder`.
+        announce: called with the facts of the banner once all workers serve.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        sock: socket.socket,
+        admin: socket.socket | None,
+        folder: Path,
+        announce: Announce,
+    ) -> None:
+        self._settings = settings
+        self._porter = Porter(settings.workers)
+        self._doors = [Listener(sock, partial(self._porter.give, PORT), _BACKLOG)]
+        if admin is not None:
+            self._doors.append(Listener(admin, partial(self._porter.give, ADMIN), _BACKLOG))
+        self._announce = announce
+        self._folder = folder
+        self._secret = token_hex(32)
+        self._workers: list[Child] = []
+        self._engine: Child | None = None
+        self._ready: dict[int, Mapping[str, str]] = {}
+        self._closing: asyncio.Task[None] | None = None
+        self._announced = False
+
+    async def run(self) -> int:
+        """Return the exit status, after all workers have ended.
+
+        Raises:
+            AuditError: this proxy may not write to the audit log.
+        """
+        async with AsyncExitStack() as stack:
+            fleet = await stack.enter_async_context(self._hub())
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
+            if not self._settings.engines():
+                failed = await stack.enter_async_context(self._engine_beside())
+                if failed is not None:
+                    return failed
+            return await self._run_workers(fleet)
+
+    @asynccontextmanager
+    async def _hub(self) -> AsyncIterator[HubFleet]:
+        """Hold what the workers share."""
+        settings, parts = self._settings, dict[str, Part]()
+        writer = await self._audit_writer()
+        if writer is not None:
+            parts["audit"] = HubAudit(writer)
+        feed = parts["feed"] = HubFeed()
+        fleet = parts["fleet"] = HubFleet(
+            claims=lambda: writer.positions() if writer is not None else {},
+            joined=feed.joined,
+            ready=self._serves,
+            gone=self._porter.close,
+            counted=self._porter.counted,
+        )
+        sessions = parts["sessions"] = HubSessions(
+            max_sessions=settings.max_sessions,
+            max_bytes=settings.max_session_bytes,
+            ttl_s=settings.session_ttl_s,
+            idle_pack_s=settings.session_idle_s,
+        )
+        parts["places"] = HubPlaces(settings.max_concurrent)
+        parts["responses"] = HubResponses(
+            ResponseShelf(
+                max_responses=settings.max_stored_responses,
+                max_bytes=settings.max_stored_response_bytes,
+                ttl_s=settings.stored_response_ttl_s,
+            )
+        )
+        parts["space"] = HubSpace(MemorySpace(settings.recall_memory_bytes))
+        server = HubServer(self._folder / "hub", parts)
+        await server.open()
+        packing = asyncio.create_task(sessions.run())
+        try:
+            yield fleet
+        finally:
+            packing.cancel()
+            await asyncio.wait((packing,))
+            await server.aclose()
+            if writer is not None:
+                await asyncio.to_thread(writer.close, _AUDIT_S)
+
+    async def _audit_writer(self) -> AuditWriter | None:
+        if self._settings.audit_file is None:
+            return None
+        writer = build_audit_writer(self._settings, Metrics())
+        writer.claim()
+        await asyncio.to_thread(writer.start)
+        return writer
+
+    @asynccontextmanager
+    async def _engine_beside(self) -> AsyncIterator[int | None]:
+        """Run the embedded engine; yield its exit status if it can't start."""
+        settings, path = self._settings, self._folder / "engine"
+        options = dict(settings.engine_options)
+        if settings.model is not None:
+            options["model"] = settings.model
+        order = EngineOrder(settings.engine, options, path, settings.log_level, settings.log_format)
+        engine = self._engine = Child("leyline_proxy.workers.engine", lambda: order, name="engine")
+        running = asyncio.create_task(engine.run())
+        try:
+            while not path.exists() and not running.done():  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.05)
+            if running.done():
+                yield running.result()
+                return
+            engine.served = True
+            yield None
+        finally:
+            engine.stop()
+            await running
+
+    async def _run_workers(self, fleet: HubFleet) -> int:
+        settings = self._settings
+        for index in range(settings.workers):
+            self._workers.append(
+                Child(
+                    "leyline_proxy.workers.worker",
+                    partial(self._order, index),
+                    name=f"worker {index}",
+                    files=[self._porter.file(index)],
+                )
+            )
+        running = [asyncio.create_task(self._run_worker(each)) for each in self._workers]
+        watching = asyncio.create_task(self._watch(fleet))
+        try:
+            statuses = await asyncio.gather(*running)
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching, *([self._closing] if self._closing else [])])
+            self._porter.aclose()
+        return next((status for status in statuses if status > 0), 0)
+
+    async def _run_worker(self, worker: Child) -> int:
+        status = await worker.run()
+        if not worker.stopping:
+            log.error("worker_never_served", status=status)
+            self._stop(signal.SIGTERM)
+            return status or 1
+        return max(0, status)
+
+    def _order(self, index: int) -> WorkerOrder:
+        share = self._settings.model_copy(
+            update={"text_memory_bytes": self._settings.text_memory_bytes // self._settings.workers}
+        )
+        return WorkerOrder(
+            share,
+            index,
+            self._folder / "hub",
+            self._secret,
+            self._porter.file(index),
+            self._folder / "engine" if self._engine is not None else None,
+        )
+
+    def _serves(self, index: int, facts: Mapping[str, str]) -> None:
+        self._workers[index].served = True
+        self._ready[index] = facts
+        self._porter.open(index)
+        if len(self._ready) == len(self._workers) and not self._announced:
+            self._announced = True
+            for door in self._doors:
+                door.start()
+            self._announce({**self._ready[0], "workers": str(len(self._workers))})
+
+    def _stop(self, number: int) -> None:
+        """Pass a signal to stop on. Workers get connections until they take no more."""
+        if self._closing is None:
+            delay_s = self._settings.shutdown_delay_s if number == signal.SIGTERM else 0.0
+            self._closing = asyncio.create_task(self._close_doors(delay_s))
+        for worker in self._workers:
+            worker.stop(number)
+
+    async def _close_doors(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        if self._announced:
+            await asyncio.gather(*(door.close() for door in self._doors))
+        self._porter.end()
+
+    async def _watch(self, fleet: HubFleet) -> None:
+        """Kill workers that hang, until cancelled."""
+        while True:
+            await asyncio.sleep(1.0)
+            for index, worker in enumerate(self._workers):
+                silent_s = fleet.silent_s(index)
+                if silent_s > SILENT_S and not worker.stopping:
+                    log.error("worker_hangs", worker=index, silent_s=round(silent_s))
+                    worker.send(signal.SIGKILL)
+
+
+def supervise(
+    settings: Settings,
+    sock: socket.socket,
+    admin: socket.socket | None,
+    folder: Path,
+    announce: Announce,
+) -> int:
+    """Run the workers of a proxy, and return the exit status; see :class:`Supervisor`."""
+
+    async def run() -> int:
+        return await Supervisor(settings, sock, admin, folder, announce).run()
+
+    factory = None
+    if settings.loop != "asyncio":
+        with suppress(ImportError):
+            import uvloop
+
+            factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(run())
