@@ -150,6 +150,7 @@ def start_llama(
     return lambda *flags: start_server(folder, *flags, environment=probed)
 
 
+@pytest.mark.nightly
 def test_drafts_are_spliced_with_the_contracts_answers(
     start_llama: Callable[..., SglangServer],
     model_folder: Callable[[SglangModel], Path],

@@ -183,4 +183,5 @@ def readiness(services: Services) -> dict[str, Any]:
         },
         **({} if recall is None else {"recall": _recall_document(recall)}),
         **({} if keys is None else {"api_keys": {"problem": keys.problem}}),
+        **({} if services.fleet is None else {"worker": services.fleet.index}),
     }

@@ -179,6 +179,8 @@ class Fleet:
         drain: Callable[[str, bool], object],
         reload: Callable[[int], Awaitable[Reloaded]],
     ) -> None:
+        self.index = link.index
+        """This worker's number."""
         self._link = link
         self._drain = drain
         self._reload = reload

@@ -33,8 +33,8 @@ class StderrHandler(logging.Handler):
     """Writes to the current value of ``sys.stderr``."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
-        print(self.format(record), file=sys.stderr)
+        """Write one line, in one piece: workers write to the same place."""
+        sys.stderr.write(self.format(record) + "\n")
 
 
 def configure_logging(level: str, style: str) -> None:
@@ -61,7 +61,7 @@ def configure_logging(level: str, style: str) -> None:
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
     handler = StderrHandler()

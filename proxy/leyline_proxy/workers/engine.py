@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from asyncio import CancelledError
 from contextlib import suppress
 
@@ -10,10 +9,8 @@ import uvicorn
 
 from ..telemetry.logging import configure_logging
 from ..upstream.embedded import EngineUnavailable, create_embedded_engine
-from .orders import EngineOrder, read_order
+from .orders import EngineOrder, read_order, refuse
 from .serving import ignore_repeated_signals
-
-USAGE_ERROR = 2
 
 
 def main() -> None:
@@ -23,8 +20,7 @@ def main() -> None:
     try:
         app = create_embedded_engine(order.name, order.options)
     except EngineUnavailable as error:
-        print(f"leyline serve: {error}", file=sys.stderr)
-        raise SystemExit(USAGE_ERROR) from error
+        refuse(error)
     ignore_repeated_signals()
     config = uvicorn.Config(
         app,

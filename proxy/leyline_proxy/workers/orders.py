@@ -12,11 +12,14 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ..settings import Settings
 
 T = TypeVar("T")
+
+USAGE_ERROR = 2
+_STDIN = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,27 @@ def read_order(kind: type[T]) -> T:
     Raises:
         TypeError: it is no such order.
     """
-    stream = sys.stdin.buffer
-    order = pickle.loads(stream.read(int.from_bytes(stream.read(4), "big")))  # noqa: S301 - own
+    order = pickle.loads(_read(int.from_bytes(_read(4), "big")))  # noqa: S301 - the supervisor's
     if not isinstance(order, kind):
         raise TypeError(f"no {kind.__name__}")
     threading.Thread(target=_watch, daemon=True, name="supervisor").start()
     return order
 
 
+def _read(count: int) -> bytes:
+    found = b""
+    while len(found) < count and (part := os.read(_STDIN, count - len(found))):
+        found += part
+    return found
+
+
 def _watch() -> None:
-    sys.stdin.buffer.read()
+    # Not sys.stdin, whose lock the end of the interpreter would wait for.
+    os.read(_STDIN, 1)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def refuse(error: Exception) -> NoReturn:
+    """End this process, and tell the operator what to change."""
+    print(f"leyline serve: {error}", file=sys.stderr)
+    raise SystemExit(USAGE_ERROR) from error

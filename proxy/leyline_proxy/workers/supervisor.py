@@ -76,6 +76,8 @@ class Supervisor:
         self._workers: list[Child] = []
         self._engine: Child | None = None
         self._ready: dict[int, Mapping[str, str]] = {}
+        self._first = asyncio.Event()
+        """Set once a worker has served."""
         self._closing: asyncio.Task[None] | None = None
         self._announced = False
 
@@ -178,9 +180,17 @@ class Supervisor:
                     files=[self._porter.file(index)],
                 )
             )
-        running = [asyncio.create_task(self._run_worker(each)) for each in self._workers]
+        first, *others = self._workers
+        running = [asyncio.create_task(self._run_worker(first))]
         watching = asyncio.create_task(self._watch(fleet))
         try:
+            # What is wrong with the settings is reported once.
+            await asyncio.wait(
+                (running[0], asyncio.ensure_future(self._first.wait())),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if self._first.is_set():
+                running += [asyncio.create_task(self._run_worker(each)) for each in others]
             statuses = await asyncio.gather(*running)
         finally:
             watching.cancel()
@@ -191,7 +201,6 @@ class Supervisor:
     async def _run_worker(self, worker: Child) -> int:
         status = await worker.run()
         if not worker.stopping:
-            log.error("worker_never_served", status=status)
             self._stop(signal.SIGTERM)
             return status or 1
         return max(0, status)
@@ -212,6 +221,7 @@ class Supervisor:
     def _serves(self, index: int, facts: Mapping[str, str]) -> None:
         self._workers[index].served = True
         self._ready[index] = facts
+        self._first.set()
         self._porter.open(index)
         if len(self._ready) == len(self._workers) and not self._announced:
             self._announced = True

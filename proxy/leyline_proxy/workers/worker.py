@@ -6,11 +6,14 @@ import socket
 
 import structlog
 
+from leyline_policies import PolicyError
+
 from ..http.handed import ADMIN, PORT, Handover
 from ..hub.link import HubLink
+from ..model.fields import OptionError
 from ..telemetry.logging import configure_logging
 from ..wiring.workers import Worker
-from .orders import WorkerOrder, read_order
+from .orders import WorkerOrder, read_order, refuse
 from .serving import banner_of, ignore_repeated_signals, server_of
 
 
@@ -23,7 +26,10 @@ def main() -> None:
     from ..http.app import create_app
 
     link = HubLink(order.hub, order.index, order.secret)
-    app = create_app(settings, worker=Worker(link, order.engine))
+    try:
+        app = create_app(settings, worker=Worker(link, order.engine))
+    except (PolicyError, OptionError, ValueError) as error:
+        refuse(error)
     services = app.state.services
 
     def ready() -> None:

@@ -6,12 +6,12 @@ vLLM lives in an environment of its own; without it these tests are skipped.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
-from support.random_models import RandomKind, build_random
+from support.sglang_stack import API_KEY, HINTS_SECRET
 from support.stack import serving
 
 from leyline_proxy.doctor.engines import EngineNeeds, examine_engine
@@ -23,31 +23,18 @@ from leyline_proxy.upstream.link import Link
 from leyline_proxy.upstream.proof import examine_rendering
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-PYTHON = REPOSITORY / ".venv-vllm" / "bin" / "python"
 sys.path.insert(0, str(REPOSITORY / "tests" / "vllm" / "support"))
 
-from vllm_server import API_KEY, SPLICING, VllmServer  # noqa: E402 - beside the plugin's tests
+from vllm_server import VllmServer  # noqa: E402 - beside the plugin's tests
 
-MODEL = "tiny-llama"
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """vLLM with a tiny Llama, the plugin and an API key; its log must stay clean."""
-    if not PYTHON.is_file():
-        pytest.skip("vLLM isn't installed here")
-    place = tmp_path_factory.mktemp("vllm")
-    folder = build_random(RandomKind.LLAMA, place / "model")
-    flags = ("--api-key", API_KEY, "--served-model-name", MODEL, *SPLICING)
-    with VllmServer(folder, place / "log", flags, python=str(PYTHON)) as server:
-        yield server
-        server.check_clean()
+MODEL = "leyline-random"
 
 
 @pytest.fixture
 async def client(engine: VllmServer) -> AsyncIterator[UpstreamClient]:
     """The proxy's client of the engine."""
-    opened = UpstreamClient(Link(engine.base_url, httpx.AsyncHTTPTransport()), api_key=API_KEY)
+    link = Link(engine.base_url, httpx.AsyncHTTPTransport())
+    opened = UpstreamClient(link, api_key=API_KEY, hints_secret=HINTS_SECRET)
     yield opened
     await opened.aclose()
 
@@ -68,7 +55,8 @@ async def test_the_doctor_finds_the_engine_well(client: UpstreamClient) -> None:
 
 def test_a_chat_is_served_through_the_proxy(engine: VllmServer) -> None:
     """The proxy is ready, renders prompts itself, and passes vLLM's answer on."""
-    values = {"upstream": engine.base_url, "upstream_api_key": API_KEY, "log_level": "warning"}
+    values = {"upstream": engine.base_url, "upstream_api_key": API_KEY}
+    values |= {"hints_secret": HINTS_SECRET, "log_level": "warning"}
     with serving(create_app(Settings.model_validate(values))) as origin:
         upstream = httpx.get(f"{origin}/readyz", timeout=60).json()["upstreams"][0]
         assert (upstream["engine"], upstream["rendering"]) == ("vllm", "local"), upstream

@@ -6,7 +6,6 @@ vLLM lives in an environment of its own (``make vllm-setup``); without it these 
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from support.agent_history import agent_history
-from support.sglang_stack import API_KEY, HINTS_SECRET, Proxies
+from support.sglang_stack import Proxies
 from support.waiting import wait
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -28,26 +27,6 @@ CHAT = "/v1/chat/completions"
 MODEL = "leyline-random"
 POLICY = "truncate_older_than:n=2,max_chars=80"
 Messages = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """vLLM with the connector, an API key and a secret; its log must stay clean."""
-    if not PYTHON.is_file():
-        pytest.skip("vLLM isn't installed here: make vllm-setup")
-    place = tmp_path_factory.mktemp("vllm")
-    runpy.run_path(str(REPOSITORY / "deploy/vllm/tiny_model.py"))["main"](place / "model")
-    transfer = json.dumps({"kv_connector": "LeylineConnector", "kv_role": "kv_both"})
-    flags = ("--api-key", API_KEY, "--served-model-name", MODEL, "--kv-transfer-config", transfer)
-    with VllmServer(
-        place / "model",
-        place / "log",
-        flags,
-        {"LEYLINE_HINTS_SECRET": HINTS_SECRET},
-        python=str(PYTHON),
-    ) as server:
-        yield server
-        server.check_clean()
 
 
 @pytest.fixture(scope="module")
