@@ -81,7 +81,9 @@ def test_a_worker_killed_in_a_stream_costs_that_stream(tmp_path: Path) -> None:
             wait(lambda: len(running.pids()) == 2 and alive(running.pids()[0]), seconds=60)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)]
+)
 def test_streams_under_way_are_finished(tmp_path: Path, number: signal.Signals) -> None:
     """A signal to the supervisor alone ends both workers after their streams; then it exits."""
     with slow(tmp_path) as (running, engine), running.clients() as clients:
@@ -111,7 +113,7 @@ def test_no_worker_outlives_its_supervisor(tmp_path: Path) -> None:
     ("flags", "said"),
     [
         (["--model", "no-such-model"], "no-such-model"),
-        (["--policy", "no_such_policy"], "no_such_policy"),
+        (["--policy", "no_such_policy", "--upstream", "http://127.0.0.1:9"], "no_such_policy"),
     ],
 )
 def test_what_is_wrong_is_said_once(flags: list[str], said: str) -> None:

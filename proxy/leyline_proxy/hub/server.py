@@ -85,6 +85,7 @@ class HubServer:
             part.handlers(self._handlers)
         self._server: asyncio.Server | None = None
         self._members: set[Member] = set()
+        self._closing = False
         self._slow: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -94,6 +95,7 @@ class HubServer:
 
     async def aclose(self) -> None:
         """Stop listening, and close all connections."""
+        self._closing = True
         if self._server is not None:
             self._server.close()
         for member in list(self._members):
@@ -116,6 +118,8 @@ class HubServer:
         connection = Connection(received, ended)
         member = Member(connection)
         self._members.add(member)
+        if self._closing:  # it was accepted in the last moment
+            member.close()
         return connection
 
     def _answer(self, member: Member, asked: Ask) -> None:

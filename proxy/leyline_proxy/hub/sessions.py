@@ -166,6 +166,11 @@ class HubSessions:
         )
         self._open_turns = OpenTurns()
 
+    @property
+    def held_bytes(self) -> int:
+        """Approximate size of all sessions in bytes."""
+        return self._table.bytes
+
     def handlers(self, handlers: Handlers) -> None:
         """Add the answers to questions about sessions."""
         handlers.add(GET, lambda _, asked: self._get(asked))

@@ -97,6 +97,7 @@ class Connection(asyncio.Protocol):
         self._received = received
         self._ended = ended
         self._transport: asyncio.Transport | None = None
+        self._closing = False
         self._buffer = bytearray()
         self._wanted = _HEAD
         """Bytes that the buffer needs for the next look at it."""
@@ -121,12 +122,15 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the connection, after what was sent."""
+        self._closing = True
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         self._transport = cast("asyncio.Transport", transport)
+        if self._closing:
+            self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Take the frames that are whole."""
@@ -153,6 +157,6 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
-        self._ended()
         if not self.closed.done():
             self.closed.set_result(None)
+        self._ended()

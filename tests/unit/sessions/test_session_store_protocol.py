@@ -1,5 +1,5 @@
-"""The common behaviour of all session stores: in memory, in Redis with and without a key, in a
-cluster."""
+"""The common behaviour of all session stores: in memory, shared by workers, in Redis with and
+without a key, in a cluster."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.hubs import hub, link
 from support.redis_server import RedisServer, redis_cluster, redis_server
 from support.sessions import after_turn, blank, chain_of, history, turn_change
 
+from leyline_proxy.hub.sessions import HubSessions, SharedSessions
 from leyline_proxy.model.history import HistoryMatch
 from leyline_proxy.model.session import Session
 from leyline_proxy.sessions import MemorySessionStore, SessionStore
 from leyline_proxy.sessions.redis import RedisLink, RedisOptions, RedisSessionStore, Seal
 
 SECRET = "a secret of sixteen characters or more"
-KINDS = ["memory", "redis", "sealed", "cluster"]
+KINDS = ["memory", "workers", "redis", "sealed", "cluster"]
 
 Opener = Callable[..., Awaitable[SessionStore]]
 
@@ -61,7 +64,7 @@ async def opener(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncIterator[Callable[..., Awaitable[SessionStore]]]:
     """Opens stores of one kind."""
-    kind, opened = request.param, []
+    kind, opened, hubs = request.param, list[Any](), list[Any]()
     prefix = tmp_path.name  # another's entries are not seen
 
     async def open_store(**options: float) -> SessionStore:
@@ -70,6 +73,20 @@ async def opener(
             return MemorySessionStore(
                 max_sessions=int(given["max_sessions"]), ttl_s=given["ttl_s"], idle_pack_s=1e9
             )
+        if kind == "workers":
+            if not hubs:
+                given = {"max_sessions": 100, "ttl_s": 60.0, **options}
+                sessions = HubSessions(
+                    max_sessions=int(given["max_sessions"]),
+                    max_bytes=1 << 30,
+                    ttl_s=given["ttl_s"],
+                )
+                hubs.append(hub(tmp_path / "hub", sessions))
+                opened.append(hubs[0])
+                await hubs[0].__aenter__()
+            joined = link(tmp_path / "hub")
+            opened.append(joined)
+            return SharedSessions(await joined.__aenter__(), max_cached_bytes=1 << 20)
         if kind == "cluster":
             url = request.getfixturevalue("cluster")
         else:
@@ -80,7 +97,7 @@ async def opener(
         return store
 
     yield open_store
-    for context in opened:
+    for context in reversed(opened):
         await context.__aexit__(None, None, None)
 
 
