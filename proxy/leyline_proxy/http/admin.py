@@ -23,7 +23,6 @@ from ..tenants import Tenant
 from ..tenants.directory import offered_key
 from ..upstream.summary import replica_document
 from ..wiring.services import Services
-from ..wiring.workers import reload_files
 from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
 from .guard import guard_against_pages
@@ -147,7 +146,7 @@ class _Handlers:
             await self._services.warm_start.keeper.delete(tenant, session_id)
         if self._services.recall is not None:
             await self._services.recall.delete(tenant, session_id)
-            await self._services.evictions.delete(tenant, session_id)
+            await self._services.quotes.delete(tenant, session_id)
         if not await self._services.store.delete(tenant, session_id):
             raise _no_session()
         self._services.named.drop(tenant, session_id)
@@ -162,17 +161,12 @@ class _Handlers:
     async def reload(self, _: Request) -> Response:
         """Reload the files of keys and policies now, if they have changed."""
         services = self._services
-        if services.fleet is not None:
-            found = await services.fleet.reload()
-        else:
-            found = [await reload_files(services.key_file, services.policy_file)]
+        done = await services.files.reload()
         document: dict[str, Any] = {"api_keys": None, "policies": None}
-        if services.key_file is not None:
-            loaded = any(each.keys for each in found)
-            problem = next((each.problem for each in found if each.problem is not None), None)
-            document["api_keys"] = {"loaded": loaded, "problem": problem}
-        if services.policy_file is not None:
-            document["policies"] = {"loaded": any(each.policies for each in found)}
+        if done.keys is not None:
+            document["api_keys"] = {"loaded": done.keys, "problem": done.problem}
+        if done.policies is not None:
+            document["policies"] = {"loaded": done.policies}
         return JSONResponse(document)
 
     async def upstreams(self, _: Request) -> Response:

@@ -10,15 +10,17 @@ from itertools import count
 from time import monotonic
 
 import msgspec
+import structlog
 
+from ..telemetry.logging import frames_of
 from .link import HubLink
 from .server import Handlers, Member
 from .welcome import Welcome
 from .wire import Method, Topic
 
+log = structlog.get_logger("leyline.workers")
+
 BEAT_S = 1.0
-_RELOAD_S = 10.0
-"""Seconds in which workers reload their files."""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
@@ -33,15 +35,21 @@ class _Draining(msgspec.Struct, array_like=True, frozen=True):
     draining: bool
 
 
-class Reloaded(msgspec.Struct, array_like=True, frozen=True):
-    """A worker's answer to the order to reload its files; None for a file that there isn't."""
+class _Order(msgspec.Struct, array_like=True, frozen=True):
+    number: int
+    kind: str
+    body: bytes
 
-    order: int
-    keys: bool | None = None
-    """True if the file of keys had changed and was loaded."""
-    problem: str | None = None
-    """The reason that the file of keys can't be loaded."""
-    policies: bool | None = None
+
+class _Everyone(msgspec.Struct, array_like=True, frozen=True):
+    kind: str
+    body: bytes
+
+
+class _Done(msgspec.Struct, array_like=True, frozen=True):
+    number: int
+    body: bytes
+    fault: str = ""
 
 
 HELLO = Method("fleet.hello", Hello, Welcome)
@@ -49,10 +57,14 @@ READY = Method("fleet.ready", dict[str, str], type(None))
 BEAT = Method("fleet.beat", type(None), type(None))
 COUNTED = Method("fleet.counted", int, type(None))
 DRAIN = Method("fleet.drain", _Draining, type(None))
-RELOAD = Method("fleet.reload", type(None), list[Reloaded])
-RELOADED = Method("fleet.reloaded", Reloaded, type(None))
+EVERYONE = Method("fleet.everyone", _Everyone, list[bytes])
+DONE = Method("fleet.done", _Done, type(None))
 DRAINING = Topic("fleet.draining", _Draining)
-RELOADS = Topic("fleet.reloads", int)
+ORDERS = Topic("fleet.orders", _Order)
+
+
+class WorkerFaultError(Exception):
+    """A worker failed an order; the message is the name of its error."""
 
 
 class HubFleet:
@@ -84,7 +96,7 @@ class HubFleet:
         self._beats: dict[int, float] = {}
         self._draining: set[str] = set()
         self._orders = count(1)
-        self._awaited: dict[int, dict[Member, asyncio.Future[Reloaded]]] = {}
+        self._awaited: dict[int, dict[Member, asyncio.Future[bytes]]] = {}
 
     def handlers(self, handlers: Handlers) -> None:
         """Add the answers to workers' words."""
@@ -93,8 +105,8 @@ class HubFleet:
         handlers.add(COUNTED, self._count)
         handlers.add(BEAT, lambda member, _: self._beat(member))
         handlers.add(DRAIN, lambda _, told: self._drain(told))
-        handlers.add(RELOAD, lambda _, __: self._reload())
-        handlers.add(RELOADED, self._reloaded)
+        handlers.add(EVERYONE, self._everyone)
+        handlers.add(DONE, self._done)
 
     def left(self, member: Member) -> None:
         """Forget a worker."""
@@ -131,26 +143,29 @@ class HubFleet:
         for member in self._indices:
             member.push(DRAINING, told)
 
-    async def _reload(self) -> list[Reloaded]:
+    async def _everyone(self, _: Member, asked: _Everyone) -> list[bytes]:
+        """Return the workers' answers. One that dies has no state left that an answer could be of;
+        one that hangs is killed."""
         order, loop = next(self._orders), asyncio.get_running_loop()
         awaited = self._awaited[order] = {each: loop.create_future() for each in self._indices}
         for member in awaited:
-            member.push(RELOADS, order)
+            member.push(ORDERS, _Order(order, asked.kind, asked.body))
         try:
-            if awaited:
-                await asyncio.wait([*awaited.values()], timeout=_RELOAD_S)
-            return [
-                answer.result()
-                for answer in awaited.values()
-                if answer.done() and not answer.cancelled()
-            ]
+            answers = [*awaited.values()]
+            if answers:
+                await asyncio.wait(answers)
+            return [each.result() for each in answers if not each.cancelled()]
         finally:
             del self._awaited[order]
 
-    def _reloaded(self, member: Member, answer: Reloaded) -> None:
-        waiting = self._awaited.get(answer.order, {}).get(member)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(answer)
+    def _done(self, member: Member, answer: _Done) -> None:
+        waiting = self._awaited.get(answer.number, {}).get(member)
+        if waiting is None or waiting.done():
+            return
+        if answer.fault:
+            waiting.set_exception(WorkerFaultError(answer.fault))
+        else:
+            waiting.set_result(answer.body)
 
 
 @asynccontextmanager
@@ -169,25 +184,18 @@ class Fleet:
 
     Args:
         drain: takes an engine's name, and True to give it no more sessions.
-        reload: reloads this worker's files; takes the order's number.
     """
 
-    def __init__(
-        self,
-        link: HubLink,
-        *,
-        drain: Callable[[str, bool], object],
-        reload: Callable[[int], Awaitable[Reloaded]],
-    ) -> None:
+    def __init__(self, link: HubLink, *, drain: Callable[[str, bool], object]) -> None:
         self.index = link.index
         """This worker's number."""
         self._link = link
         self._drain = drain
-        self._reload = reload
-        self._reloading: set[asyncio.Task[None]] = set()
+        self._followers: dict[str, Callable[[bytes], Awaitable[bytes]]] = {}
+        self._following: set[asyncio.Task[None]] = set()
         self._connections = 0
         link.on(DRAINING, lambda told: drain(told.upstream, told.draining))
-        link.on(RELOADS, self._ordered)
+        link.on(ORDERS, self._ordered)
 
     def begin(self) -> None:
         """Follow what was told before this worker came."""
@@ -200,9 +208,9 @@ class Fleet:
             self._link.tell(BEAT, None)
             await asyncio.sleep(BEAT_S)
 
-    def ready(self, lines: Mapping[str, str]) -> None:
+    def ready(self, facts: Mapping[str, str]) -> None:
         """Report that this worker serves."""
-        self._link.tell(READY, dict(lines))
+        self._link.tell(READY, dict(facts))
 
     def counted(self, connections: int) -> None:
         """Report the number of this worker's open connections, if it has changed."""
@@ -214,14 +222,28 @@ class Fleet:
         """Have all workers drain an engine, or not any more."""
         await self._link.ask(DRAIN, _Draining(upstream, draining))
 
-    async def reload(self) -> list[Reloaded]:
-        """Have all workers reload their files; return the answers."""
-        return await self._link.ask(RELOAD, None)
+    def follow(self, kind: str, follower: Callable[[bytes], Awaitable[bytes]]) -> None:
+        """Have ``follower`` answer this kind of orders to all workers."""
+        self._followers[kind] = follower
 
-    def _ordered(self, order: int) -> None:
-        task = asyncio.create_task(self._answer(order))
-        self._reloading.add(task)
-        task.add_done_callback(self._reloading.discard)
+    async def everyone(self, kind: str, body: bytes = b"") -> list[bytes]:
+        """Give an order to all workers, this one included, and return their answers.
 
-    async def _answer(self, order: int) -> None:
-        self._link.tell(RELOADED, await self._reload(order))
+        Raises:
+            HubFaultError: a worker failed.
+        """
+        return await self._link.ask(EVERYONE, _Everyone(kind, body))
+
+    def _ordered(self, order: _Order) -> None:
+        task = asyncio.create_task(self._follow(order))
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+
+    async def _follow(self, order: _Order) -> None:
+        try:
+            done = _Done(order.number, await self._followers[order.kind](order.body))
+        except Exception as error:
+            kind = type(error).__name__
+            log.error("order_failed", order=order.kind, error=kind, frames=frames_of(error))
+            done = _Done(order.number, b"", kind)
+        self._link.tell(DONE, done)

@@ -10,94 +10,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
-from secrets import randbits
 
 import msgspec
 
-from ..model.history import HistoryMatch
-from ..model.session import Session
-from ..sessions.cache import Cached, SessionCache
-from ..sessions.codec import (
-    UNENCODABLE,
-    compress,
-    decode_pieces,
-    decompress,
-    encode_head,
-    encode_turn,
-)
+from ..sessions.codec import compress, decompress
 from ..sessions.freed import give_back_freed
 from ..sessions.open_turns import OpenTurns
-from ..sessions.store import SessionChange
-from ..sessions.summary import SessionOverview, overview
+from ..sessions.summary import SessionOverview
 from ..sessions.table import SessionName, SessionTable
-from .link import HubLink
 from .server import Handlers, Member
-from .wire import Method
-
-_IDLE_S = 60.0
-"""Seconds after which a worker drops a decoded session that it hasn't used."""
-
-
-class _Get(msgspec.Struct, array_like=True, frozen=True):
-    name: SessionName
-    known: bytes
-    """The version that the worker has; empty for none."""
-
-
-class _Found(msgspec.Struct, array_like=True, frozen=True):
-    version: bytes = b""
-    """Empty if there is no session."""
-    head: bytes | None = None
-    """None if the worker has that version."""
-    pieces: dict[int, bytes] = {}
-    """Turns by their pieces' numbers, oldest first."""
-    open_turns: frozenset[str] = frozenset()
-
-
-class _Replace(msgspec.Struct, array_like=True, frozen=True):
-    name: SessionName
-    read: bytes
-    """The version that was read; empty for none."""
-    key: str
-    head: bytes
-    pieces: tuple[int, ...]
-    """Numbers of the turns' pieces, oldest first."""
-    new: dict[int, bytes]
-    """Those among them that the hub doesn't have."""
-    line: SessionOverview
-    chain: tuple[int, ...] | None
-    ends: str | None
-
-
-class _Replaced(msgspec.Struct, array_like=True, frozen=True):
-    version: bytes
-    """Empty if another version was written since."""
-    now: _Found
-
-
-class _Match(msgspec.Struct, array_like=True, frozen=True):
-    tenant: str
-    key: str
-    chain: tuple[int, ...]
-    shortest_partial: int
-
-
-class _TurnOf(msgspec.Struct, array_like=True, frozen=True):
-    name: SessionName
-    turn: str
-
-
-GET = Method("sessions.get", _Get, _Found)
-REPLACE = Method("sessions.replace", _Replace, _Replaced)
-MATCHES = Method("sessions.matches", _Match, tuple[HistoryMatch, ...])
-OPEN_TURN = Method("sessions.open_turn", _TurnOf, type(None))
-CLOSE_TURN = Method("sessions.close_turn", _TurnOf, type(None))
-DELETE = Method("sessions.delete", tuple[str, str], bool)
-OF_TENANT = Method("sessions.of", str, tuple[SessionOverview, ...])
-COUNT = Method("sessions.count", type(None), int)
+from .session_wire import (
+    CLOSE_TURN,
+    COUNT,
+    DELETE,
+    GET,
+    MATCHES,
+    OF_TENANT,
+    OPEN_TURN,
+    REPLACE,
+    Found,
+    Get,
+    Replace,
+    Replaced,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,22 +151,22 @@ class HubSessions:
             del row, packed
             await asyncio.to_thread(give_back_freed)
 
-    def _get(self, asked: _Get) -> _Found:
+    def _get(self, asked: Get) -> Found:
         open_turns = self._open_turns.of(asked.name)
         row = self._table.get(asked.name)
         if row is None:
-            return _Found(open_turns=open_turns)
+            return Found(open_turns=open_turns)
         row = replace(row.unpack(), used=self._clock())
         self._table.replace(row)
         self._in_use(asked.name)
         if row.version == asked.known:
-            return _Found(row.version, open_turns=open_turns)
-        return _Found(row.version, row.head, dict(row.pieces), open_turns)
+            return Found(row.version, open_turns=open_turns)
+        return Found(row.version, row.head, dict(row.pieces), open_turns)
 
-    def _replace(self, asked: _Replace) -> _Replaced:
+    def _replace(self, asked: Replace) -> Replaced:
         row = self._table.get(asked.name)
         if (row.version if row is not None else b"") != asked.read:
-            return _Replaced(b"", self._get(_Get(asked.name, asked.read)))
+            return Replaced(b"", self._get(Get(asked.name, asked.read)))
         had = {**(row.unpack().pieces if row is not None else {}), **asked.new}
         pieces = {number: had[number] for number in asked.pieces}
         known = row.chain if row is not None else ()
@@ -240,7 +178,7 @@ class HubSessions:
         )
         if asked.ends is not None:
             self._open_turns.close(asked.name, asked.ends)
-        return _Replaced(version, _Found())
+        return Replaced(version, Found())
 
     def _in_use(self, name: SessionName) -> None:
         self._unpacked[name] = None
@@ -248,152 +186,3 @@ class HubSessions:
 
     def _drop(self, name: SessionName) -> bool:
         return self._table.drop(name)
-
-
-class SharedSessions:
-    """A :class:`~leyline_proxy.sessions.store.SessionStore` of one worker.
-
-    Args:
-        max_cached_bytes: bytes of sessions that this worker keeps decoded.
-    """
-
-    name = "memory"
-
-    def __init__(
-        self,
-        link: HubLink,
-        *,
-        max_cached_bytes: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._link = link
-        self._cache = SessionCache(max_bytes=max_cached_bytes, idle_s=_IDLE_S)
-        self._clock = clock
-        # No other worker, nor an earlier one in this one's place, gives the same numbers.
-        self._numbers = count(randbits(62))
-
-    @property
-    def problem(self) -> str | None:
-        """Always None: a worker without its hub ends."""
-        return None
-
-    async def get(self, tenant: str, session_id: str) -> Session | None:
-        cached = self._cache.get(tenant, session_id)
-        known = cached.version if cached is not None else b""
-        found = await self._link.ask(GET, _Get((tenant, session_id), known))
-        session = self._taken(tenant, session_id, found)
-        if session is None or not found.open_turns:
-            return session
-        return replace(session, in_flight=found.open_turns)
-
-    async def matches(
-        self, tenant: str, key: str, chain: Sequence[int], shortest_partial: int
-    ) -> Sequence[HistoryMatch]:
-        return await self._link.ask(MATCHES, _Match(tenant, key, tuple(chain), shortest_partial))
-
-    async def update(
-        self,
-        tenant: str,
-        session_id: str,
-        change: SessionChange,
-        chain: Sequence[int] | None = None,
-        *,
-        ends: str | None = None,
-    ) -> Session:
-        name = (tenant, session_id)
-        history = None if chain is None else tuple(chain)
-        # Most sessions are still what this worker has just read.
-        if self._cache.get(*name) is None:
-            self._taken(*name, await self._link.ask(GET, _Get(name, b"")))
-        while True:
-            known = self._cache.get(*name)
-            session = change(known.session if known is not None else None)
-            head, pieces, new = self._pieces(session, known)
-            wanted = _Replace(
-                name,
-                known.version if known is not None else b"",
-                session.key,
-                head,
-                pieces,
-                new,
-                overview(session),
-                history,
-                ends,
-            )
-            done = await self._link.ask(REPLACE, wanted)
-            if done.version:
-                self._cache.put(session, done.version, pieces, self._clock())
-                return session
-            self._taken(*name, done.now)
-
-    async def open_turn(
-        self,
-        tenant: str,
-        session_id: str,
-        turn: str,
-        key: str = "",
-        *,
-        run: str = "",
-        replica: str = "",
-    ) -> None:
-        await self._link.ask(OPEN_TURN, _TurnOf((tenant, session_id), turn))
-
-    async def close_turn(self, tenant: str, session_id: str, turn: str) -> None:
-        await self._link.ask(CLOSE_TURN, _TurnOf((tenant, session_id), turn))
-
-    async def delete(self, tenant: str, session_id: str) -> bool:
-        self._cache.drop(tenant, session_id)
-        return await self._link.ask(DELETE, (tenant, session_id))
-
-    async def sessions(self, tenant: str) -> tuple[SessionOverview, ...]:
-        return await self._link.ask(OF_TENANT, tenant)
-
-    async def count(self) -> int:
-        return await self._link.ask(COUNT, None)
-
-    async def connect(self) -> None:
-        """Do nothing: the link is open."""
-
-    async def run(self) -> None:
-        """Drop decoded sessions that have become idle, forever."""
-        while True:
-            await asyncio.sleep(_IDLE_S / 2)
-            self._cache.drop_idle(self._clock())
-
-    async def aclose(self) -> None:
-        """Do nothing: the link is closed by who opened it."""
-
-    def _taken(self, tenant: str, session_id: str, found: _Found) -> Session | None:
-        """Return the session that the hub has, and keep it."""
-        cached = self._cache.get(tenant, session_id)
-        if cached is not None and found.version == cached.version:
-            self._cache.put(cached.session, cached.version, cached.beside, self._clock())
-            return cached.session
-        session = None
-        if found.head is not None:
-            session = decode_pieces(found.head, [*found.pieces.values()])
-        if session is None:
-            self._cache.drop(tenant, session_id)
-            return None
-        self._cache.put(session, found.version, tuple(found.pieces), self._clock())
-        return session
-
-    def _pieces(
-        self, session: Session, known: Cached | None
-    ) -> tuple[bytes, tuple[int, ...], dict[int, bytes]]:
-        """Return a session's head, the numbers of its turns, and new turns; of one that can't be
-        encoded, those of its account."""
-        had = {}
-        if known is not None and known.beside:  # else the hub has no turns of it
-            had = dict(zip(map(id, known.session.turns), known.beside, strict=True))
-        numbers, new = list[int](), dict[int, bytes]()
-        try:
-            for turn in session.turns:
-                number = had.get(id(turn))
-                if number is None:
-                    number = next(self._numbers)
-                    new[number] = encode_turn(turn)
-                numbers.append(number)
-            return encode_head(session), tuple(numbers), new
-        except UNENCODABLE:
-            return encode_head(session.without_text()), (), {}

@@ -28,6 +28,7 @@ from .limits import MIB, LimitSettings
 from .off import Reuse
 from .other_paths import PassThrough
 from .prices import PriceSettings
+from .processes import ProcessSettings
 from .recall import RecallSettings
 from .tenant import TenantSettings
 from .tracing import TraceSettings
@@ -65,6 +66,7 @@ class Settings(
     AuditSettings,
     LimitSettings,
     PriceSettings,
+    ProcessSettings,
     RecallSettings,
     TraceSettings,
     WarmStartSettings,
@@ -84,11 +86,6 @@ class Settings(
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8790
     """0 lets the system choose a free port."""
-    workers: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes that serve the port. They share sessions, limits, the live page, the audit log and
-    metrics; an embedded engine has a process of its own."""
-    loop: Literal["auto", "asyncio", "uvloop"] = "auto"
-    """Event loop: Python's own, or uvloop. ``auto`` uses uvloop if it is installed."""
 
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """``NAME`` or ``NAME:PORT``: further hosts by which requests may call the proxy while there are
@@ -292,6 +289,8 @@ class Settings(
     def _check_one_way(self) -> Settings:
         if self.upstream is not None and self.upstreams:
             raise ValueError("give engines as upstream or as upstreams, not both")
+        if self.workers > 1 and self.warm_start_path is not None:
+            raise ValueError("warm_start_path needs workers: 1; run several proxies instead")
         for tenant, own in self.tenants.items():
             unknown = set(own.upstreams or ()) - set(self.engines())
             if unknown:

@@ -21,6 +21,7 @@ from ..edits.rules import PolicyCatalog
 from ..edits.schedule import Timing
 from ..edits.sensitive import sensitive_content
 from ..hub.fleet import Fleet
+from ..hub.kept import Deletable, KeptByAll
 from ..hub.places import SharedPlaces
 from ..live.feed import LiveFeed
 from ..model.history import history_key
@@ -63,7 +64,7 @@ from .stores import build_stores
 from .tracing import build_tracing
 from .upstreams import build_pool
 from .warm_start import build_warm_start
-from .workers import Worker, build_feed, build_fleet
+from .workers import Files, Worker, build_feed, build_fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,9 @@ class Services:
     recalls: Recalls
     recall_metrics: RecallMetrics
     evictions: EvictionRates
+    quotes: Deletable
+    """What forgets and deletions reach of the evictions, at all workers."""
+    files: Files
     claims: ClaimService
     claim_watches: tuple[ClaimWatch, ...]
     policy_file: PolicyFile | None
@@ -183,7 +187,9 @@ def build_services(
     keeping = (warm_start.keeper,) if warm_start is not None else ()
     recall = build_recall(settings, metrics, link)
     evictions = EvictionRates(metrics)
-    kept = KeptTexts(*keeping, *((recall, evictions) if recall is not None else ()))
+    fleet = build_fleet(link, pool) if link is not None else None
+    quotes: Deletable = KeptByAll(evictions, fleet) if fleet is not None else evictions
+    kept = KeptTexts(*keeping, *((recall, quotes) if recall is not None else ()))
     feed = build_feed(metrics, link)
     placing = Placing(pool)
     under_way = TurnsUnderWay(store, placing)
@@ -267,6 +273,8 @@ def build_services(
         recalls,
         recall_metrics,
         evictions,
+        quotes,
+        Files(key_file, policy_file, fleet),
         claims,
         tuple(watches.values()),
         policy_file,
@@ -285,7 +293,7 @@ def build_services(
             [secret.get_secret_value() for secret in settings.session_secret], own_secret
         ),
         bodies=BodyMemory(settings.text_memory_bytes // 8),
-        fleet=build_fleet(link, pool, key_file, policy_file) if link is not None else None,
+        fleet=fleet,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..hub.link import HubLink
 from ..hub.responses import SharedResponses
-from ..hub.sessions import SharedSessions
+from ..hub.shared_sessions import SharedSessions
 from ..sessions.memory import MemorySessionStore
 from ..sessions.redis import RedisLink, RedisOptions, RedisResponseStore, RedisSessionStore, Seal
 from ..sessions.store import SessionStore

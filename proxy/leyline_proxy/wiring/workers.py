@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from ..edits.policy_file import PolicyFile
 from ..hub.feed import SharedFeed
-from ..hub.fleet import Fleet, Reloaded
+from ..hub.fleet import Fleet
 from ..hub.link import HubLink
 from ..live.feed import LiveFeed
 from ..telemetry.metrics import Metrics
@@ -34,9 +36,56 @@ def build_feed(metrics: Metrics, link: HubLink | None) -> LiveFeed:
     return feed
 
 
-def build_fleet(
-    link: HubLink, pool: ReplicaPool, keys: KeyFile | None, policies: PolicyFile | None
-) -> Fleet:
+class Reloaded(msgspec.Struct, frozen=True):
+    """The result of reloading the files; None for a file that there isn't."""
+
+    keys: bool | None = None
+    """True if the file of keys had changed and was loaded."""
+    problem: str | None = None
+    """The reason that the file of keys can't be loaded."""
+    policies: bool | None = None
+
+
+class Files:
+    """The files of keys and policies, at this worker and at all others."""
+
+    def __init__(
+        self, keys: KeyFile | None, policies: PolicyFile | None, fleet: Fleet | None
+    ) -> None:
+        self._keys = keys
+        self._policies = policies
+        self._fleet = fleet
+        if fleet is not None:
+            fleet.follow(_RELOAD, self._reload_here)
+
+    async def reload(self) -> Reloaded:
+        """Reload what has changed. Of several workers, any counts."""
+        if self._fleet is None:
+            return await self._reload()
+        found = [_RELOADED.decode(each) for each in await self._fleet.everyone(_RELOAD)]
+        return Reloaded(
+            any(each.keys for each in found) if self._keys is not None else None,
+            next((each.problem for each in found if each.problem is not None), None),
+            any(each.policies for each in found) if self._policies is not None else None,
+        )
+
+    async def _reload(self) -> Reloaded:
+        keys, policies = self._keys, self._policies
+        return Reloaded(
+            await keys.refresh() if keys is not None else None,
+            keys.problem if keys is not None else None,
+            await policies.refresh() if policies is not None else None,
+        )
+
+    async def _reload_here(self, _: bytes) -> bytes:
+        return msgspec.msgpack.encode(await self._reload())
+
+
+_RELOAD = "files.reload"
+_RELOADED = msgspec.msgpack.Decoder(Reloaded)
+
+
+def build_fleet(link: HubLink, pool: ReplicaPool) -> Fleet:
     """Return this worker's side of what operators tell all workers."""
 
     def drain(name: str, draining: bool) -> None:
@@ -44,19 +93,4 @@ def build_fleet(
         if replica is not None:
             replica.draining = draining
 
-    async def reload(order: int) -> Reloaded:
-        return await reload_files(keys, policies, order)
-
-    return Fleet(link, drain=drain, reload=reload)
-
-
-async def reload_files(
-    keys: KeyFile | None, policies: PolicyFile | None, order: int = 0
-) -> Reloaded:
-    """Reload the files of keys and policies, if they have changed."""
-    return Reloaded(
-        order,
-        await keys.refresh() if keys is not None else None,
-        keys.problem if keys is not None else None,
-        await policies.refresh() if policies is not None else None,
-    )
+    return Fleet(link, drain=drain)

@@ -15,7 +15,8 @@ from support.clock import Clock
 from support.hubs import hub, link
 from support.sessions import after_turn, blank, chain_of, history, sessions, turn_change
 
-from leyline_proxy.hub.sessions import HubSessions, SharedSessions
+from leyline_proxy.hub.sessions import HubSessions
+from leyline_proxy.hub.shared_sessions import SharedSessions
 from leyline_proxy.model.session import Session
 from leyline_proxy.sessions.codec import decode_pieces, encode_head, encode_turn
 
