@@ -19,6 +19,7 @@ from .wire import A, Answer, Ask, Connection, Frame, Method, Push, Q, Topic, pac
 log = structlog.get_logger("leyline.workers")
 
 _RETRY_AFTER_S = 2
+_FLUSH_S = 0.001
 
 
 class HubGoneError(TryLaterError):
@@ -103,6 +104,18 @@ class HubLink:
         """Tell the hub something, without waiting; nothing if it has gone."""
         with suppress(HubGoneError):
             self._send(Ask(0, method.name, packed(word)))
+
+    async def leave(self, method: Method[Q, None], word: Q) -> None:
+        """Tell the hub something that it will read whatever becomes of this worker.
+
+        Raises:
+            HubGoneError: there is no hub any more.
+        """
+        self._send(Ask(0, method.name, packed(word)))
+        assert self._connection is not None  # noqa: S101 - it has just been sent
+        self._connection.flush()
+        while self._connection.open and self._connection.unsent:  # noqa: ASYNC110 - a late hub
+            await asyncio.sleep(_FLUSH_S)
 
     def tell_from_thread(self, method: Method[Q, None], word: Q) -> bool:
         """Tell the hub something from another thread; return False if it has gone."""

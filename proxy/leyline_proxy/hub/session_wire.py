@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..model.history import HistoryMatch
+from ..sessions.pieces import Pieces
 from ..sessions.summary import SessionOverview
 from ..sessions.table import SessionName
 from .wire import Method
@@ -19,10 +20,8 @@ class Get(msgspec.Struct, array_like=True, frozen=True):
 class Found(msgspec.Struct, array_like=True, frozen=True):
     version: bytes = b""
     """Empty if there is no session."""
-    head: bytes | None = None
+    pieces: Pieces | None = None
     """None if the worker has that version."""
-    pieces: dict[int, bytes] = {}
-    """Turns by their pieces' numbers, oldest first."""
     open_turns: frozenset[str] = frozenset()
 
 
@@ -31,11 +30,10 @@ class Replace(msgspec.Struct, array_like=True, frozen=True):
     read: bytes
     """The version that was read; empty for none."""
     key: str
-    head: bytes
-    pieces: tuple[int, ...]
-    """Numbers of the turns' pieces, oldest first."""
-    new: dict[int, bytes]
-    """Those among them that the hub doesn't have."""
+    new: Pieces
+    """Pieces that the hub doesn't have; all in their order."""
+    gone: tuple[int, ...]
+    """Numbers of messages that it needs no more."""
     line: SessionOverview
     chain: tuple[int, ...] | None
     ends: str | None
@@ -54,6 +52,13 @@ class Match(msgspec.Struct, array_like=True, frozen=True):
     shortest_partial: int
 
 
+class Matched(msgspec.Struct, array_like=True, frozen=True):
+    """Sessions, and the version of the one whose whole history is continued: the last."""
+
+    matches: tuple[HistoryMatch, ...]
+    whole: Found | None = None
+
+
 class TurnOf(msgspec.Struct, array_like=True, frozen=True):
     name: SessionName
     turn: str
@@ -61,7 +66,7 @@ class TurnOf(msgspec.Struct, array_like=True, frozen=True):
 
 GET = Method("sessions.get", Get, Found)
 REPLACE = Method("sessions.replace", Replace, Replaced)
-MATCHES = Method("sessions.matches", Match, tuple[HistoryMatch, ...])
+MATCHES = Method("sessions.matches", Match, Matched)
 OPEN_TURN = Method("sessions.open_turn", TurnOf, type(None))
 CLOSE_TURN = Method("sessions.close_turn", TurnOf, type(None))
 DELETE = Method("sessions.delete", tuple[str, str], bool)

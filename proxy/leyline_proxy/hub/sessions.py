@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -19,6 +19,7 @@ import msgspec
 from ..sessions.codec import compress, decompress
 from ..sessions.freed import give_back_freed
 from ..sessions.open_turns import OpenTurns
+from ..sessions.pieces import Pieces
 from ..sessions.summary import SessionOverview
 from ..sessions.table import SessionName, SessionTable
 from .server import Handlers, Member
@@ -33,6 +34,8 @@ from .session_wire import (
     REPLACE,
     Found,
     Get,
+    Match,
+    Matched,
     Replace,
     Replaced,
 )
@@ -48,30 +51,28 @@ class _Row:
     touched: float
     used: float
     version: bytes
-    head: bytes
-    pieces: Mapping[int, bytes]
+    pieces: Pieces
     line: SessionOverview
     packed: bytes = b""
-    """Head and pieces, compressed; they are then empty."""
+    """The pieces, compressed; there are then none."""
 
     @property
     def size(self) -> int:
-        return len(self.packed) + len(self.head) + sum(map(len, self.pieces.values()))
+        return len(self.packed) + self.pieces.size
 
     def pack(self) -> _Row:
         """Return it packed."""
-        whole = msgspec.msgpack.encode((self.head, self.pieces))
-        return replace(self, head=b"", pieces={}, packed=compress(whole))
+        packed = compress(msgspec.msgpack.encode(self.pieces))
+        return replace(self, pieces=Pieces(), packed=packed)
 
     def unpack(self) -> _Row:
         """Return it as it was before."""
         if not self.packed:
             return self
-        head, pieces = _WHOLE.decode(decompress(self.packed))
-        return replace(self, head=head, pieces=pieces, packed=b"")
+        return replace(self, pieces=_PIECES.decode(decompress(self.packed)), packed=b"")
 
 
-_WHOLE = msgspec.msgpack.Decoder(tuple[bytes, dict[int, bytes]])
+_PIECES = msgspec.msgpack.Decoder(Pieces)
 
 
 class HubSessions:
@@ -113,10 +114,7 @@ class HubSessions:
         """Add the answers to questions about sessions."""
         handlers.add(GET, lambda _, asked: self._get(asked))
         handlers.add(REPLACE, lambda _, asked: self._replace(asked))
-        handlers.add(
-            MATCHES,
-            lambda _, a: self._table.matches(a.tenant, a.key, a.chain, a.shortest_partial),
-        )
+        handlers.add(MATCHES, lambda _, asked: self._matches(asked))
         handlers.add(OPEN_TURN, lambda _, asked: self._open_turns.open(asked.name, asked.turn))
         handlers.add(CLOSE_TURN, lambda _, asked: self._open_turns.close(asked.name, asked.turn))
         handlers.add(DELETE, lambda _, name: self._table.get(name) is not None and self._drop(name))
@@ -151,6 +149,16 @@ class HubSessions:
             del row, packed
             await asyncio.to_thread(give_back_freed)
 
+    def _matches(self, asked: Match) -> Matched:
+        chain = asked.chain
+        found = self._table.matches(asked.tenant, asked.key, chain, asked.shortest_partial)
+        if not found or not found[-1].whole:
+            return Matched(found)
+        name = (asked.tenant, found[-1].session)
+        row = self._table.get(name)
+        assert row is not None  # noqa: S101 - it was just found
+        return Matched(found, Found(row.version, open_turns=self._open_turns.of(name)))
+
     def _get(self, asked: Get) -> Found:
         open_turns = self._open_turns.of(asked.name)
         row = self._table.get(asked.name)
@@ -161,20 +169,26 @@ class HubSessions:
         self._in_use(asked.name)
         if row.version == asked.known:
             return Found(row.version, open_turns=open_turns)
-        return Found(row.version, row.head, dict(row.pieces), open_turns)
+        return Found(row.version, row.pieces, open_turns)
 
     def _replace(self, asked: Replace) -> Replaced:
         row = self._table.get(asked.name)
         if (row.version if row is not None else b"") != asked.read:
             return Replaced(b"", self._get(Get(asked.name, asked.read)))
-        had = {**(row.unpack().pieces if row is not None else {}), **asked.new}
-        pieces = {number: had[number] for number in asked.pieces}
+        old, new = row.unpack().pieces if row is not None else Pieces(), asked.new
+        turns = {**old.turns, **new.turns}
+        messages = {**old.messages, **new.messages}
+        for number in asked.gone:
+            messages.pop(number, None)
+        pieces = replace(
+            new, turns={number: turns[number] for number in new.order}, messages=messages
+        )
         known = row.chain if row is not None else ()
         chain = known if asked.chain is None else asked.chain
         now, version = self._clock(), next(self._versions).to_bytes(8, "big")
         self._in_use(asked.name)
         self._table.update(
-            _Row(asked.name, asked.key, chain, now, now, version, asked.head, pieces, asked.line)
+            _Row(asked.name, asked.key, chain, now, now, version, pieces, asked.line)
         )
         if asked.ends is not None:
             self._open_turns.close(asked.name, asked.ends)

@@ -12,9 +12,11 @@ from secrets import randbits
 from ..model.history import HistoryMatch
 from ..model.session import Session
 from ..sessions.cache import Cached, SessionCache
-from ..sessions.codec import UNENCODABLE, decode_pieces, encode_head, encode_turn
+from ..sessions.codec import UNENCODABLE
+from ..sessions.pieces import Exchanged, Pieces, read, write
 from ..sessions.store import SessionChange
 from ..sessions.summary import SessionOverview, overview
+from ..sessions.table import SessionName
 from .link import HubLink
 from .session_wire import (
     CLOSE_TURN,
@@ -35,6 +37,9 @@ from .session_wire import (
 _IDLE_S = 60.0
 """Seconds after which a worker drops a decoded session that it hasn't used."""
 
+_JUST_S = 0.02
+"""Seconds for which a search's result saves a question for the session that it found."""
+
 
 class SharedSessions:
     """A :class:`~leyline_proxy.sessions.store.SessionStore` of one worker.
@@ -53,8 +58,10 @@ class SharedSessions:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
-        self._cache = SessionCache(max_bytes=max_cached_bytes, idle_s=_IDLE_S)
+        self._cache = SessionCache[Exchanged | None](max_bytes=max_cached_bytes, idle_s=_IDLE_S)
         self._clock = clock
+        self._seen: tuple[SessionName, Found, float] | None = None
+        """The session that the last search found, and the time."""
         # No other worker, nor an earlier one in this one's place, gives the same numbers.
         self._numbers = count(randbits(62))
 
@@ -66,7 +73,9 @@ class SharedSessions:
     async def get(self, tenant: str, session_id: str) -> Session | None:
         cached = self._cache.get(tenant, session_id)
         known = cached.version if cached is not None else b""
-        found = await self._link.ask(GET, Get((tenant, session_id), known))
+        found = self._just_seen((tenant, session_id), known)
+        if found is None:
+            found = await self._link.ask(GET, Get((tenant, session_id), known))
         session = self._taken(tenant, session_id, found)
         if session is None or not found.open_turns:
             return session
@@ -75,7 +84,10 @@ class SharedSessions:
     async def matches(
         self, tenant: str, key: str, chain: Sequence[int], shortest_partial: int
     ) -> Sequence[HistoryMatch]:
-        return await self._link.ask(MATCHES, Match(tenant, key, tuple(chain), shortest_partial))
+        found = await self._link.ask(MATCHES, Match(tenant, key, tuple(chain), shortest_partial))
+        if found.whole is not None:
+            self._seen = (tenant, found.matches[-1].session), found.whole, self._clock()
+        return found.matches
 
     async def update(
         self,
@@ -94,21 +106,20 @@ class SharedSessions:
         while True:
             known = self._cache.get(*name)
             session = change(known.session if known is not None else None)
-            head, pieces, new = self._pieces(session, known)
+            new, numbers, gone = self._new_pieces(session, known)
             wanted = Replace(
                 name,
                 known.version if known is not None else b"",
                 session.key,
-                head,
-                pieces,
                 new,
+                gone,
                 overview(session),
                 history,
                 ends,
             )
             done = await self._link.ask(REPLACE, wanted)
             if done.version:
-                self._cache.put(session, done.version, pieces, self._clock())
+                self._cache.put(session, done.version, numbers, self._clock())
                 return session
             self._taken(*name, done.now)
 
@@ -122,7 +133,7 @@ class SharedSessions:
         run: str = "",
         replica: str = "",
     ) -> None:
-        await self._link.ask(OPEN_TURN, TurnOf((tenant, session_id), turn))
+        await self._link.leave(OPEN_TURN, TurnOf((tenant, session_id), turn))
 
     async def close_turn(self, tenant: str, session_id: str, turn: str) -> None:
         await self._link.ask(CLOSE_TURN, TurnOf((tenant, session_id), turn))
@@ -149,37 +160,38 @@ class SharedSessions:
     async def aclose(self) -> None:
         """Do nothing: the link is closed by who opened it."""
 
+    def _just_seen(self, name: SessionName, known: bytes) -> Found | None:
+        """Return what a search has just found of a session, if this worker has that version."""
+        seen, self._seen = self._seen, None
+        if seen is None or seen[0] != name or self._clock() - seen[2] > _JUST_S:
+            return None
+        return seen[1] if seen[1].version == known else None
+
     def _taken(self, tenant: str, session_id: str, found: Found) -> Session | None:
         """Return the session that the hub has, and keep it."""
         cached = self._cache.get(tenant, session_id)
         if cached is not None and found.version == cached.version:
             self._cache.put(cached.session, cached.version, cached.beside, self._clock())
             return cached.session
-        session = None
-        if found.head is not None:
-            session = decode_pieces(found.head, [*found.pieces.values()])
-        if session is None:
+        taken = read(found.pieces) if found.pieces is not None else None
+        if taken is None:
             self._cache.drop(tenant, session_id)
             return None
-        self._cache.put(session, found.version, tuple(found.pieces), self._clock())
+        session, numbers = taken
+        self._cache.put(session, found.version, numbers, self._clock())
         return session
 
-    def _pieces(
-        self, session: Session, known: Cached | None
-    ) -> tuple[bytes, tuple[int, ...], dict[int, bytes]]:
-        """Return a session's head, the numbers of its turns, and new turns; of one that can't be
-        encoded, those of its account."""
-        had = {}
-        if known is not None and known.beside:  # else the hub has no turns of it
-            had = dict(zip(map(id, known.session.turns), known.beside, strict=True))
-        numbers, new = list[int](), dict[int, bytes]()
+    def _new_pieces(
+        self, session: Session, known: Cached[Exchanged | None] | None
+    ) -> tuple[Pieces, Exchanged | None, tuple[int, ...]]:
+        """Return what the hub doesn't have of a session; of one that can't be encoded, its
+        account."""
+        before, had = None, Exchanged()
+        if known is not None and known.beside is not None:
+            before, had = known.session, known.beside
         try:
-            for turn in session.turns:
-                number = had.get(id(turn))
-                if number is None:
-                    number = next(self._numbers)
-                    new[number] = encode_turn(turn)
-                numbers.append(number)
-            return encode_head(session), tuple(numbers), new
+            return write(session, before, had, self._numbers)
         except UNENCODABLE:
-            return encode_head(session.without_text()), (), {}
+            account, _, _ = write(session.without_text(), None, Exchanged(), self._numbers)
+            gone = tuple(number for number, _ in had.messages.values())
+            return account, None, gone

@@ -97,11 +97,13 @@ class Connection(asyncio.Protocol):
         self._received = received
         self._ended = ended
         self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._out: list[bytes] = []
         self._closing = False
         self._buffer = bytearray()
         self._wanted = _HEAD
         """Bytes that the buffer needs for the next look at it."""
-        self.closed = asyncio.get_running_loop().create_future()
+        self.closed = self._loop.create_future()
         """Done once the connection has ended."""
 
     @property
@@ -115,16 +117,26 @@ class Connection(asyncio.Protocol):
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def send(self, frame: Frame) -> None:
-        """Send a frame, unless the other end has gone."""
-        if self._transport is not None and not self._transport.is_closing():
-            data = _ENCODER.encode(frame)
-            self._transport.writelines((len(data).to_bytes(_HEAD, "big"), data))
+        """Send a frame, unless the other end has gone; together with others of this moment."""
+        if not self.open:
+            return
+        data = _ENCODER.encode(frame)
+        if not self._out:
+            self._loop.call_soon(self.flush)
+        self._out += (len(data).to_bytes(_HEAD, "big"), data)
 
     def close(self) -> None:
         """Close the connection, after what was sent."""
         self._closing = True
+        self.flush()
         if self._transport is not None:
             self._transport.close()
+
+    def flush(self) -> None:
+        """Give what was sent to the system now."""
+        if self._transport is not None and self._out:
+            self._transport.writelines(self._out)
+            self._out = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""

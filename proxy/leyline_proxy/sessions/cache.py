@@ -4,36 +4,38 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from ..model.session import Session
 
+B = TypeVar("B")
+
 
 @dataclass(frozen=True, slots=True)
-class Cached:
+class Cached(Generic[B]):
     """One version of a session."""
 
     version: bytes
     session: Session
-    beside: tuple[int, ...]
-    """What its store keeps beside it: its history in Redis, the numbers of its turns' pieces in a
-    hub."""
+    beside: B
+    """What its store keeps beside it."""
     used: float
 
 
-class SessionCache:
+class SessionCache(Generic[B]):
     """A least-recently-used cache bounded by bytes and by the time since the last use."""
 
     def __init__(self, *, max_bytes: int, idle_s: float) -> None:
         self._max_bytes = max_bytes
         self._idle_s = idle_s
         self._bytes = 0
-        self._kept: OrderedDict[tuple[str, str], Cached] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], Cached[B]] = OrderedDict()
 
-    def get(self, tenant: str, session_id: str) -> Cached | None:
+    def get(self, tenant: str, session_id: str) -> Cached[B] | None:
         """Return a session's entry, or None."""
         return self._kept.get((tenant, session_id))
 
-    def put(self, session: Session, version: bytes, beside: tuple[int, ...], now: float) -> None:
+    def put(self, session: Session, version: bytes, beside: B, now: float) -> None:
         """Keep a session; ``now`` is in seconds, always of the same clock."""
         identity = (session.tenant, session.id)
         self.drop(*identity)

@@ -11,9 +11,6 @@ repetitions between turns, however far apart.
 
 Bytes of another version, or damaged ones, are no session: the reader has a miss, and the
 conversation continues as an ordinary prefill.
-
-Workers of one proxy exchange sessions in pieces instead, uncompressed: a head, and one for each
-turn. A turn never changes, so that a session's next version needs only the newest one.
 """
 
 from __future__ import annotations
@@ -89,31 +86,13 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
     labels: list[_Label]
 
 
-class _Head(msgspec.Struct, array_like=True, frozen=True):
-    """A session without turns."""
-
-    bare: Session
-    states: bytes
-
-
-class _Piece(msgspec.Struct, array_like=True, frozen=True):
-    """A turn, and the parts taken out of it; see :class:`_Record`."""
-
-    turn: _Turn
-    messages: list[bytes]
-    prints: list[int]
-    sent: list[_Sent]
-    names: list[SpanName]
-    labels: list[_Label]
-
-
 def encode_session(session: Session) -> bytes:
     """Return the session as bytes, without the turns in flight, which a store tracks itself.
 
     Raises:
         UNENCODABLE: it has content that no request could contain.
     """
-    record = _ENCODER.encode(_Writer(session).write())
+    record = encode(_Writer(session).write())
     if len(record) > MAX_RECORD:
         raise ValueError("the session is too long")
     return _HEAD + compress(record)
@@ -127,42 +106,6 @@ def decode_session(data: bytes) -> Session | None:
         record = decompress(memoryview(data)[len(_HEAD) :])
         return _Reader(_DECODER.decode(record)).read()
     except (zstandard.ZstdError, LookupError, MemoryError, *UNENCODABLE):
-        return None
-
-
-def encode_head(session: Session) -> bytes:
-    """Return a session without its turns.
-
-    Raises:
-        UNENCODABLE: it has content that no request could contain.
-    """
-    return _ENCODER.encode(_Head(_bare_session(session), _states(session)))
-
-
-def encode_turn(turn: RetainedTurn) -> bytes:
-    """Return one turn of a session.
-
-    Raises:
-        UNENCODABLE: it has content that no request could contain.
-    """
-    writer = _Writer()
-    stored = writer.turn(turn)
-    piece = _ENCODER.encode(_Piece(stored, *writer.tables()))
-    if len(piece) > MAX_RECORD:
-        raise ValueError("the turn is too long")
-    return piece
-
-
-def decode_pieces(head: bytes, turns: Sequence[bytes]) -> Session | None:
-    """Return a session from its head and its turns, oldest first; None if they are damaged."""
-    try:
-        whole = _HEAD_DECODER.decode(head)
-        known: dict[bytes, Message] = {}
-        # Messages that turns share become the same objects again.
-        read = tuple(_Reader(_PIECE_DECODER.decode(each), known).read_turn() for each in turns)
-        states = msgspec.json.decode(whole.states, type=_States)
-        return replace(whole.bare, turns=read, policy_states=states)
-    except (LookupError, MemoryError, *UNENCODABLE):
         return None
 
 
@@ -193,10 +136,9 @@ def decompress(frame: bytes | memoryview) -> bytes:
 class _Writer:
     """Takes the parts out of a session that its record stores separately."""
 
-    def __init__(self, session: Session | None = None) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        history = session.history if session is not None else ()
-        self._receipts = {id(each.receipt): at for at, each in enumerate(history)}
+        self._receipts = {id(each.receipt): at for at, each in enumerate(session.history)}
         self._known: dict[int, int] = {}
         self._messages: dict[bytes, int] = {}
         self._prints: list[int] = []
@@ -207,22 +149,23 @@ class _Writer:
     def write(self) -> _Record:
         """Return the record."""
         session = self._session
-        assert session is not None  # noqa: S101 - only a turn is written without one
-        # The newest first: older turns then refer to objects that they share with it.
-        turns = tuple(map(self.turn, reversed(session.turns)))
-        return _Record(_bare_session(session), _states(session), turns, *self.tables())
+        return _Record(
+            bare=bare_session(session),
+            states=msgspec.json.encode(session.policy_states),
+            # The newest first: older turns then refer to objects that they share with it.
+            turns=tuple(map(self._turn, reversed(session.turns))),
+            messages=list(self._messages),
+            prints=self._prints,
+            sent=list(self._sent),
+            names=list(self._names),
+            labels=list(self._labels),
+        )
 
-    def tables(self) -> tuple[list[bytes], list[int], list[_Sent], list[SpanName], list[_Label]]:
-        """Return the parts that were taken out so far, in the order of a record."""
-        messages, sent = list(self._messages), list(self._sent)
-        return messages, self._prints, sent, list(self._names), list(self._labels)
-
-    def turn(self, turn: RetainedTurn) -> _Turn:
-        """Return a turn without its parts."""
+    def _turn(self, turn: RetainedTurn) -> _Turn:
         prepared, receipt = turn.prepared, self._receipts.get(id(turn.receipt))
         bare = replace(
             turn,
-            prepared=_bare(prepared),
+            prepared=bare_prepared(prepared),
             names=SpanNames(),
             receipt=turn.receipt if receipt is None else None,
         )
@@ -254,19 +197,11 @@ class _Writer:
 
 
 class _Reader:
-    """Puts the parts back that a record stores separately.
+    """Puts the parts back that a record stores separately."""
 
-    Args:
-        known: messages that were read before, by their bytes; this adds its own.
-    """
-
-    def __init__(self, record: _Record | _Piece, known: dict[bytes, Message] | None = None) -> None:
+    def __init__(self, record: _Record) -> None:
         self._record = record
-        met = known if known is not None else {}
-        for each in record.messages:
-            if each not in met:
-                met[each] = msgspec.json.decode(each)
-        self._messages: list[Message] = [met[each] for each in record.messages]
+        self._messages: list[Message] = list(map(msgspec.json.decode, record.messages))
         self._sent = [
             SentMessage(
                 self._messages[each.message], each.client_index, each.changes, each.moved_from
@@ -281,23 +216,15 @@ class _Reader:
             ValueError, LookupError, TypeError, msgspec.MsgspecError: the record is invalid.
         """
         record = self._record
-        assert isinstance(record, _Record)  # noqa: S101 - a piece is no session
         turns = tuple(map(self._turn, reversed(record.turns)))
         states = msgspec.json.decode(record.states, type=_States)
         return replace(record.bare, turns=turns, policy_states=states)
 
-    def read_turn(self) -> RetainedTurn:
-        """Return the turn of a piece; for the errors, see :meth:`read`."""
-        assert isinstance(self._record, _Piece)  # noqa: S101 - a record has several
-        return self._turn(self._record.turn)
-
     def _turn(self, stored: _Turn) -> RetainedTurn:
         record, bare = self._record, stored.bare
         names = SpanNames(_take(record.names, stored.names), _take(record.labels, stored.labels))
-        receipt = bare.receipt
-        if stored.receipt is not None and isinstance(record, _Record):
-            receipt = record.bare.history[stored.receipt].receipt
-        return replace(bare, prepared=self._prepared(stored), names=names, receipt=receipt)
+        holder = bare if stored.receipt is None else record.bare.history[stored.receipt]
+        return replace(bare, prepared=self._prepared(stored), names=names, receipt=holder.receipt)
 
     def _prepared(self, stored: _Turn) -> Prepared:
         bare, messages, prints = stored.bare.prepared, self._messages, self._record.prints
@@ -318,15 +245,12 @@ class _Reader:
         )
 
 
-def _bare_session(session: Session) -> Session:
+def bare_session(session: Session) -> Session:
+    """Return a session without turns, and members that may hold any JSON."""
     return replace(session, turns=(), policy_states={}, in_flight=frozenset())
 
 
-def _states(session: Session) -> bytes:
-    return msgspec.json.encode(session.policy_states)
-
-
-def _bare(prepared: Prepared) -> Prepared:
+def bare_prepared(prepared: Prepared) -> Prepared:
     """Return ``prepared`` without messages and members that may hold any JSON."""
     return replace(
         prepared,
@@ -377,8 +301,14 @@ def _unpack(kind: type, packed: object) -> array[int]:
     return array("q", wide)[:]  # unlike the first array, a copy has no spare room
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack)
+encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
+"""Returns MessagePack; token ids are packed."""
+
+
+def decoder(kind: type[_Item]) -> msgspec.msgpack.Decoder[_Item]:
+    """Return a decoder of what :func:`encode` has made."""
+    return msgspec.msgpack.Decoder(kind, dec_hook=_unpack)
+
+
 # Made here, so that a type that can't be stored fails the import, not each session.
-_DECODER = msgspec.msgpack.Decoder(_Record, dec_hook=_unpack)
-_HEAD_DECODER = msgspec.msgpack.Decoder(_Head, dec_hook=_unpack)
-_PIECE_DECODER = msgspec.msgpack.Decoder(_Piece, dec_hook=_unpack)
+_DECODER = decoder(_Record)

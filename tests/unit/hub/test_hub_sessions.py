@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from support.clock import Clock
 from support.hubs import hub, link
 from support.sessions import after_turn, blank, chain_of, history, sessions, turn_change
 
+from leyline_proxy.hub.session_wire import Replace
 from leyline_proxy.hub.sessions import HubSessions
 from leyline_proxy.hub.shared_sessions import SharedSessions
 from leyline_proxy.model.session import Session
-from leyline_proxy.sessions.codec import decode_pieces, encode_head, encode_turn
+from leyline_proxy.sessions.pieces import Exchanged, read, write
 
 CACHED = 1 << 20
 
@@ -32,27 +34,44 @@ def shared(clock: Clock | None = None, **options: Any) -> HubSessions:
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(session=sessions(CASES))
 def test_a_session_comes_back_from_its_pieces(session: Session) -> None:
-    """Head and turns give the session again, and messages that turns share are one object."""
-    found = decode_pieces(encode_head(session), [*map(encode_turn, session.turns)])
+    """It is equal, its fingerprints are known, and messages that turns share are one object."""
+    pieces, _, _ = write(session, None, Exchanged(), count())
+    taken = read(pieces)
+    assert taken is not None
+    found, numbers = taken
     assert found == replace(session, in_flight=frozenset())
     met: dict[int, set[int]] = {}
     for was, now in zip(session.turns, found.turns, strict=True):
-        for before, after in zip(was.prepared.client, now.prepared.client, strict=True):
+        assert now.prepared.sent_fingerprints == was.prepared.sent_fingerprints
+        for before, after in zip(was.prepared.messages, now.prepared.messages, strict=True):
             met.setdefault(id(before), set()).add(id(after))
     assert all(len(objects) == 1 for objects in met.values())
+    # What was read is known: nothing of it is sent again.
+    again, _, gone = write(found, found, numbers, count(1 << 40))
+    assert not again.turns and not again.messages and not gone
 
 
 @given(data=st.data())
 def test_damaged_pieces_are_no_session(data: st.DataObject) -> None:
     """A changed byte gives None or another session, never an error."""
-    session = after_turn(blank("a"), history(2, "a"))
-    pieces = [encode_head(session), *map(encode_turn, session.turns)]
-    at = data.draw(st.integers(0, len(pieces) - 1))
-    place = data.draw(st.integers(0, len(pieces[at]) - 1))
-    damaged = bytearray(pieces[at])
-    damaged[place] ^= data.draw(st.integers(1, 255))
-    pieces[at] = bytes(damaged)
-    decode_pieces(pieces[0], pieces[1:])
+    whole, _, _ = write(after_turn(blank("a"), history(2, "a")), None, Exchanged(), count())
+    kind = data.draw(st.sampled_from(["head", "turns", "messages"]))
+    if kind == "head":
+        read(replace(whole, head=damaged(whole.head, data)))
+        return
+    some = dict(getattr(whole, kind))
+    number = data.draw(st.sampled_from(sorted(some)))
+    some[number] = damaged(some[number], data)
+    read(replace(whole, **{kind: some}))
+    del some[number]
+    assert read(replace(whole, **{kind: some})) is None
+
+
+def damaged(piece: bytes, data: st.DataObject) -> bytes:
+    """A piece with another byte."""
+    changed = bytearray(piece)
+    changed[data.draw(st.integers(0, len(piece) - 1))] ^= data.draw(st.integers(1, 255))
+    return bytes(changed)
 
 
 async def test_workers_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
@@ -73,25 +92,32 @@ async def test_workers_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     assert [line.index for line in found[0].history] == list(range(21))
 
 
-async def test_only_a_new_turn_crosses_the_socket(tmp_path: Path) -> None:
-    """A long session's next version costs what its newest turn costs, not the session."""
-    sent: list[int] = []
+async def test_only_what_is_new_crosses_the_socket(tmp_path: Path) -> None:
+    """A session's next version costs its newest turn and message, and old messages are dropped."""
+    sent: list[Replace] = []
 
     class Counted(HubSessions):
-        def _replace(self, asked: Any) -> Any:
-            sent.append(sum(map(len, asked.new.values())))
+        def _replace(self, asked: Replace) -> Any:
+            sent.append(asked)
             return super()._replace(asked)
 
     counted = Counted(max_sessions=9, max_bytes=1 << 30, ttl_s=60.0)
-    async with hub(tmp_path / "hub", counted), link(tmp_path / "hub") as one:
+    async with (
+        hub(tmp_path / "hub", counted),
+        link(tmp_path / "hub") as one,
+        link(tmp_path / "hub", 1) as two,
+    ):
         store = SharedSessions(one, max_cached_bytes=CACHED)
-        for turns in range(1, 7):
-            await store.update("t", "a", turn_change("a", history(turns, "a")))
-        session = await store.get("t", "a")
-        assert session is not None
-        assert sent[-1] == len(encode_turn(session.turns[-1]))
-        await store.update("t", "a", lambda found: replace(found or session, updated=9.0))
-        assert sent[-1] == 0
+        messages = history(1, "a")
+        for turns in range(1, 10):
+            messages = [*messages, *history(1, f"task {turns}")[-2:]]
+            await store.update("t", "a", turn_change("a", messages))
+        assert {(len(each.new.turns), len(each.new.messages)) for each in sent[1:]} == {(1, 2)}
+        for number in range(40):  # other histories under the same name
+            other = history(2, f"other {number}")
+            written = await store.update("t", "a", turn_change("a", other))
+        assert any(each.gone for each in sent)
+        assert await SharedSessions(two, max_cached_bytes=CACHED).get("t", "a") == written
 
 
 async def test_an_idle_session_is_packed_and_continues(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class RedisSessionStore:
         self._directory = Directory(
             link, self._keys, ttl_s=ttl_s, max_sessions=max_sessions, clock=clock
         )
-        self._cache = SessionCache(max_bytes=max_cached_bytes, idle_s=60.0)
+        self._cache = SessionCache[tuple[int, ...]](max_bytes=max_cached_bytes, idle_s=60.0)
         self._clock = clock
         self._losses = Losses()
         self._proxy = token_hex(8)
@@ -291,7 +291,11 @@ class RedisSessionStore:
         return known, epoch or b""
 
     def _taken(
-        self, tenant: str, session_id: str, found: Sequence[bytes | None], cached: Cached | None
+        self,
+        tenant: str,
+        session_id: str,
+        found: Sequence[bytes | None],
+        cached: Cached[tuple[int, ...]] | None,
     ) -> tuple[Session | None, tuple[int, ...]]:
         version = found[0]
         if not version:
