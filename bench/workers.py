@@ -89,12 +89,12 @@ def main() -> None:
                 ]
                 with console.status(f"{name}: {given.connections} agents, {given.rounds} rounds"):
                     samples = asyncio.run(run(systems, sessions, load, given.rounds))
-            results[name] = {
-                str(n): figures(samples[str(n)], samples["1"], n) for n in counts
-            }
+            results[name] = {str(n): figures(samples[str(n)], samples["1"], n) for n in counts}
     given.json.parent.mkdir(parents=True, exist_ok=True)
     given.json.write_text(json.dumps(results, indent=2) + "\n")
-    shown = Table("prompt", "workers", *next(iter(results["1K" if "1K" in results else name].values())))
+    shown = Table(
+        "prompt", "workers", *next(iter(results["1K" if "1K" in results else name].values()))
+    )
     for name, rows in results.items():
         for workers, row in rows.items():
             shown.add_row(name, workers, *map(str, row.values()))

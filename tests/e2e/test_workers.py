@@ -147,10 +147,10 @@ def test_every_live_page_shows_every_turn(two: Fleet) -> None:
         begun.wait(30)
         with httpx.Client(base_url=two.origin, timeout=60) as agent:
             turn(agent, "watched", history(1))
-            turn(agent, "another's", history(1), BLUE)
+            turn(agent, "blue-own", history(1), BLUE)
         for viewer in viewers:
             viewer.join(20)
-    assert seen == {"first": ["watched"], "second": ["watched"], "blue": ["another's"]}
+    assert seen == {"first": ["watched"], "second": ["watched"], "blue": ["blue-own"]}
 
 
 def test_what_an_operator_does_holds_for_all(two: Fleet, keys: Path, admin_port: int) -> None:
@@ -172,7 +172,7 @@ def test_what_an_operator_does_holds_for_all(two: Fleet, keys: Path, admin_port:
 
 
 def states(client: httpx.Client) -> set[bool]:
-    """Which states of draining a worker shows."""
+    """The states of draining that a worker shows."""
     found = client.get("/readyz").json()["upstreams"]
     return {each["draining"] for each in found}
 

@@ -47,31 +47,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(services.tracing.aclose)
-            if worker is not None:
-                await stack.enter_async_context(connected(worker.link))
-            if engine_app is not None:
-                await stack.enter_async_context(lifespan_of(engine_app))
-            await stack.enter_async_context(services.audit.running())
-            stack.push_async_callback(services.store.aclose)
-            await services.store.connect()
-            stack.push_async_callback(services.pool.aclose)
-            stack.push_async_callback(services.evictions.aclose)
-            stack.push_async_callback(services.ends.aclose)
-            await stack.enter_async_context(_handshaking(services))
-            await stack.enter_async_context(_running(services.store.run()))
-            await stack.enter_async_context(_running(services.erasures.run()))
-            await stack.enter_async_context(_running(keep_observing(services)))
-            for watch in services.claim_watches:
-                await stack.enter_async_context(_running(watch.run()))
-            if services.fleet is not None:
-                services.fleet.begin()
-                await stack.enter_async_context(_running(services.fleet.run()))
-            if services.key_file is not None:
-                await stack.enter_async_context(_running(services.key_file.run()))
-            if services.policy_file is not None:
-                await stack.enter_async_context(_running(services.policy_file.run()))
+        async with _alive(services, engine_app, worker):
             yield
 
     app = FastAPI(
@@ -94,6 +70,39 @@ def create_app(
     app.add_middleware(EarlyAnswers)
     describe(app)
     return app
+
+
+@asynccontextmanager
+async def _alive(
+    services: Services, engine_app: ASGIApp | None, worker: Worker | None
+) -> AsyncIterator[None]:
+    """Run everything beside the requests; what ends last comes first."""
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(services.tracing.aclose)
+        if worker is not None:
+            await stack.enter_async_context(connected(worker.link))
+        if engine_app is not None:
+            await stack.enter_async_context(lifespan_of(engine_app))
+        await stack.enter_async_context(services.audit.running())
+        stack.push_async_callback(services.store.aclose)
+        await services.store.connect()
+        stack.push_async_callback(services.pool.aclose)
+        stack.push_async_callback(services.evictions.aclose)
+        stack.push_async_callback(services.ends.aclose)
+        await stack.enter_async_context(_handshaking(services))
+        await stack.enter_async_context(_running(services.store.run()))
+        await stack.enter_async_context(_running(services.erasures.run()))
+        await stack.enter_async_context(_running(keep_observing(services)))
+        for watch in services.claim_watches:
+            await stack.enter_async_context(_running(watch.run()))
+        if services.fleet is not None:
+            services.fleet.begin()
+            await stack.enter_async_context(_running(services.fleet.run()))
+        if services.key_file is not None:
+            await stack.enter_async_context(_running(services.key_file.run()))
+        if services.policy_file is not None:
+            await stack.enter_async_context(_running(services.policy_file.run()))
+        yield
 
 
 @asynccontextmanager

@@ -44,7 +44,7 @@ Connect = Callable[[socket.socket], Awaitable[object]]
 
 
 class Door(Protocol):
-    """Where connections come from."""
+    """A source of connections."""
 
     def start(self) -> None:
         """Take connections from now on."""

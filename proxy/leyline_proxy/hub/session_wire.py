@@ -1,4 +1,4 @@
-"""What workers and hub say to each other about sessions."""
+"""The questions and answers about sessions between workers and hub."""
 
 from __future__ import annotations
 

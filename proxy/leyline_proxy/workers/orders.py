@@ -1,4 +1,4 @@
-"""What a supervisor gives its children: one pickled order on the standard input.
+"""Orders from a supervisor to its children: one each, pickled, on the standard input.
 
 The pipe stays open for as long as the supervisor lives.
 """

@@ -77,7 +77,7 @@ async def test_a_failure_in_the_hub_costs_one_question(tmp_path: Path) -> None:
 
 
 async def test_news_reach_every_worker(tmp_path: Path) -> None:
-    """What one worker tells from another thread, each listener hears, in order."""
+    """Each listener hears, in order, what a worker tells from another thread."""
     echo, heard = Echo(), list[str]()
     async with (
         hub(tmp_path / "hub", echo),
