@@ -9,9 +9,11 @@ BIN := .venv/bin
 ARGS ?=
 # What to give pytest: make test PYTEST_ARGS="-k splice -x"
 PYTEST_ARGS ?=
-export PYTEST_ARGS
+# What `make check` looks at; by default what differs from the last commit.
+FILES ?=
+export PYTEST_ARGS FILES
 
-.PHONY: help setup sglang-setup vllm-setup tools clients-setup serve sglang vllm demo test nightly clients lint fmt boards docs metrics-docs models-docs chart-schema screenshots clean
+.PHONY: help setup sglang-setup vllm-setup tools clients-setup serve sglang vllm demo test check nightly clients lint fmt boards docs metrics-docs models-docs chart-schema screenshots clean
 
 help: ## show this list
 	@echo "Leyline: an OpenAI-compatible proxy that keeps the KV cache when agents edit their history."
@@ -56,6 +58,9 @@ demo: setup ## replay a recorded agent session and compare the cache with and wi
 
 test: ## what CI runs: lint, types, import contracts, tests
 	@deploy/test.sh "not nightly and not gpu" setup sglang-setup vllm-setup tools lint
+
+check: setup ## lint, types and tests of what changed, in under a minute: make check FILES="…" PYTEST_ARGS="-k splice -x"
+	@deploy/check.sh
 
 nightly: tools sglang-setup vllm-setup clients-setup ## the tests that are too slow for every commit
 	@HYPOTHESIS_PROFILE=nightly LANES=2 deploy/test.sh "nightly and not gpu"

@@ -215,11 +215,28 @@ class UnsupportedError(ProxyError):
     code = "unsupported"
 
 
-class UpstreamUnreachableError(ProxyError):
+class UpstreamFailedError(ProxyError):
+    """An engine failed a request."""
+
+    kind = "upstream_error"
+    upstream: str | None = None
+    """Name of the engine, once it is known."""
+
+    def blame(self, upstream: str) -> None:
+        """Name the engine, in the message and as a member, unless one is named already."""
+        if self.upstream is None:
+            self.upstream = upstream
+            self.message = f"{self.message} Engine: {upstream}."
+
+    @property
+    def members(self) -> dict[str, Any]:
+        return {} if self.upstream is None else {"upstream": self.upstream}
+
+
+class UpstreamUnreachableError(UpstreamFailedError):
     """The engine can't be reached, or it disconnected before it answered."""
 
     status = 502
-    kind = "upstream_error"
     code = "upstream_unreachable"
 
 
@@ -230,20 +247,18 @@ class UpstreamBusyError(UpstreamUnreachableError):
     code = "upstream_busy"
 
 
-class UpstreamTimeoutError(ProxyError):
+class UpstreamTimeoutError(UpstreamFailedError):
     """The engine didn't answer in time."""
 
     status = 504
-    kind = "upstream_error"
     code = "upstream_timeout"
 
 
-class AnswerTooLargeError(ProxyError):
+class AnswerTooLargeError(UpstreamFailedError):
     """The engine's answer, or an event of it, is too long. No other engine is asked: its answer
     would be just as long."""
 
     status = 502
-    kind = "upstream_error"
     code = "upstream_answer_too_large"
 
 

@@ -300,6 +300,10 @@ async def test_slow_and_dead_engines_are_named(engine: FakeEngine) -> None:
         dead = await client.post(CHAT, json=body())
         ready = await client.get("/readyz")
     assert (dead.status_code, dead.json()["error"]["code"]) == (502, "upstream_unreachable")
+    for answer in (slow, dead):
+        error = answer.json()["error"]
+        assert error["upstream"] == "engine"
+        assert error["message"].endswith(" Engine: engine.")
     assert ready.status_code == 503
     assert ready.json()["upstreams"][0]["up"] is False
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from ..apis.anthropic.errors import error_document
 from ..errors import BadRequestError, NotFoundError, ProxyError
 from ..telemetry.logging import frames_of
+from .path_hints import google_error, hint, is_gemini
 
 log = structlog.get_logger("leyline.http")
 
@@ -84,6 +85,13 @@ def shaped_response(
 ) -> Response:
     """Return ``error`` in the shape of the path's API."""
     path = request.url.path
+    if is_gemini(path):
+        return Response(
+            orjson.dumps(google_error(error.status, error.message)),
+            status_code=error.status,
+            headers={**error.headers, **(headers or {})},
+            media_type="application/json",
+        )
     if path != _ANTHROPIC_ROOT and not path.startswith(f"{_ANTHROPIC_ROOT}/"):
         return error_response(error, headers)
     answer = anthropic_response(error)
@@ -100,7 +108,8 @@ def install_error_handlers(app: Starlette) -> None:
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101 - registered for this class only
         if error.status_code == HTTPStatus.NOT_FOUND:
-            missing = NotFoundError(f"No such path: {request.url.path}. The API starts at /v1.")
+            path = request.url.path
+            missing = NotFoundError(f"No such path: {path}. {hint(path)}")
             return shaped_response(request, missing)
         shaped = BadRequestError(f"{request.method} is not possible on {request.url.path}.")
         shaped.status = error.status_code

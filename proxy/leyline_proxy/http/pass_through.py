@@ -30,6 +30,7 @@ from ..upstream.replica import Replica
 from ..wiring.services import Services
 from .exchange import Exchange
 from .limits import until_disconnect
+from .path_hints import hint, is_mistaken
 from .refusal import refusal_response
 from .time_limit import within
 
@@ -85,6 +86,9 @@ class PassThroughExchange(Exchange):
         shown = f"{method} /v1/{ascii(path[:200])[1:-1]}"
         if mode == "off" or is_unknown(method, path):
             raise NotFoundError(f"There is no {shown} here.", code="unknown_path")
+        if mode != "all" and is_mistaken(f"/v1/{path}"):
+            told = hint(f"/v1/{path}")
+            raise NotFoundError(f"There is no {shown} here. {told}", code="unknown_path")
         passage = passage_of(mode, method, path, own_key=tenant.forward_credentials)
         if passage is None:
             raise ForbiddenError(

@@ -7,7 +7,12 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from ..errors import UpstreamBusyError, UpstreamTimeoutError, UpstreamUnreachableError
+from ..errors import (
+    UpstreamBusyError,
+    UpstreamFailedError,
+    UpstreamTimeoutError,
+    UpstreamUnreachableError,
+)
 from ..telemetry.tracing import current_trace
 from .breaker import Breaker
 from .client import GATEWAY_FAILURES, UpstreamClient
@@ -106,13 +111,18 @@ class Replica:
             if not told:
                 self.breaker.succeeded()
                 told = True
-        except UpstreamBusyError:
+        except UpstreamBusyError as error:
+            error.blame(self.name)
             raise
-        except (UpstreamUnreachableError, UpstreamTimeoutError):
+        except (UpstreamUnreachableError, UpstreamTimeoutError) as error:
+            error.blame(self.name)
             if not told:
                 self.breaker.failed()
                 told = True
             self.handshake.report_failure()
+            raise
+        except UpstreamFailedError as error:
+            error.blame(self.name)
             raise
         finally:
             self.running -= 1

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The inner loop of a change: format, lint and type-check what changed, and run its tests.
+#   FILES         files or folders (default: what differs from the last commit)
+#   PYTEST_ARGS   what to give pytest besides; without test files among FILES, only this is run
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=deploy/lib.sh
+source deploy/lib.sh
+export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+read -ra files <<<"${FILES-}"
+if [ ${#files[@]} -eq 0 ]; then
+    mapfile -t files < <(git diff --name-only --diff-filter=d HEAD && git ls-files --others --exclude-standard)
+fi
+sources=() tests=()
+for file in "${files[@]}"; do
+    case $file in
+        tests/sglang* | tests/vllm*) say "$file runs in an environment of its own: see CONTRIBUTING.md" ;;
+        tests/*/test_*.py | tests/test_*.py | tests/*/) tests+=("$file") ;;
+    esac
+    case $file in *.py) sources+=("$file") ;; esac
+done
+if [ ${#sources[@]} -gt 0 ]; then
+    say "ruff: ${#sources[@]} files"
+    .venv/bin/ruff check "${sources[@]}"
+    .venv/bin/ruff format --check "${sources[@]}"
+    say "mypy" # of all, for a change may break what it doesn't touch; it remembers what it knows
+    .venv/bin/mypy
+fi
+args=()
+eval "args+=(${PYTEST_ARGS-})" # words and quotes as on a command line
+if [ ${#tests[@]} -gt 0 ] || [ ${#args[@]} -gt 0 ]; then
+    say "pytest ${tests[*]} ${args[*]}"
+    exec .venv/bin/pytest -q -m "not nightly and not gpu" "${tests[@]}" "${args[@]}"
+fi
