@@ -18,6 +18,8 @@ sys.path.insert(0, str(REPOSITORY / "tests" / "vllm" / "support"))
 from vllm_server import VllmServer  # noqa: E402 - beside the plugin's own tests
 
 MODEL = "leyline-random"
+BLOCKS = 160
+"""A small pool, so that a claim leaves too little room for a long prompt."""
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +31,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     runpy.run_path(str(REPOSITORY / "deploy/vllm/tiny_model.py"))["main"](place / "model")
     transfer = json.dumps({"kv_connector": "LeylineConnector", "kv_role": "kv_both"})
     flags = ("--api-key", API_KEY, "--served-model-name", MODEL, "--kv-transfer-config", transfer)
+    flags += ("--num-gpu-blocks-override", str(BLOCKS))
     with VllmServer(
         place / "model",
         place / "log",
