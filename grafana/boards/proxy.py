@@ -291,6 +291,20 @@ def _add_state(board: dashboard.Dashboard) -> None:
             width=8,
         )
     )
+    board.with_panel(
+        time_series(
+            "Tokens of the identity provider",
+            "Looks at callers' tokens by result, failed looks at the provider's keys, and the "
+            "keys' age in hours. Bad: keys_gone, or a growing age (LeylineIdentityKeysOld).",
+            [
+                Query(total("leyline_identity_tokens_total", "", "result"), "{{result}}"),
+                Query(total("leyline_identity_fetches_total", "", "result"), "keys {{result}}"),
+                Query("max(leyline_identity_keys_age_seconds) / 3600", "keys' age, hours"),
+            ],
+            unit="short",
+            width=24,
+        )
+    )
     _add_warm_starts(board)
     _add_recall_store(board)
     board.with_panel(

@@ -159,11 +159,11 @@ def test_a_forget_whose_client_left_leaves_no_turn_that_holds_the_text(
     with proxy_and_app(origin) as (client, served):
         ask(client, "left", history(2, "Left."))
         store = served.state.services.store
-        before = store._entries["default", "left"].session.turns
+        before = store._table.get(("default", "left")).session.turns
         assert any(SECRET in str(turn.prepared.client) for turn in before)
         hang_up(client, "left", history(2, "Left."), policy=REDACT)
         settled(app)
-        assert not store._entries["default", "left"].session.turns
+        assert not store._table.get(("default", "left")).session.turns
         account = ask(client, "left", history(3, "Left."), policy=REDACT)
         assert account["forgot"]["result"] in ("erased", "owed")
     settled(app)

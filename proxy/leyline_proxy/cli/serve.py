@@ -375,17 +375,16 @@ def _announce(facts: Mapping[str, str], sock: socket.socket, admin: socket.socke
 
     console = Console(highlight=False, soft_wrap=True)
     verdict = facts["splices"]
-    color = "green" if verdict == "yes" else "red"
     word, colon, obstacle = verdict.partition(":")
+    color = "green" if verdict == "yes" else "red"
+    shown = {name: escape(fact) for name, fact in facts.items()}
+    shown["splices"] = f"[{color}]{word}[/{color}]{colon}{escape(obstacle)}"
     url = url_of(sock)
+    lines = {"base_url": f"{url}/v1", **shown, "live page": f"{url}/"}
+    if admin is not None:
+        lines["admin"] = f"{url_of(admin)}/admin"
     console.print("[bold]Leyline is up.[/bold]")
-    for name, value in (
-        ("base_url", f"{url}/v1"),
-        *((name, escape(fact)) for name, fact in facts.items() if name != "splices"),
-        ("splices", f"[{color}]{word}[/{color}]{colon}{escape(obstacle)}"),
-        ("live page", f"{url}/"),
-        *((("admin", f"{url_of(admin)}/admin"),) if admin is not None else ()),
-    ):
+    for name, value in lines.items():
         console.print(f"  {name:<12} {value}")
 
 

@@ -23,6 +23,7 @@ from ..wiring.upstreams import build_pool
 from . import configured, machine
 from .engines import EngineNeeds, examine_engine
 from .findings import Finding, fail, ok, skip
+from .identity import examine_identity
 from .prometheus import examine_prometheus
 from .reasoning import examine_reasoning
 from .recall import examine_recall
@@ -68,6 +69,7 @@ def checks_for(situation: Situation) -> dict[str, Check]:
         **{name: partial(in_thread, check) for name, check in at_once.items()},
         "ports": partial(machine.examine_ports, settings),
         "reasoning-edits": partial(examine_reasoning, settings),
+        "identity": partial(examine_identity, settings),
         "redis": partial(_redis, situation),
         "audit.redis": partial(_audit_redis, situation),
         "recall-store": partial(examine_recall, settings),

@@ -98,6 +98,8 @@ async def _alive(
         if services.fleet is not None:
             services.fleet.begin()
             await stack.enter_async_context(_running(services.fleet.run()))
+        if services.tenants.tokens is not None:
+            await stack.enter_async_context(_running(services.tenants.tokens.keys.run()))
         if services.key_file is not None:
             await stack.enter_async_context(_running(services.key_file.run()))
         if services.policy_file is not None:

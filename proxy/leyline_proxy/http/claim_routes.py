@@ -25,7 +25,7 @@ def install_claims(app: FastAPI, services: Services) -> None:
     @app.post(CLAIMS, tags=["claims"])
     async def submit(request: Request) -> JSONResponse:
         """Claim tokens of one of the tenant's sessions."""
-        tenant = services.tenants.authenticate(request.headers)
+        tenant = await services.tenants.identify(request.headers)
         document = await claims.submit(tenant.name, await _body(services, request))
         where = {"location": f"{CLAIMS}/{document['id']}"}
         return JSONResponse(document, status_code=201, headers=where)
@@ -33,26 +33,26 @@ def install_claims(app: FastAPI, services: Services) -> None:
     @app.get(CLAIMS, tags=["claims"])
     async def all_live(request: Request, session: str | None = None) -> JSONResponse:
         """List the tenant's live claims, oldest first."""
-        tenant = services.tenants.authenticate(request.headers)
+        tenant = await services.tenants.identify(request.headers)
         return JSONResponse({"claims": await claims.all_live(tenant.name, session)})
 
     @app.get(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
     async def show(claim_id: str, request: Request) -> JSONResponse:
         """Show one claim, also for a while after its end."""
-        tenant = services.tenants.authenticate(request.headers)
+        tenant = await services.tenants.identify(request.headers)
         return JSONResponse(await claims.show(tenant.name, claim_id))
 
     @app.patch(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
     async def revise(claim_id: str, request: Request) -> JSONResponse:
         """Revise a claim; members that aren't given keep their values."""
-        tenant = services.tenants.authenticate(request.headers)
+        tenant = await services.tenants.identify(request.headers)
         body = await _body(services, request)
         return JSONResponse(await claims.revise(tenant.name, claim_id, body))
 
     @app.delete(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
     async def release(claim_id: str, request: Request) -> JSONResponse:
         """Release a claim, and return its end."""
-        tenant = services.tenants.authenticate(request.headers)
+        tenant = await services.tenants.identify(request.headers)
         return JSONResponse(await claims.release(tenant.name, claim_id))
 
     @app.get(f"{CLAIMS}/{{claim_id}}/events", tags=["claims"])
@@ -63,7 +63,7 @@ def install_claims(app: FastAPI, services: Services) -> None:
         limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = _DEFAULT_EVENTS,
     ) -> JSONResponse:
         """List the events of a claim, in order."""
-        tenant = services.tenants.authenticate(request.headers)
+        tenant = await services.tenants.identify(request.headers)
         return JSONResponse(await claims.events(tenant.name, claim_id, after, limit))
 
 

@@ -66,7 +66,7 @@ class Exchange(ABC):
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            tenant = self.services.tenants.authenticate(self.request.headers)
+            tenant = await self.services.tenants.identify(self.request.headers)
             self._tenant = tenant.name
             gate, settings = self.services.gate, self.services.settings
             await gate.check_rate(tenant)

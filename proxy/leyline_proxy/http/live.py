@@ -85,9 +85,9 @@ class LiveResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
         last_event = self._request.headers.get("last-event-id", "")[:_MAX_ID]
-        tenant = self._tenant()
+        tenant = await self._tenant()
         with self._sources.feed.viewing(tenant.name, last_event) as viewer:
-            stream = LiveStream(self._sources, viewer, self._tenant, self._pace)
+            stream = LiveStream(self._sources, viewer, tenant, self._tenant, self._pace)
             raw = Response(headers=_STREAM_HEADERS).raw_headers
             headers = [item for item in raw if item[0] != b"content-length"]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -97,8 +97,8 @@ class LiveResponse(Response):
                 return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _tenant(self) -> Tenant:
-        return self._services.tenants.authenticate(self._request.headers)
+    async def _tenant(self) -> Tenant:
+        return await self._services.tenants.identify(self._request.headers)
 
 
 async def _pump(stream: LiveStream, send: Send) -> None:

@@ -33,7 +33,7 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
     async def quarantine(session_id: str, request: Request) -> JSONResponse:
         """Put messages of a session into quarantine: out of the cache now, out of each prompt from
         now on."""
-        tenant = services.tenants.authenticate(request.headers)
+        tenant = await services.tenants.identify(request.headers)
         limit = min(services.settings.max_body_bytes, _MAX_BODY)
         timeout_s = services.settings.body_timeout_s
         raw = await read_body(request, limit, "Name fewer messages.", timeout_s=timeout_s)
@@ -43,7 +43,7 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
     @app.post(f"{_SESSION}/proof", tags=["leyline"])
     async def proof(session_id: str, request: Request) -> JSONResponse:
         """Forget a session, or messages of it, on every engine, and prove that nothing is left."""
-        tenant = services.tenants.authenticate(request.headers)
+        tenant = await services.tenants.identify(request.headers)
         wanted = await wanted_proof(request, services)
         return JSONResponse(await services.proofs.prove(tenant.name, session_id, wanted))
 
@@ -56,7 +56,7 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
     ) -> JSONResponse:
         """List the messages that a session held, their states, and the turns that read them; no
         text."""
-        tenant = services.tenants.authenticate(request.headers)
+        tenant = await services.tenants.identify(request.headers)
         found = await services.store.get(tenant.name, session_id)
         if found is None or not found.answered:
             raise no_session()

@@ -70,7 +70,7 @@ async def _holder(services: Services, request: Request, session_id: str) -> Hold
         ForbiddenError: the tenant has no recall.
         NotFoundError: it has no such session.
     """
-    tenant = services.tenants.authenticate(request.headers)
+    tenant = await services.tenants.identify(request.headers)
     if not tenant.recall:
         raise ForbiddenError("This tenant has no recall; its operator can switch it on (recall).")
     found = await services.store.get(tenant.name, session_id)

@@ -112,7 +112,7 @@ def install_stored_responses(app: FastAPI, services: Services) -> None:
     @app.delete("/v1/responses/{response_id}", tags=["openai"])
     async def delete_response(response_id: str, request: Request) -> Response:
         """Delete a stored response; no conversation can continue from it any more."""
-        tenant = services.tenants.authenticate(request.headers)
+        tenant = await services.tenants.identify(request.headers)
         if not await services.responses.delete(tenant.name, response_id):
             raise _missing()
         return _json({"id": response_id, "object": "response", "deleted": True})
@@ -133,7 +133,7 @@ def install_stored_responses(app: FastAPI, services: Services) -> None:
 async def _found(
     services: Services, request: Request, response_id: str
 ) -> tuple[Tenant, StoredResponse]:
-    tenant = services.tenants.authenticate(request.headers)
+    tenant = await services.tenants.identify(request.headers)
     stored = await services.responses.get(tenant.name, response_id)
     if stored is None:
         raise _missing()

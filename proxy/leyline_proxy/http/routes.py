@@ -67,7 +67,7 @@ def _install_openai(app: FastAPI, services: Services) -> None:
     @app.get("/v1/models", tags=["openai"])
     async def models(request: Request) -> Response:
         """List the models that the engines serve."""
-        tenant = services.tenants.authenticate(request.headers)
+        tenant = await services.tenants.identify(request.headers)
         listed = await model_list(services.pool, tenant.upstreams, request.headers.raw)
         return models_as_asked(request.headers, listed)
 
@@ -107,7 +107,7 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
     @app.get("/v1/leyline/sessions", tags=["leyline"])
     async def sessions(request: Request) -> JSONResponse:
         """List the tenant's sessions, latest first."""
-        tenant = services.tenants.authenticate(request.headers)
+        tenant = await services.tenants.identify(request.headers)
         found = await services.store.sessions(tenant.name)
         return JSONResponse({"sessions": [session_overview(s) for s in found if s.answered]})
 
@@ -119,7 +119,7 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
     @app.get("/v1/leyline/sessions/{session_id}", tags=["leyline"])
     async def session(session_id: str, request: Request) -> JSONResponse:
         """Show one session: its turns, edits and receipts, without prompt text."""
-        tenant = services.tenants.authenticate(request.headers)
+        tenant = await services.tenants.identify(request.headers)
         found = await services.store.get(tenant.name, session_id)
         if found is None or not found.answered:
             raise NotFoundError("No such session; it may have expired.", code="session_not_found")

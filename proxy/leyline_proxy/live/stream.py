@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from ..admission import AdmissionGate
 from ..claims.watch import ClaimWatch
-from ..errors import UnauthorizedError
+from ..errors import ProxyError
 from ..sessions import SessionStore
 from ..shutdown import Shutdown
 from ..tenants import Tenant
@@ -53,24 +53,26 @@ class LiveStream:
     """The events for one viewer.
 
     Args:
-        authenticate: finds the viewer's tenant again; raises UnauthorizedError.
+        tenant: the viewer's.
+        identify: finds the viewer's tenant again; raises ProxyError if it can't.
     """
 
     def __init__(
         self,
         sources: Sources,
         viewer: Viewer,
-        authenticate: Callable[[], Tenant],
+        tenant: Tenant,
+        identify: Callable[[], Awaitable[Tenant]],
         pace: Pace,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sources = sources
         self._viewer = viewer
-        self._authenticate = authenticate
+        self._identify = identify
         self._pace = pace
         self._clock = clock
-        self._tenant = authenticate()
+        self._tenant = tenant
         self._state = b""
         self._known: dict[str, float] = {}
         """Times of the last change of the sessions that the viewer has."""
@@ -97,7 +99,7 @@ class LiveStream:
                 yield await self._changed_sessions()
             if now - beats >= self._pace.heartbeat_s:
                 beats = now
-                if not self._opens():
+                if not await self._opens():
                     yield _event("bye", {"reason": "key"})
                     return
                 yield b": still here\n\n"
@@ -105,12 +107,12 @@ class LiveStream:
             await asyncio.sleep(self._pace.gather_s)
         yield _event("bye", {"reason": "stopping"})
 
-    def _opens(self) -> bool:
+    async def _opens(self) -> bool:
         """Return True if the viewer's key still belongs to the tenant of its events; a key may have
         become another's."""
         try:
-            tenant = self._authenticate()
-        except UnauthorizedError:
+            tenant = await self._identify()
+        except ProxyError:
             return False
         if tenant.name != self._tenant.name:
             return False

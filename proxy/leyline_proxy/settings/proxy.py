@@ -24,6 +24,7 @@ from .audit import AuditSettings
 from .authorities import parse_authority
 from .cache_scope import CacheScope
 from .file import read_config
+from .identity import IdentitySettings
 from .limits import MIB, LimitSettings
 from .off import Reuse
 from .other_paths import PassThrough
@@ -64,6 +65,7 @@ class UpstreamSettings(BaseModel):
 
 class Settings(
     AuditSettings,
+    IdentitySettings,
     LimitSettings,
     PriceSettings,
     ProcessSettings,
@@ -81,11 +83,6 @@ class Settings(
         frozen=True,
         hide_input_in_errors=True,  # keys are among it
     )
-
-    host: str = "127.0.0.1"
-    """Address to listen on."""
-    port: Annotated[int, Field(ge=0, le=65535)] = 8790
-    """0 lets the system choose a free port."""
 
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """``NAME`` or ``NAME:PORT``: further hosts by which requests may call the proxy while there are
@@ -199,7 +196,7 @@ class Settings(
     max_upstream_connections: Annotated[int, Field(ge=1)] = 1024
     """Connections to one engine. Further requests wait for a free connection."""
     failover: bool = True
-    """Whether to send a request to another engine if its engine fails before the first byte."""
+    """Send a request to another engine if its engine fails before the first byte."""
     affinity_header: str | None = None
     """Header that carries the session's id upstream, for a router in front of the engines:
     ``x-smg-routing-key`` for SGLang's router."""

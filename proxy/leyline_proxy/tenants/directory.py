@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import UnauthorizedError
+from ..identity.errors import UnknownTenantError
+from ..identity.tokens import Tokens, looks_like_token
 from ..settings import DEFAULT_TENANT, Settings
 from ..settings.api_keys import ApiKey, key_digest, parse_key, tenants_of
 from .key_file import read_keys
@@ -21,6 +23,7 @@ class TenantDirectory:
         filed: keys of the key file, which can be replaced.
         build: creates a tenant whose name a replaced file adds.
         is_open: True if everyone is the default tenant, with any key or none.
+        tokens: of an identity provider.
         now: returns the time in seconds since 1970.
     """
 
@@ -32,13 +35,16 @@ class TenantDirectory:
         build: Callable[[str], Tenant],
         *,
         is_open: bool,
+        tokens: Tokens | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._fixed = tuple(fixed)
         self._build = build
         self._is_open = is_open
         self._now = now
-        self._configured = frozenset(names)
+        self.tokens = tokens
+        """Tokens of an identity provider; None if there is none."""
+        self._configured = frozenset(names) | (tokens.tenants if tokens is not None else set())
         self._keys: tuple[ApiKey, ...] = ()
         self._tenants: Mapping[str, Tenant] = {}
         self.replace(filed)
@@ -77,8 +83,24 @@ class TenantDirectory:
         tenants = {name: self._tenants.get(name) or self._build(name) for name in names}
         self._keys, self._tenants = keys, tenants
 
+    async def identify(self, headers: Mapping[str, str]) -> Tenant:
+        """Return a request's tenant, by token or API key.
+
+        Raises:
+            UnauthorizedError, ForbiddenError: it has none.
+            KeysGoneError: tokens can't be checked now.
+        """
+        tokens = self.tokens
+        if tokens is None or not looks_like_token(token := offered_key(headers)):
+            return self.authenticate(headers)
+        name = await tokens.tenant(token, self._tenants.__contains__)
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            raise UnknownTenantError("The token's tenant is no tenant of this proxy any more.")
+        return tenant
+
     def authenticate(self, headers: Mapping[str, str]) -> Tenant:
-        """Return a request's tenant, by ``authorization: Bearer``, ``api-key`` or ``x-api-key``.
+        """Return the tenant of an API key: ``authorization: Bearer``, ``api-key`` or ``x-api-key``.
 
         Every configured key is compared, each in constant time, so timing reveals neither a similar
         key nor its tenant.
@@ -113,8 +135,11 @@ def offered_key(headers: Mapping[str, str]) -> str:
     return key or headers.get("api-key", "") or headers.get("x-api-key", "")
 
 
-def build_directory(settings: Settings) -> TenantDirectory:
+def build_directory(settings: Settings, tokens: Tokens | None = None) -> TenantDirectory:
     """Return the directory for ``settings``; it loads policies, so faults show at start-up.
+
+    Args:
+        tokens: of the identity provider, if the settings name one.
 
     Raises:
         leyline_policies.PolicySpecError: an unknown policy or a bad parameter.
@@ -123,8 +148,8 @@ def build_directory(settings: Settings) -> TenantDirectory:
     """
     fixed = configured_keys(settings)
     filed = read_keys(settings.api_keys_file) if settings.api_keys_file is not None else ()
-    # A key file closes the proxy, whatever happens to the file.
-    is_open = not fixed and settings.api_keys_file is None
+    # A key file and a provider close the proxy, whatever happens to them.
+    is_open = not fixed and settings.api_keys_file is None and settings.oidc_issuer is None
     names = {*settings.tenants, *((DEFAULT_TENANT,) if is_open else ())}
     return TenantDirectory(
         fixed,
@@ -132,6 +157,7 @@ def build_directory(settings: Settings) -> TenantDirectory:
         names,
         lambda name: build_tenant(name, settings, alone=is_open),
         is_open=is_open,
+        tokens=tokens,
     )
 
 

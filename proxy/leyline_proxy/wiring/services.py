@@ -59,6 +59,7 @@ from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
 from ..warm_start.service import WarmStart
 from .audit import build_auditor
+from .identity import build_tokens
 from .recall import build_recall
 from .stores import build_stores
 from .tracing import build_tracing
@@ -128,7 +129,7 @@ def build_services(
     """
     metrics = Metrics()
     metrics.build_info.labels(version("leyline-kv")).set(1)
-    tenants = build_directory(settings)
+    tenants = build_directory(settings, build_tokens(settings, metrics))
     hints_secret = secret_of(settings.hints_secret)
     link = worker.link if worker is not None else None
     pool = build_pool(

@@ -247,7 +247,9 @@ def stream_of(services: Services, viewer: Viewer, **pace: float) -> LiveStream:
         keyed=True,
     )
     chosen = Pace(tick_s=0.02, gather_s=0, **pace)
-    return LiveStream(sources, viewer, lambda: services.tenants.authenticate(RED), chosen)
+    tenants = services.tenants
+    red = tenants.authenticate(RED)
+    return LiveStream(sources, viewer, red, lambda: tenants.identify(RED), chosen)
 
 
 async def told_until_its_end(keys: tuple[ApiKey, ...]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import QueueFullError, QueueTimeoutError, RateLimitError
+from ...model.token_results import Result
 from .entries import SHORT, CatalogueEntry, Group, counter, gauge, histogram
 
 _REQUESTS: tuple[CatalogueEntry, ...] = (
@@ -81,6 +82,33 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
         ("result",),
         bad="'refused': the file is wrong, and the previous keys apply; the log shows where.",
         starts=(("loaded",), ("refused",)),
+    ),
+    counter(
+        "identity_tokens",
+        "leyline_identity_tokens",
+        "Tokens of the identity provider that were looked at, by result. One that is known already "
+        "isn't looked at again.",
+        ("result",),
+        bad="'keys_gone': the provider can't be reached, and its keys are too old. 'not_yet' or "
+        "'expired' of many callers: a clock is wrong. 'unknown_key' often: made-up tokens.",
+        starts=tuple((each.value,) for each in Result),
+    ),
+    counter(
+        "identity_fetches",
+        "leyline_identity_fetches",
+        "Looks at the identity provider's keys.",
+        ("result",),
+        bad="'failed': tokens are refused (503) once the last good keys are older than "
+        "oidc_keys_max_age_s.",
+        starts=(("read",), ("failed",)),
+    ),
+    gauge(
+        "identity_keys_age",
+        "leyline_identity_keys_age_seconds",
+        "Time since the identity provider's keys were last read; 0 before that, and without a "
+        "provider.",
+        bad="Near oidc_keys_max_age_s: the provider can't be reached.",
+        merge="livemax",
     ),
 )
 

@@ -1,0 +1,1 @@
+"""Callers who come with tokens of an identity provider instead of API keys."""
