@@ -116,7 +116,8 @@ async def test_only_what_is_new_crosses_the_socket(tmp_path: Path) -> None:
         for number in range(40):  # other histories under the same name
             other = history(2, f"other {number}")
             written = await store.update("t", "a", turn_change("a", other))
-        assert any(each.gone for each in sent)
+        gone = [number for each in sent for number in each.gone]
+        assert gone and len(gone) == len(set(gone))
         assert await SharedSessions(two, max_cached_bytes=CACHED).get("t", "a") == written
 
 
@@ -143,6 +144,52 @@ async def test_an_idle_session_is_packed_and_continues(tmp_path: Path) -> None:
         await sessions_.pack_idle()
         later = await first.update("t", "a", turn_change("a", history(41, "a")))
         assert await second.get("t", "a") == later
+
+
+async def test_a_session_that_changes_while_it_is_packed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older version is packed beside the event loop; the newer one isn't lost by it."""
+    clock = Clock(0.0)
+    sessions_ = shared(clock, ttl_s=1e6)
+    async with hub(tmp_path / "hub", sessions_), link(tmp_path / "hub") as one:
+        store = SharedSessions(one, max_cached_bytes=CACHED)
+        await store.update("t", "a", turn_change("a", history(1, "a")))
+
+        async def meanwhile(work: Any, *given: Any) -> Any:
+            done = work(*given)
+            if work.__name__ == "pack":
+                await store.update("t", "a", turn_change("a", history(2, "a")))
+            return done
+
+        monkeypatch.setattr(asyncio, "to_thread", meanwhile)
+        clock.now += 31
+        await sessions_.pack_idle()
+        fresh = SharedSessions(one, max_cached_bytes=CACHED)
+        found = await fresh.get("t", "a")
+    assert found is not None and len(found.turns) == 2
+
+
+async def test_a_search_at_another_worker_gives_the_whole_session(tmp_path: Path) -> None:
+    """A worker that has never had the session finds it by its history, and reads it."""
+    async with (
+        hub(tmp_path / "hub", shared()),
+        link(tmp_path / "hub") as one,
+        link(tmp_path / "hub", 1) as two,
+    ):
+        first, second = (SharedSessions(each, max_cached_bytes=CACHED) for each in (one, two))
+        messages = history(3, "a")
+        for turns in range(1, 4):
+            written = await first.update(
+                "t", "a", turn_change("a", history(turns, "a")), chain_of(history(turns, "a"))
+            )
+        for _ in range(2):
+            (match,) = await second.matches("t", "", chain_of(messages), 3)
+            assert await second.get("t", match.session) == written
+        # After another's update, a search doesn't make the old version pass for the new one.
+        later = await first.update("t", "a", turn_change("a", messages), chain_of(messages))
+        (match,) = await second.matches("t", "", chain_of(messages), 3)
+        assert await second.get("t", match.session) == later
 
 
 async def test_a_dead_workers_turn_stays_open(tmp_path: Path) -> None:

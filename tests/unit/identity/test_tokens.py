@@ -341,6 +341,14 @@ async def test_errors_have_the_apis_shape(idp: Provider) -> None:
         assert (await http.post(CHAT, json=BODY)).status_code == 401
 
 
+async def test_a_provider_closes_the_proxy(idp: Provider) -> None:
+    """Without any API key, who brings no token is nobody, and not the default tenant."""
+    async with proxy(idp, tenants={"red": {}}) as http:
+        assert (await http.post(CHAT, json=BODY)).status_code == 401
+        red = {"authorization": f"Bearer {idp.token(tenant='red')}"}
+        assert (await http.post(CHAT, json=BODY, headers=red)).status_code == 200
+
+
 async def test_a_provider_that_comes_late_is_found(idp: Provider) -> None:
     """The proxy starts without it, says so, and API keys work meanwhile."""
     idp.status = 503
