@@ -107,6 +107,8 @@ def test_pages_cost_a_part_of_each_seam(mapped: ReplayReport, page: int) -> None
     radix, splice = report.runs[Arm.RADIX], report.summary(Arm.SPLICE)
     assert all(result.cached % page == 0 for result in radix.results)
     assert splice.spliced_tokens > 0
+    assert report.pages.tokens == page
+    assert 0 < report.rounding(Arm.RADIX) < 7 * page
     fewer = mapped.summary(Arm.SPLICE).prefilled_tokens - splice.prefilled_tokens
     assert -7 * 8 * page < fewer < 0
 
@@ -148,7 +150,8 @@ def test_the_command_writes_the_document(tmp_path: Path) -> None:
     done = CliRunner().invoke(build_app(), [*arguments, *outputs])
     assert done.exit_code == 0, done.output
     document = json.loads(out.read_text(encoding="utf-8"))
-    assert set(document) == {"arms", "unchanged_tokens", "reuse_of_unchanged"}
+    pages = {"page_tokens", "rounding_tokens", "reuse_without_rounding"}
+    assert set(document) == {"arms", "unchanged_tokens", "reuse_of_unchanged"} | pages
     assert list(document["arms"]) == ["off", "radix", "splice"]
     for arm in document["arms"].values():
         assert set(arm) == {

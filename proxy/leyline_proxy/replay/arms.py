@@ -9,10 +9,10 @@ from uuid import uuid4
 
 from .driver import ChatDriver, Driver
 from .errors import AccountError, ReplayError, RequestRefusedError
-from .results import Arm, ArmRun, ReplayReport, RequestResult
+from .results import Arm, ArmRun, Pages, ReplayReport, RequestResult
 from .stack import Stack, StackOptions, running_stack
 from .traces import RecordedSession, Trace
-from .unchanged import unchanged_tokens
+from .unchanged import common_prefix, unchanged_tokens
 
 Progress = Callable[[Arm, int], None]
 """Called at each step with the arm and the number of requests done or given up."""
@@ -47,9 +47,11 @@ def replay(
     to_run = [arm for arm in arms if arm is not Arm.OFF] or [Arm.RADIX]
     counter = UnchangedCounter()
     runs: dict[Arm, ArmRun] = {}
+    page_tokens = 1
     for arm in to_run:
         progress(arm, 0)
         with running_stack(options, splice=arm is Arm.SPLICE) as stack:
+            page_tokens = stack.page_tokens()
             observe = counter.observer(stack) if not runs else None
             driver = ChatDriver(stack.base_url)
             try:
@@ -58,7 +60,8 @@ def replay(
                 driver.close()
         check_same_prompts(runs[to_run[0]], runs[arm])
     runs[Arm.OFF] = runs[to_run[0]].switched_off()
-    return ReplayReport({arm: runs[arm] for arm in arms}, counter.counts)
+    pages = Pages(page_tokens, counter.prefixes)
+    return ReplayReport({arm: runs[arm] for arm in arms}, counter.counts, pages)
 
 
 def run_sessions(
@@ -123,6 +126,8 @@ class UnchangedCounter:
 
     def __init__(self) -> None:
         self.counts: dict[tuple[int, int], int] = {}
+        self.prefixes: dict[tuple[int, int], int] = {}
+        """Tokens with which each request begins like the one before it."""
         self._previous: _Previous | None = None
 
     def observer(self, stack: Stack) -> Callable[[RequestResult], None]:
@@ -144,6 +149,7 @@ class UnchangedCounter:
         before = self._previous
         if before is not None and before.session == session:
             self.counts[session, turn] = unchanged_tokens(before.tokens, tokens)
+            self.prefixes[session, turn] = common_prefix(before.tokens, tokens)
         self._previous = _Previous(session, tokens)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -113,6 +113,27 @@ class ArmSummary:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Pages of the engine, and the places at which they may cost a part of one."""
+
+    tokens: int = 1
+    """Tokens per page."""
+    prefixes: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """Tokens with which each request begins like the one before it, by (session, turn)."""
+
+    def rounded_off(self, result: RequestResult, unchanged: int) -> int:
+        """Return the unchanged tokens that a request lost because prefixes end with a page.
+
+        Those are the tokens from the cached prefix's end to the common prefix's, if that is less
+        than a page, as far as nothing was copied in their place.
+        """
+        common = self.prefixes.get((result.session, result.turn), 0)
+        cut = common - result.cached
+        lost = unchanged - result.reused_past_sink
+        return max(0, min(cut, lost)) if cut < self.tokens else 0
+
+
 UnchangedCounts = Mapping[tuple[int, int], int]
 """Unchanged tokens by (session, turn), for every request with a predecessor."""
 
@@ -123,6 +144,7 @@ class ReplayReport:
 
     runs: Mapping[Arm, ArmRun]
     unchanged: UnchangedCounts
+    pages: Pages = Pages()
 
     def summary(self, arm: Arm) -> ArmSummary:
         """Return the totals of one arm."""
@@ -145,9 +167,31 @@ class ReplayReport:
         )
         return _share(reused, self.unchanged_tokens)
 
+    def rounding(self, arm: Arm) -> int:
+        """Return the unchanged tokens that the arm lost to whole pages; see :class:`Pages`."""
+        return sum(
+            self.pages.rounded_off(result, self.unchanged.get((result.session, result.turn), 0))
+            for result in self.runs[arm].results
+        )
+
+    def reuse_without_rounding(self, arm: Arm) -> float | None:
+        """Return :meth:`reuse_of_unchanged` of the tokens that pages don't cost."""
+        share = self.reuse_of_unchanged(arm)
+        rest = self.unchanged_tokens - self.rounding(arm)
+        return (
+            None
+            if share is None or not rest
+            else round(min(1.0, share * self.unchanged_tokens / rest), 6)
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``leyline replay --json`` writes."""
         return {
+            "page_tokens": self.pages.tokens,
+            "rounding_tokens": {arm.value: self.rounding(arm) for arm in self.runs},
+            "reuse_without_rounding": {
+                arm.value: self.reuse_without_rounding(arm) for arm in self.runs
+            },
             "arms": {arm.value: self.summary(arm).to_json() for arm in self.runs},
             "unchanged_tokens": self.unchanged_tokens,
             "reuse_of_unchanged": {arm.value: self.reuse_of_unchanged(arm) for arm in self.runs},

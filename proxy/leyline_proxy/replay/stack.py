@@ -19,6 +19,7 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from leyline_engine.contract import CAPABILITY_PATH
 from leyline_policies import PolicyError
 
 from ..http.app import create_app
@@ -205,6 +206,13 @@ class Stack:
         if self.tap is None or self._loop is None:
             raise StackError("the stack has no tap, or is not running")
         return asyncio.run_coroutine_threadsafe(self.tap.tokens(more), self._loop).result(60)
+
+    def page_tokens(self) -> int:
+        """Return the tokens of one of the engine's pages; 1 if it doesn't say."""
+        answer = httpx.get(f"{self.origin}{CAPABILITY_PATH}", headers=dict(self.headers))
+        kv = answer.json().get("kv") if answer.is_success else None
+        pages = kv.get("page_tokens") if isinstance(kv, dict) else None
+        return pages if isinstance(pages, int) and pages > 0 else 1
 
     def stop(self) -> None:
         """Stop the server, wait for its thread, and let go of the engine, which holds KV."""

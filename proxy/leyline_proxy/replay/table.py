@@ -110,8 +110,15 @@ def print_report(console: Console, report: ReplayReport, title: str) -> None:
         outcomes = summarise(run).outcomes
         told = ", ".join(f"{reason} {count}" for reason, count in outcomes.items())
         share = "nothing was unchanged" if ratio is None else f"{ratio:.4f} reused"
+        rounding = report.rounding(arm) if arm is not Arm.OFF else 0
+        beyond = report.reuse_without_rounding(arm)
+        pages = (
+            f" ({beyond:.4f} without {rounding:,} that whole pages of {report.pages.tokens} cost)"
+            if rounding and beyond is not None
+            else ""
+        )
         console.print(
-            f"{arm.value:<7} {share} of {report.unchanged_tokens:,} unchanged tokens"
+            f"{arm.value:<7} {share} of {report.unchanged_tokens:,} unchanged tokens{pages}"
             + (f"; edited requests: {told}" if told else ""),
             highlight=False,
         )

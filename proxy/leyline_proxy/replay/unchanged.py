@@ -36,6 +36,12 @@ def lcs_length(left: Sequence[int], right: Sequence[int]) -> int:
     return len(left) - rows.bit_count()
 
 
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return the number of tokens with which two prompts begin alike."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))
+
+
 def unchanged_tokens(previous: Sequence[int], current: Sequence[int], *, boundary: int = 0) -> int:
     """Return the number of tokens of ``current`` available from the cache of ``previous``.
 

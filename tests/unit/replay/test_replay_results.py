@@ -8,7 +8,7 @@ import pytest
 
 from leyline_proxy.replay.arms import UnchangedCounter, check_same_prompts, parse_arms, run_sessions
 from leyline_proxy.replay.errors import AccountError, ReplayError, RequestRefusedError
-from leyline_proxy.replay.results import Arm, ArmRun, ReplayReport, RequestResult, percentile
+from leyline_proxy.replay.results import Arm, ArmRun, Pages, ReplayReport, RequestResult, percentile
 from leyline_proxy.replay.traces import RecordedSession, TraceRequest
 
 
@@ -99,6 +99,33 @@ def test_reuse_counts_past_the_sink_and_never_twice() -> None:
     assert report.unchanged_tokens == 100
     # (50 - 32) + 60 of 80, and min(100 - 32, 20) of 20
     assert report.reuse_of_unchanged(Arm.SPLICE) == 0.98
+
+
+def test_what_whole_pages_cost_is_told_apart() -> None:
+    """The part of a page at a prefix's end is rounding, and nothing else is: neither a prefix that
+    ends earlier, nor tokens that were copied, nor a loss after it."""
+    pages = Pages(32, {(0, 1): 75})
+    cases = [  # cached, spliced, unchanged, rounded off
+        (64, 0, 43, 11),
+        (64, 11, 43, 0),
+        (64, 5, 43, 6),
+        (32, 0, 43, 0),
+        (64, 0, 90, 11),
+        (96, 0, 43, 0),
+    ]
+    for cached, spliced, unchanged, rounded in cases:
+        prompt = 200
+        prefilled = prompt - cached - spliced
+        result = RequestResult(0, 1, prompt, cached, spliced, prefilled, None)
+        assert pages.rounded_off(result, unchanged) == rounded, (cached, spliced, unchanged)
+    result = RequestResult(0, 1, 200, 64, 0, 136, None)
+    report = ReplayReport({Arm.SPLICE: ArmRun(Arm.SPLICE, (result,))}, {(0, 1): 43}, pages)
+    document = report.to_json()
+    assert document["page_tokens"] == 32
+    assert document["rounding_tokens"] == {"splice": 11}
+    assert document["reuse_without_rounding"] == {"splice": 1.0}
+    one = ReplayReport(report.runs, report.unchanged)
+    assert one.to_json()["rounding_tokens"] == {"splice": 0}
 
 
 def test_nothing_unchanged_is_no_ratio() -> None:
