@@ -42,12 +42,12 @@ _HEAD = b"LYS" + bytes([FORMAT])
 _LEVEL = 3
 _MAX_WINDOW = 27  # bits; a decompressor refuses more
 _Item = TypeVar("_Item")
-_States = Mapping[str, Mapping[str, Any]]
-_Pins = dict[int, dict[str, Any]]
+States = Mapping[str, Mapping[str, Any]]
+Pins = dict[int, dict[str, Any]]
 _Label = tuple[str, ...]
 
 
-class _Sent(msgspec.Struct, array_like=True, frozen=True):
+class Sent(msgspec.Struct, array_like=True, frozen=True):
     """A :class:`~leyline_proxy.model.prepared.SentMessage`."""
 
     message: int
@@ -81,7 +81,7 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
     messages: list[bytes]
     prints: list[int]
     """Fingerprints of the messages."""
-    sent: list[_Sent]
+    sent: list[Sent]
     names: list[SpanName]
     labels: list[_Label]
 
@@ -142,7 +142,7 @@ class _Writer:
         self._known: dict[int, int] = {}
         self._messages: dict[bytes, int] = {}
         self._prints: list[int] = []
-        self._sent: dict[_Sent, int] = {}
+        self._sent: dict[Sent, int] = {}
         self._names: dict[SpanName, int] = {}
         self._labels: dict[_Label, int] = {}
 
@@ -192,7 +192,7 @@ class _Writer:
 
     def _entry(self, entry: SentMessage) -> int:
         place = self._message(entry.message)
-        stored = _Sent(place, entry.client_index, entry.changes, entry.moved_from)
+        stored = Sent(place, entry.client_index, entry.changes, entry.moved_from)
         return _place(self._sent, stored)
 
 
@@ -217,7 +217,7 @@ class _Reader:
         """
         record = self._record
         turns = tuple(map(self._turn, reversed(record.turns)))
-        states = msgspec.json.decode(record.states, type=_States)
+        states = msgspec.json.decode(record.states, type=States)
         return replace(record.bare, turns=turns, policy_states=states)
 
     def _turn(self, stored: _Turn) -> RetainedTurn:
@@ -235,8 +235,8 @@ class _Reader:
             bare,
             client=client,
             sent=sent,
-            states=msgspec.json.decode(stored.states, type=_States),
-            pins=msgspec.json.decode(stored.pins, type=_Pins),
+            states=msgspec.json.decode(stored.states, type=States),
+            pins=msgspec.json.decode(stored.pins, type=Pins),
             wanted=tuple(replace(each, messages=_take(messages, own)) for each, own in wanted),
             known_fingerprints=(
                 Fingerprinted(client, _take(prints, stored.client)),

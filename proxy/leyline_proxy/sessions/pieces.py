@@ -8,33 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 
 from ..model.messages import Message
-from ..model.prepared import Change, Fingerprinted, Prepared, SentMessage
+from ..model.prepared import Fingerprinted, Prepared, SentMessage
 from ..model.session import RetainedTurn, Session
 from ..model.spans import SpanName, SpanNames
-from .codec import UNENCODABLE, bare_prepared, bare_session, decoder, encode
+from .codec import UNENCODABLE, Pins, Sent, States, bare_prepared, bare_session, decoder, encode
 
 _FEW = 64
 """Messages that a session may keep although no turn has them any more."""
-
-_States = Mapping[str, Mapping[str, Any]]
-_Pins = dict[int, dict[str, Any]]
 
 
 class _Head(msgspec.Struct, array_like=True, frozen=True):
     bare: Session
     states: bytes
-
-
-class _Sent(msgspec.Struct, array_like=True, frozen=True):
-    message: int
-    client_index: int | None
-    changes: tuple[Change, ...]
-    moved_from: int | None
 
 
 class _Turn(msgspec.Struct, array_like=True, frozen=True):
@@ -43,7 +32,7 @@ class _Turn(msgspec.Struct, array_like=True, frozen=True):
     bare: RetainedTurn
     client: tuple[int, ...]
     client_prints: tuple[int, ...]
-    sent: tuple[_Sent, ...]
+    sent: tuple[Sent, ...]
     sent_prints: tuple[int, ...]
     names: tuple[SpanName, ...]
     labels: tuple[tuple[str, ...], ...]
@@ -118,7 +107,7 @@ def read(pieces: Pieces) -> tuple[Session, Exchanged] | None:
         }
         head = _HEAD.decode(pieces.head)
         turns = tuple(_read_turn(pieces.turns[number], messages) for number in pieces.order)
-        states = msgspec.json.decode(head.states, type=_States)
+        states = msgspec.json.decode(head.states, type=States)
         session = replace(head.bare, turns=turns, policy_states=states)
     except (LookupError, MemoryError, *UNENCODABLE):
         return None
@@ -143,7 +132,7 @@ def _turn(
         client=tuple(met[id(message)][0] for message in prepared.client),
         client_prints=prepared.client_fingerprints,
         sent=tuple(
-            _Sent(met[id(each.message)][0], each.client_index, each.changes, each.moved_from)
+            Sent(met[id(each.message)][0], each.client_index, each.changes, each.moved_from)
             for each in prepared.sent
         ),
         sent_prints=prepared.sent_fingerprints,
@@ -173,8 +162,8 @@ def _read_turn(piece: bytes, messages: Mapping[int, Message]) -> RetainedTurn:
         bare,
         client=client,
         sent=sent,
-        states=msgspec.json.decode(stored.states, type=_States),
-        pins=msgspec.json.decode(stored.pins, type=_Pins),
+        states=msgspec.json.decode(stored.states, type=States),
+        pins=msgspec.json.decode(stored.pins, type=Pins),
         wanted=wanted,
         known_fingerprints=(
             Fingerprinted(client, stored.client_prints),
