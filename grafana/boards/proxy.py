@@ -291,6 +291,22 @@ def _add_state(board: dashboard.Dashboard) -> None:
             width=8,
         )
     )
+    _add_identity(board)
+    _add_warm_starts(board)
+    _add_recall_store(board)
+    board.with_panel(
+        table(
+            "Versions",
+            "The running proxies and their versions. Bad: more than one version for longer "
+            "than an upgrade takes.",
+            {"Proxies": Query("count by (instance, version) (leyline_build_info)", instant=True)},
+            labels={"instance": "Proxy", "version": "Version"},
+        )
+    )
+
+
+def _add_identity(board: dashboard.Dashboard) -> None:
+    """Add the tokens of an identity provider."""
     board.with_panel(
         time_series(
             "Tokens of the identity provider",
@@ -303,17 +319,6 @@ def _add_state(board: dashboard.Dashboard) -> None:
             ],
             unit="short",
             width=24,
-        )
-    )
-    _add_warm_starts(board)
-    _add_recall_store(board)
-    board.with_panel(
-        table(
-            "Versions",
-            "The running proxies and their versions. Bad: more than one version for longer "
-            "than an upgrade takes.",
-            {"Proxies": Query("count by (instance, version) (leyline_build_info)", instant=True)},
-            labels={"instance": "Proxy", "version": "Version"},
         )
     )
 
