@@ -79,7 +79,7 @@ def test_workflows_run_targets_that_exist() -> None:
         for step in _steps(path)
         for target in re.findall(r"^\s*make ([\w-]+)", step.get("run", ""), re.MULTILINE)
     }
-    assert {"test", "nightly"} <= ran <= {*targets, "wheel", "images"}
+    assert {"test", "nightly", "wheel", "images"} <= ran <= targets
 
 
 def test_actions_are_pinned_by_commit() -> None:
