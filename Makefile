@@ -11,9 +11,13 @@ ARGS ?=
 PYTEST_ARGS ?=
 # What `make check` looks at; by default what differs from the last commit.
 FILES ?=
+# See deploy/images.sh
+IMAGES ?=
+PUSH ?=
+REGISTRY ?=
 export PYTEST_ARGS FILES
 
-.PHONY: help setup sglang-setup vllm-setup tools clients-setup serve sglang vllm demo test check nightly clients lint fmt boards docs metrics-docs models-docs chart-schema screenshots clean
+.PHONY: help setup sglang-setup vllm-setup tools clients-setup serve sglang vllm demo test check nightly clients lint fmt boards docs metrics-docs models-docs chart-schema screenshots wheel images clean
 
 help: ## show this list
 	@echo "Leyline: an OpenAI-compatible proxy that keeps the KV cache when agents edit their history."
@@ -78,6 +82,7 @@ lint: setup ## ruff, mypy and import-linter, without the tests
 	@$(BIN)/mypy deploy/helm/values_schema.py
 	@$(BIN)/mypy deploy/docs/build.py deploy/docs/metrics_page.py deploy/docs/models_page.py \
 		deploy/docs/reference.py
+	@$(BIN)/mypy deploy/release/release.py deploy/release/sbom.py
 	@echo "── import contracts"
 	@$(BIN)/lint-imports
 
@@ -105,6 +110,13 @@ chart-schema: setup ## write Leyline's settings into the Helm chart's values.sch
 
 screenshots: tools ## write docs/live.png and docs/live-dark.png anew from a replayed session
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/live_page.py
+
+wheel: setup ## wheel, sdist, SBOM, provenance and SHA256SUMS of the last commit into dist, the same bits each time
+	@rm -rf dist
+	@$(BIN)/python deploy/release/release.py dist
+
+images: ## the images of the last commit, with SBOM and provenance: make images IMAGES="proxy" PUSH=1 REGISTRY=ghcr.io/OWNER/
+	@IMAGES="$(IMAGES)" PUSH="$(PUSH)" REGISTRY="$(REGISTRY)" deploy/images.sh
 
 clean: ## remove caches, but keep .venv, .venv-sglang and .venv-vllm
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

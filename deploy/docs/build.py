@@ -28,6 +28,7 @@ ELSEWHERE = {
     "CONTRIBUTING.md": "project/contributing.md",
     "LICENSE": "project/LICENSE",
     "README.md": "index.md",
+    "SECURITY.md": "project/security-policy.md",
     "bench/README.md": "project/benchmarks.md",
     "deploy/README.md": "project/deployment.md",
     f"{CARD}/README.md": "project/model-card.md",

@@ -241,10 +241,12 @@ def test_unclean_dockerfile_is_noticed(tmp_path: Path) -> None:
 
 
 def test_base_images_are_pinned(image: list[Stage]) -> None:
-    """Each stage begins with an image of a full version: SGLang's with the supported one."""
+    """Each stage begins with an image of a full version, Python's with its digest: SGLang's is the
+    supported one."""
     (sglang,) = (item.partition("==")[2] for item in PROJECT["optional-dependencies"]["sglang"])
-    bases = {"python:3.11.14-slim-bookworm", f"lmsysorg/sglang:v{sglang}"}
-    assert {stage.base for stage in image} <= bases
+    python = r"python:3\.11\.14-slim-bookworm@sha256:[0-9a-f]{64}"
+    bases = rf"{python}|lmsysorg/sglang:v{re.escape(sglang)}"
+    assert all(re.fullmatch(bases, stage.base) for stage in image)
     assert len(image) == 2
 
 
