@@ -16,7 +16,7 @@ from leyline_engine.pending import PendingForgets
 GROUP = 0
 """The one KV cache group of the models that are spliced."""
 UNPUBLISHED = "unpublished"
-"""The cause of a removal that nobody asked for: its rows aren't there, or no forget would find it."""
+"""The cause of a removal that nobody asked for: no rows are there, or no forget would find them."""
 
 
 class BlockCache:
