@@ -187,11 +187,14 @@ def test_who_waits_is_refused_when_a_claim_comes(claimant: Claimant) -> None:
     assert receipt.detail == "claims leave too little room"
 
 
-def test_decoding_that_outgrows_the_claims_ends_with_their_name(claimant: Claimant) -> None:
+@pytest.mark.parametrize("decode", [60, 300])
+def test_decoding_that_outgrows_the_claims_ends_with_their_name(
+    claimant: Claimant, decode: int
+) -> None:
     """A claim that comes while a request decodes leaves it no room. vLLM preempts it; it is
     refused then, with what it has written, instead of beginning again for ever."""
     claimant.opened("s")
-    name = claimant.engine.start(claimant.text(1690), of("long"), decode=300)
+    name = claimant.engine.start(claimant.text(1690), of("long"), decode=decode)
     claimant.step(8)
     claimant.claim("s", HELD)
     (answer,) = claimant.engine.run([name])
