@@ -22,6 +22,11 @@ LAST = ("response.completed", "response.failed", "response.incomplete", "error")
 """Types of the last event of a request."""
 
 
+def is_last(event: dict[str, Any]) -> bool:
+    """Return True for the last event of a request. An error within a stream is none."""
+    return event["type"] in LAST and not ("error" in event and "sequence_number" in event)
+
+
 class SocketProxy:
     """A proxy that runs as by ``leyline serve``."""
 
@@ -64,7 +69,7 @@ class Socket:
     async def events(self) -> list[dict[str, Any]]:
         """The events up to the last of a request."""
         found = [await self.event()]
-        while found[-1]["type"] not in LAST:
+        while not is_last(found[-1]):
             found.append(await self.event())
         return found
 
@@ -72,7 +77,7 @@ class Socket:
         """A whole response."""
         await self.create(given, **members)
         last = (await self.events())[-1]
-        assert last["type"] == "response.completed", last
+        assert last["type"] in ("response.completed", "response.incomplete"), last
         response: dict[str, Any] = last["response"]
         return response
 

@@ -37,6 +37,8 @@ DRAIN = "leyline.drain"
 
 _MAX_BAD_FRAMES = 16
 """Frames in a row that can't be read, after which the connection ends."""
+_LEAVING_S = 10.0
+"""Time in which requests notice that their client has gone; then they are stopped."""
 _OWN = (b"sec-websocket-", b"content-")
 _OF_CONNECTION = frozenset({b"connection", b"upgrade", b"transfer-encoding", b"expect"})
 
@@ -165,9 +167,13 @@ class ResponseSocket:
                 await self._end(end, reading)
         finally:
             self._gone.set()
+            self._lanes.give_up_waiting()
             for task in (reading, ending):
                 task.cancel()
             await asyncio.gather(reading, ending, return_exceptions=True)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LEAVING_S):
+                    await self._lanes.settled()
             await self._lanes.aclose()
             await self._held.aclose()
 

@@ -8,7 +8,7 @@ import orjson
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from ..apis.responses.socket import error_frame
+from ..apis.responses.socket import error_frame, framed
 from ..errors import ProxyError
 from ..request.wire import add_members
 from .errors import error_body, shaped_response
@@ -59,7 +59,7 @@ class FramedAnswer:
         for event in self._splitter.feed(chunk):
             data = event_data(event)
             if data and data != DONE:  # a comment keeps an HTTP connection alive; pings do it here
-                await self._send(self._in_lane(data))
+                await self._send(self._in_lane(framed(data)))
 
     def _in_lane(self, data: bytes) -> bytes:
         if self._lane is None:

@@ -23,6 +23,7 @@ _HEADERS = ("traceparent", "tracestate")
 connection's."""
 _NOT_FOUND = "previous_response_not_found"
 _BAD_REQUEST = 400
+_ERROR = b'{"type":"error"'
 
 _frame = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -103,6 +104,16 @@ def error_frame(
     if lane is not None:
         frame["stream_id"] = lane
     return orjson.dumps(frame)
+
+
+def framed(event: bytes) -> bytes:
+    """Return an event of a stream as a frame. Only errors differ: here they have a member of their
+    own."""
+    if not event.startswith(_ERROR):
+        return event
+    members = orjson.loads(event)
+    outer = {name: members.pop(name) for name in ("type", "sequence_number") if name in members}
+    return orjson.dumps({**outer, "error": {"type": "server_error", **members}})
 
 
 def _error_in(body: bytes) -> dict[str, Any]:
