@@ -44,7 +44,7 @@ _OF_CONNECTION = frozenset({b"connection", b"upgrade", b"transfer-encoding", b"e
 
 
 class SocketsOffError(ProxyError):
-    """The proxy takes no WebSocket connections; agents go on over HTTP."""
+    """The proxy takes no WebSocket connections; agents continue over HTTP."""
 
     status = 426
     kind = "invalid_request_error"

@@ -14,7 +14,7 @@ class SocketSettings(BaseModel):
 
     max_websockets: Annotated[int, Field(ge=0)] = 256
     """Open WebSocket connections of one tenant at one worker. With 0 there are none: the proxy
-    answers 426, and agents such as Codex go on over HTTP."""
+    answers 426, and agents such as Codex continue over HTTP."""
     websocket_idle_s: Seconds = 900.0
     """A WebSocket connection without a request for this long is closed."""
     websocket_life_s: Seconds = 3600.0
