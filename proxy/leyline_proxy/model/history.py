@@ -51,7 +51,7 @@ def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[st
     for header in (OWN_HEADER, *HARNESS_HEADERS):
         if name := headers.get(header, "").strip():
             agent = headers.get(AGENT_HEADERS.get(header, ""), "").strip()
-            return (f"{name} agent {agent}" if agent else name), header
+            return (f"{name}:agent:{agent}" if agent else name), header
     metadata = body.get("metadata")
     in_metadata = metadata.get("session_id") if isinstance(metadata, Mapping) else None
     for where, value in (
