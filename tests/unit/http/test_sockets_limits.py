@@ -28,9 +28,9 @@ def opened(text: str, **options: Any) -> Answer:
     return replace(answer, chunks=answer.chunks[:2])
 
 
-async def until(done: Callable[[], bool]) -> None:
+async def until(done: Callable[[], bool], seconds: float = 30) -> None:
     """Wait for something that another thread does."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(seconds):
         while not done():  # noqa: ASYNC110 - the other thread has no event for it
             await asyncio.sleep(0.01)
 
@@ -320,4 +320,5 @@ async def test_a_client_that_reads_nothing_is_cut_off(engine: FakeEngine) -> Non
         raw.connect(proxy.address)
         async with proxy.socket(sock=raw, max_queue=1) as ws:
             await ws.create()
-            await until(lambda: engine.disconnects == 1)
+            # Pings would end it after 20 s.
+            await until(lambda: engine.disconnects == 1, 15)
