@@ -99,6 +99,20 @@ def test_the_harness_own_session_header(client: httpx.Client, header: str) -> No
     assert stranger["tokens"]["spliced"] == 0 == stranger["turn_index"]
 
 
+def test_sub_agents_of_claude_code_are_sessions_of_their_own(client: httpx.Client) -> None:
+    """Two with the same task under one session keep apart, and each splices its own past."""
+    of_session = {"x-claude-code-session-id": "claude"}
+    found = {}
+    for agent in ("", "one", "two"):
+        headers = {**of_session, **({"x-claude-code-agent-id": agent} if agent else {})}
+        ask(client, talk("alike", "a", "b"), headers=headers)
+        found[agent] = ask(client, talk("alike", "a", "b", "c", cut=True), headers=headers)
+    names = [account["session"] for account in found.values()]
+    assert names == ["claude", "claude:agent:one", "claude:agent:two"]
+    assert all(account["turn_index"] == 1 for account in found.values())
+    assert all(map(draws_on_its_past, found.values()))
+
+
 def test_metadata(client: httpx.Client) -> None:
     """``metadata.session_id`` names a session as a header does."""
     named = [{"metadata": {"session_id": f"meta-{number}"}} for number in range(2)]

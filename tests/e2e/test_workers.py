@@ -16,6 +16,7 @@ import pytest
 from support.agent_history import agent_history
 from support.waiting import wait
 from support.worker_fleet import LEYLINE, Fleet, fleet
+from websockets.asyncio.client import connect
 
 CHAT = "/v1/chat/completions"
 RED, BLUE = "key-of-the-red-tenant", "key-of-the-blue-tenant"
@@ -107,6 +108,28 @@ def test_a_conversation_without_a_name_is_found_by_its_history(two: Fleet) -> No
         begun = first.post(CHAT, json={**body, "messages": history(2)}).json()["leyline"]
         found = second.post(CHAT, json={**body, "messages": history(3)}).json()["leyline"]
     assert (found["session"], found["turn_index"]) == (begun["session"], begun["turn_index"] + 1)
+
+
+async def test_a_websocket_continues_on_either_worker(two: Fleet) -> None:
+    """A stored response of worker 0's connection is continued over worker 1's."""
+    url = two.origin.replace("http", "ws") + "/v1/responses"
+    asked = {"type": "response.create", "model": MODEL, "max_output_tokens": 2}
+    last: dict[str, Any] = {}
+    async with (
+        connect(url, additional_headers=key(RED), proxy=None) as first,
+        connect(url, additional_headers=key(RED), proxy=None) as second,
+    ):
+        for socket in (first, second):
+            more = {"previous_response_id": last["id"]} if last else {}
+            await socket.send(json.dumps({**asked, "input": "Over WebSocket.", **more}))
+            while not last or last["id"] == more.get("previous_response_id"):
+                event = json.loads(await socket.recv())
+                if event["type"] in ("response.completed", "response.incomplete"):
+                    last = event["response"]
+    session = last["leyline"]["session"]
+    workers = {line["worker"] for line in two.lines("turn") if line.get("session") == session}
+    assert last["leyline"]["turn_index"] == 1
+    assert workers == {0, 1}
 
 
 def test_tenants_are_apart(two: Fleet) -> None:

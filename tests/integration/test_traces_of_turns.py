@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.trace import SpanKind, format_span_id, format_trace_id
 from support.engine_http import check_clean
 from support.stack import serving
@@ -24,6 +25,17 @@ CALLERS = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 MEASURED = ("identify", "policy", "render", "diff", "decide", "account")
 """Stages that have a histogram, too."""
 STAGES = {*MEASURED, "read", "upstream", "receipt"}
+REPLACED = {
+    "gen_ai.system",
+    "gen_ai.prompt",
+    "gen_ai.completion",
+    "gen_ai.usage.prompt_tokens",
+    "gen_ai.usage.completion_tokens",
+}
+CONVENTIONS = {
+    value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")
+} - REPLACED
+"""Names of the semantic conventions, without those that have others in their place."""
 SLACK_S = 0.003
 """Between two clocks, on a machine that is busy."""
 
@@ -85,6 +97,13 @@ def test_stages_lie_in_their_request_one_after_the_other(
     assert {span.name for span in stages} == STAGES
     assert root.name == f"POST {CHAT}"
     assert ("gen_ai.response.time_to_first_chunk" in root.attributes) == stream
+    (upstream,) = recorder.stages("upstream")
+    for span in (root, upstream):
+        assert span.attributes["gen_ai.response.model"] == span.attributes["gen_ai.request.model"]
+        assert span.attributes["gen_ai.response.finish_reasons"] in (("stop",), ("length",))
+        assert span.attributes["gen_ai.response.id"]
+        generative = {name for name in span.attributes if name.startswith("gen_ai.")}
+        assert generative <= CONVENTIONS
     for span in stages:
         assert span.parent is not None
         assert span.parent.span_id == root.context.span_id
@@ -135,6 +154,7 @@ def test_request_says_what_became_of_its_turn(proxy: httpx.Client, recorder: Rec
     assert asked["gen_ai.request.temperature"] == 0.5
     assert asked["gen_ai.usage.input_tokens"] == prompt
     assert asked["gen_ai.usage.output_tokens"] == 3
+    assert 0 < asked["gen_ai.usage.cache_read.input_tokens"] <= prompt
     assert not events(root)
 
 

@@ -80,6 +80,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """Counts of the request that is being read, trailers included."""
         self._unfinished_bytes = 0
         """Bytes read since the parser's last callback."""
+        self._upgraded = False
+        """True once the connection is a WebSocket's, which has another protocol."""
         self._leaving = False
         self._discarded: int | None = None
         """Bytes read and discarded since the answer that ends the connection."""
@@ -111,9 +113,11 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._discarded is not None:
                 self._discard(len(data) - start)
                 return
-            if self.transport.is_closing():
+            if self._upgraded or self.transport.is_closing():
                 return
             self._parse(data[start : start + size])
+        if self._upgraded:
+            return
         if self._discarded is None and self._between_requests() and self._idle_timer is None:
             # Blank lines before a request, or the rest of a body answered before its end: uvicorn
             # has stopped its own timer for them.
@@ -149,8 +153,18 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise _TooMuchError
         super().on_headers_complete()
-        if self.shared.shutdown.begun:
+        if self.shared.shutdown.begun and self.cycle is not None:
             self.cycle.keep_alive = False
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection over, unless an earlier request is still being answered."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._refuse(HTTPStatus.BAD_REQUEST)
+            return
+        self._upgraded = True
+        self._stop_idle_timer()
+        self._stop_stall_timer()
+        super().handle_websocket_upgrade()
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body, and allow some bytes for its framing."""
@@ -198,6 +212,9 @@ class LimitedProtocol(HttpToolsProtocol):
         """Stop the time limit: the client has caught up."""
         self._stop_stall_timer()
         super().resume_writing()
+
+    def _should_upgrade(self) -> bool:
+        return bool(self.scope["method"] == "GET" and super()._should_upgrade())
 
     def _parse(self, piece: bytes) -> None:
         self._unfinished_bytes += len(piece)

@@ -20,6 +20,7 @@ from ..settings import Settings
 from ..settings.authorities import AllowedHosts, Authority, allowed_hosts, parse_authority
 from ..settings.other_paths import takes_form
 from .errors import shaped_response
+from .socket_answer import refuse_socket
 
 FormPath = Callable[[str, str], bool]
 """Returns True if a request of a method and a path may have a form."""
@@ -73,12 +74,15 @@ class PageGuard:
         self._judge = lru_cache(maxsize=64)(self._judged)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check an HTTP request, and pass it to the application."""
-        if scope["type"] == "http":
+        """Check a request or a WebSocket's handshake, and pass it to the application."""
+        if scope["type"] in ("http", "websocket"):
             try:
                 self._check(scope)
             except ProxyError as error:
-                await shaped_response(Request(scope), error)(scope, receive, send)
+                if scope["type"] == "websocket":
+                    await refuse_socket(error, scope, receive, send)
+                else:
+                    await shaped_response(Request(scope), error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -88,7 +92,11 @@ class PageGuard:
         for name, value in scope["headers"]:
             if name in _LOOKED_AT:
                 headers[_LOOKED_AT[name]].append(value.decode("latin-1").strip())
-        method, path = scope["method"], scope["path"].removeprefix(scope.get("root_path", ""))
+        # A page's handshake is no read: the connection sends whatever the page wants.
+        method, path = (
+            scope.get("method", "CONNECT"),
+            scope["path"].removeprefix(scope.get("root_path", "")),
+        )
         hosts = headers["host"]
         host, known = self._judge(hosts[0][:_LONGEST_HOST]) if len(hosts) == 1 else (None, False)
         reads = method in _READS

@@ -14,6 +14,8 @@ from ..apis.chat_answers import AnswerError
 from ..apis.events import Events, encoded
 from ..apis.native import NativeApi
 from ..errors import AnswerTooLargeError, ProxyError, UpstreamUnreachableError
+from ..telemetry.tracing import current_trace
+from ..telemetry.tracing.usage import note_answer
 from ..turns import Account, TurnSettler
 from ..turns.records import record_in
 from ..turns.turn import Turn
@@ -182,6 +184,8 @@ class TurnRelay(Relay):
             event = await self._recalls.passed(event, facts)
         if facts.finishes and not self._marked:
             self._marked, self._is_text = True, facts.is_text
+            if current_trace().recording:
+                note_answer(answer_of(event_data(event)))
             event = append_to_event(event, await self._account())
         elif event_data(event) == DONE:
             await self._ended()

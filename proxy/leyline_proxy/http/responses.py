@@ -4,7 +4,7 @@ turns."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -32,6 +32,7 @@ from ..model.history import OWN_HEADER, session_key
 from ..model.stored_response import StoredResponse
 from ..request.compaction import forced
 from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
+from ..sessions.stored_responses import ResponseStore
 from ..tenants import Tenant
 from ..turns import Account
 from ..turns.turn import Turn
@@ -67,6 +68,8 @@ class ResponsesCall(ApiCall):
 
     looks_up = True
     shows_compaction = False
+    keeps_all = False
+    """True if responses that aren't to be stored are kept, too."""
 
     def __init__(
         self, services: Services, request: Request, clock: TurnClock, *, runs: bool = True
@@ -93,9 +96,9 @@ class ResponsesCall(ApiCall):
         model, store = model_of(body), self.runs and stores(body)
         previous = previous_id(body)
         limit = tenant.limits.max_body_bytes
-        chain = await read_chain(self.services.responses, tenant.name, previous, limit)
+        chain = await read_chain(self.responses, tenant.name, previous, limit)
         given = input_items(body)
-        items = await resolve_references(self.services.responses, tenant.name, given, limit)
+        items = await resolve_references(self.responses, tenant.name, given, limit)
         earlier = joined(chain)
         mapping = self._mapping = map_request(
             body,
@@ -123,12 +126,22 @@ class ResponsesCall(ApiCall):
             chat = replace(chat, compaction=forced(chat.compaction))
         elif mapping.truncates:
             chat = await fitting(self.services, chat, mapping.body)
-        own = [
-            with_id(item, self._key, index)
-            for index, item in enumerate(items)
-            if item.get("type") != TRIGGER
-        ]
+        own = own_items(items, self._key)
         return _Asked(chat, mapping, opening, own, earlier, previous, store)
+
+    @property
+    def responses(self) -> ResponseStore:
+        """The responses that the request may continue."""
+        return self.services.responses
+
+    async def keep(self, tenant: str, stored: StoredResponse, *, store: bool) -> None:
+        """Keep a response for later requests.
+
+        Args:
+            store: the request asks to store it.
+        """
+        if store:
+            await self.responses.put(tenant, stored.id, stored)
 
     @property
     def identifier(self) -> str:
@@ -168,7 +181,7 @@ class ResponsesCall(ApiCall):
         """
         headers = self.request.headers
         _, where = session_key(headers, body)
-        if session is None or where == OWN_HEADER:
+        if not session or where == OWN_HEADER:
             return headers
         return {**headers, OWN_HEADER: session}
 
@@ -200,24 +213,23 @@ class ResponsesCall(ApiCall):
         return encoded(self._events.begin())
 
     async def settled(self, turn: Turn, body: bytes | None) -> None:
-        """Store the response, if its request asks for it."""
+        """Keep the response for later requests."""
         asked, events = self._read, self._events
-        if not asked.store:
+        if not (asked.store or self.keeps_all):
             return
         response: dict[str, Any] | None = events.response if events is not None else None
         if body is not None:
             response = msgspec.json.decode(body, type=dict[str, Any])
         if response is None:
             return
-        identifier = self.identifier
         stored = StoredResponse(
-            id=identifier,
+            id=self.identifier,
             session=turn.identity.session_id,
             previous=asked.previous,
             input=asked.items,
             response=response,
         )
-        await self.services.responses.put(turn.request.tenant.name, identifier, stored)
+        await self.keep(turn.request.tenant.name, stored, store=asked.store)
 
     def counted(self, tokens: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the counts as an object of this API."""
@@ -260,6 +272,13 @@ class ResponsesCall(ApiCall):
     def _read(self) -> _Asked:
         assert self._asked is not None  # noqa: S101 - read() comes before anything else
         return self._asked
+
+
+def own_items(items: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Return a request's items as they are kept: with ids, and without the order to compact."""
+    return [
+        with_id(item, key, index) for index, item in enumerate(items) if item.get("type") != TRIGGER
+    ]
 
 
 RESPONSES = Api("/v1/responses", "/v1/responses/input_tokens", ResponsesCall, NativeResponses())

@@ -18,10 +18,13 @@ from ..settings import Settings
 from ..shutdown import Shutdown
 from .connection import ConnectionLimits, limited_protocol
 from .listening import Connect, Door, Listener
+from .socket_protocol import limited_socket
 
 _ADMIN_CONNECTIONS = 64
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
+_BESIDE_BODY = 4096
+"""Bytes of a frame besides the request's body."""
 
 
 DoorOf = Callable[[Connect], Door]
@@ -170,7 +173,9 @@ def _config(app: ASGIApp, settings: Settings, shutdown: Shutdown) -> uvicorn.Con
     return uvicorn.Config(
         app,
         http=limited_protocol(limits, shutdown),
-        ws="none",
+        ws=limited_socket(settings.stall_timeout_s),
+        ws_max_size=_largest_body(settings) + _BESIDE_BODY,
+        ws_ping_timeout=settings.stall_timeout_s,
         loop=settings.loop,
         log_config=None,
         access_log=False,
@@ -178,6 +183,11 @@ def _config(app: ASGIApp, settings: Settings, shutdown: Shutdown) -> uvicorn.Con
         timeout_graceful_shutdown=settings.shutdown_grace_s,
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
+
+
+def _largest_body(settings: Settings) -> int:
+    own = (tenant.max_body_bytes or 0 for tenant in settings.tenants.values())
+    return max(settings.max_body_bytes, *own) if settings.tenants else settings.max_body_bytes
 
 
 def _admin_config(app: ASGIApp) -> uvicorn.Config:

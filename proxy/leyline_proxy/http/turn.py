@@ -26,6 +26,7 @@ from ..observe.turn_traces import note_failover, note_planned
 from ..plan.outgoing import without_reserved
 from ..request.parse import ChatRequest, decode_body
 from ..request.wire import add_members, repeats_members, take_member
+from ..telemetry.tracing.usage import note_answer
 from ..tenants import Tenant
 from ..turns.accounting import account_headers
 from ..turns.records import record_in
@@ -238,6 +239,7 @@ class TurnExchange(Exchange):
         body, member = take_member(body, RECORD_MEMBER) if turn.enveloped else (body, None)
         # Before the turn counts: an answer that can't be passed on must not change the session.
         answer = answer_of(body)
+        note_answer(answer)
         api = self._native
         usage = answer.get("usage") if api is None else api.usage(answer)
         usage = usage if isinstance(usage, Mapping) else None

@@ -33,6 +33,10 @@ HARNESS_HEADERS = (
 )
 """Headers by which agents name their conversation; a harness's own come before general ones."""
 
+AGENT_HEADERS = {"x-claude-code-session-id": "x-claude-code-agent-id"}
+"""Headers that name one of several agents under the conversation's name: Claude Code's sub-agents
+send one, and its main agent doesn't."""
+
 
 def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the name that the request gives its conversation, and the place of that name.
@@ -46,7 +50,8 @@ def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[st
     """
     for header in (OWN_HEADER, *HARNESS_HEADERS):
         if name := headers.get(header, "").strip():
-            return name, header
+            agent = headers.get(AGENT_HEADERS.get(header, ""), "").strip()
+            return (f"{name}:agent:{agent}" if agent else name), header
     metadata = body.get("metadata")
     in_metadata = metadata.get("session_id") if isinstance(metadata, Mapping) else None
     for where, value in (

@@ -31,6 +31,7 @@ from .other_paths import PassThrough
 from .prices import PriceSettings
 from .processes import ProcessSettings
 from .recall import RecallSettings
+from .sockets import SocketSettings
 from .tenant import TenantSettings
 from .tracing import TraceSettings
 from .warm_start import WarmStartSettings
@@ -70,6 +71,7 @@ class Settings(
     PriceSettings,
     ProcessSettings,
     RecallSettings,
+    SocketSettings,
     TraceSettings,
     WarmStartSettings,
     BaseSettings,

@@ -37,6 +37,7 @@ from ..plan.planner import Planner
 from ..request.bodies import BodyMemory
 from ..sessions import SessionStore
 from ..sessions.compactions import CompactionSeal
+from ..sessions.connection_responses import AllResponses
 from ..sessions.contents import ContentIndex
 from ..sessions.stored_responses import ResponseStore
 from ..settings import Settings, secret_of
@@ -76,6 +77,8 @@ class Services:
     tenants: TenantDirectory
     store: SessionStore
     responses: ResponseStore
+    connected: ResponseStore
+    """Responses that only their own connection may continue."""
     metrics: Metrics
     pool: ReplicaPool
     turns: TurnOpener
@@ -135,7 +138,8 @@ def build_services(
     pool = build_pool(
         settings, engine_app, metrics, worker.engine_socket if worker is not None else None
     )
-    store, responses = build_stores(settings, link)
+    store, responses, connected = build_stores(settings, link)
+    erasable = responses if connected is responses else AllResponses(responses, connected)
     file = settings.policies_file
     policy_file = PolicyFile(file, metrics) if file is not None else None
     keys = settings.api_keys_file
@@ -213,7 +217,7 @@ def build_services(
     )
     quarantines = Quarantines(
         store=store,
-        responses=responses,
+        responses=erasable,
         placing=placing,
         erasures=erasures,
         named=named,
@@ -224,7 +228,7 @@ def build_services(
     proofs = ForgetProofs(
         pool=pool,
         store=store,
-        responses=responses,
+        responses=erasable,
         placing=placing,
         erasures=erasures,
         named=named,
@@ -262,6 +266,7 @@ def build_services(
         tenants,
         store,
         responses,
+        connected,
         metrics,
         pool,
         turns,

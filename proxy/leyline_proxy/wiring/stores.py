@@ -15,10 +15,12 @@ from ..settings.sessions import MEMORY
 
 def build_stores(
     settings: Settings, link: HubLink | None = None
-) -> tuple[SessionStore, ResponseStore]:
-    """Return the stores for sessions and for responses; nothing is connected yet.
+) -> tuple[SessionStore, ResponseStore, ResponseStore]:
+    """Return the stores for sessions, for responses, and for those of connections; nothing is
+    connected yet.
 
-    Stored responses are all text, so they are in Redis only if encrypted.
+    Stored responses are all text, so they are in Redis only if encrypted. Those of connections are
+    in memory only.
 
     Args:
         link: to the hub, which then has what isn't in Redis.
@@ -32,17 +34,18 @@ def build_stores(
             max_bytes=settings.max_stored_response_bytes,
             ttl_s=settings.stored_response_ttl_s,
         )
+    connected = responses
     if settings.session_store.get_secret_value() == MEMORY:
         if link is not None:
             cached = settings.max_session_bytes // (4 * settings.workers)
-            return SharedSessions(link, max_cached_bytes=cached), responses
+            return SharedSessions(link, max_cached_bytes=cached), responses, connected
         memory = MemorySessionStore(
             max_sessions=settings.max_sessions,
             max_bytes=settings.max_session_bytes,
             ttl_s=settings.session_ttl_s,
             idle_pack_s=settings.session_idle_s,
         )
-        return memory, responses
+        return memory, responses, connected
     redis = RedisLink(redis_options(settings))
     seal = Seal([secret.get_secret_value() for secret in settings.session_secret])
     sessions = RedisSessionStore(
@@ -62,7 +65,7 @@ def build_stores(
             max_bytes=settings.redis_max_session_bytes,
             max_responses=settings.max_stored_responses,
         )
-    return sessions, responses
+    return sessions, responses, connected
 
 
 def redis_options(settings: Settings) -> RedisOptions:

@@ -103,6 +103,19 @@ def test_the_callers_own_session_id_comes_first() -> None:
     assert session_key({}, {"metadata": "no object", "user": 7})[0] is None
 
 
+def test_an_agent_of_claude_code_has_a_name_of_its_own() -> None:
+    """A sub-agent's requests name it under the session; the main agent's, and other harnesses', are
+    named by the session alone."""
+    session, agent = "x-claude-code-session-id", "x-claude-code-agent-id"
+    assert session_key({session: "s1"}, {}) == ("s1", session)
+    assert session_key({session: "s1", agent: " "}, {}) == ("s1", session)
+    assert session_key({session: "s1", agent: "a1"}, {}) == ("s1:agent:a1", session)
+    assert session_key({"session_id": "s1", agent: "a1"}, {}) == ("s1", "session_id")
+    assert session_key({agent: "a1"}, {})[0] is None
+    own = {"x-leyline-session": "ours", session: "s1", agent: "a1"}
+    assert session_key(own, {}) == ("ours", "x-leyline-session")
+
+
 PRINTS = st.lists(st.integers(0, 30), min_size=1, max_size=8)
 
 

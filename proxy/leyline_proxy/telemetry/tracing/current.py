@@ -71,6 +71,9 @@ class RequestTrace:
         """
         return _UNTRACED
 
+    def described_answer(self, attributes: Attributes) -> None:
+        """Add attributes of the engine's answer, to the request and to the upstream span."""
+
     def answered(self, attributes: Attributes) -> None:
         """End the upstream span when the engine's answer is complete, before everything closes."""
 

@@ -192,6 +192,13 @@ class _Recorded(RequestTrace):
             # The engine's counts come a little later.
             self._hop_ended = time_ns()
 
+    def described_answer(self, attributes: Attributes) -> None:
+        """Record what the engine's answer is."""
+        cleaned = _clean(attributes)
+        if self._hop is not None:
+            self._hop.set_attributes(cleaned)
+        self.describe(cleaned)
+
     def answered(self, attributes: Attributes) -> None:
         """Record that the engine's answer is complete."""
         cleaned = _clean(attributes)

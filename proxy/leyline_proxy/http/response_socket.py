@@ -1,0 +1,289 @@
+"""``/v1/responses`` as a WebSocket: each ``response.create`` is a request of the HTTP route.
+
+A connection gives a request what HTTP would: a scope, a body, and a way to see that the client has
+gone. So keys, limits, queueing, policies, sessions and metrics are the route's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
+
+from ..apis.responses.errors import FieldError
+from ..apis.responses.socket import Create, read_frame
+from ..errors import BadRequestError, LimitError, NotFoundError, ProxyError
+from ..sessions.connection_responses import ConnectionResponses
+from ..tenants import Tenant
+from ..wiring.services import Services
+from .errors import as_proxy_error
+from .exchange import UNKNOWN
+from .responses import RESPONSES
+from .socket_answer import FramedAnswer, failure_frame, refuse_socket
+from .socket_calls import PrepareExchange, connected_api
+from .socket_lanes import Lanes
+from .turn import TurnExchange
+
+log = structlog.get_logger("leyline.http")
+
+DRAIN = "leyline.drain"
+"""Extension of the scope: an event that is set once the server begins to stop."""
+
+_MAX_BAD_FRAMES = 16
+"""Frames in a row that can't be read, after which the connection ends."""
+_LEAVING_S = 10.0
+"""Time in which requests notice that their client has gone; then they are stopped."""
+_OWN = (b"sec-websocket-", b"content-")
+_OF_CONNECTION = frozenset({b"connection", b"upgrade", b"transfer-encoding", b"expect"})
+
+
+class SocketsOffError(ProxyError):
+    """The proxy takes no WebSocket connections; agents continue over HTTP."""
+
+    status = 426
+    kind = "invalid_request_error"
+    code = "websockets_off"
+
+
+class EndingError(ProxyError):
+    """A request came while its connection ended."""
+
+    status = 503
+    kind = "server_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a connection."""
+
+    code: int
+    reason: str
+    error: EndingError | None = None
+    """For requests that come too late; sent in any case if ``told``."""
+    told: bool = False
+
+
+DRAINED = Ending(
+    1001,
+    "The proxy stops.",
+    EndingError("The proxy stops. Send the request on another connection.", code="stopping"),
+)
+AGED = Ending(
+    1000,
+    "The connection is too old.",
+    EndingError(
+        "This connection has reached its longest life (websocket_life_s). Open another one.",
+        code="websocket_connection_limit_reached",
+    ),
+    told=True,
+)
+IDLE = Ending(1000, "No request came for a while (websocket_idle_s).")
+CONFUSED = Ending(1008, "Too many frames can't be read.")
+
+
+class ResponseSockets:
+    """Takes the WebSocket connections of one process."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._open: Counter[str] = Counter()
+        """Connections by tenant."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, or refuse it before it opens."""
+        await receive()  # websocket.connect
+        try:
+            tenant = await self._admitted(scope)
+        except Exception as error:
+            shown = as_proxy_error(error)
+            counted = self._services.metrics.requests
+            counted.labels(UNKNOWN, UNKNOWN, RESPONSES.path, str(shown.status)).inc()
+            await refuse_socket(shown, scope, receive, send)
+            return
+        self._open[tenant.name] += 1
+        try:
+            await ResponseSocket(self._services, tenant, scope, receive, send).serve()
+        finally:
+            self._open[tenant.name] -= 1
+            if not self._open[tenant.name]:
+                del self._open[tenant.name]
+
+    async def _admitted(self, scope: Scope) -> Tenant:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path != RESPONSES.path:
+            raise NotFoundError(
+                f"WebSocket connections are taken at {RESPONSES.path} only; use HTTP here."
+            )
+        tenant = await self._services.tenants.identify(Headers(scope=scope))
+        most = self._services.settings.max_websockets
+        if most == 0:
+            raise SocketsOffError(
+                "This proxy takes no WebSocket connections (max_websockets). Send the request over "
+                "HTTP."
+            )
+        if self._open[tenant.name] >= most:
+            raise LimitError(
+                f"{most} WebSocket connections of this tenant are open (max_websockets). Close "
+                "one, or send the request over HTTP.",
+                code="too_many_websockets",
+            )
+        return tenant
+
+
+class ResponseSocket:
+    """Serves one open connection."""
+
+    def __init__(
+        self, services: Services, tenant: Tenant, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self._services = services
+        self._tenant = tenant
+        self._receive = receive
+        self._send = send
+        self._scope = _request_scope(scope)
+        self._drain: asyncio.Event = scope.get("extensions", {}).get(DRAIN) or asyncio.Event()
+        self._gone = asyncio.Event()
+        """Set once the client has gone."""
+        self._held = ConnectionResponses(services.responses, services.connected)
+        self._api = connected_api(self._held)
+        self._lanes = Lanes(self._run, max_bytes=tenant.limits.max_body_bytes)
+        self._ending: Ending | None = None
+
+    async def serve(self) -> None:
+        """Accept the connection, and answer its requests until it ends."""
+        await self._put({"type": "websocket.accept"})
+        reading = asyncio.create_task(self._read())
+        ending = asyncio.create_task(self._end_of_time())
+        try:
+            await asyncio.wait((reading, ending), return_when=asyncio.FIRST_COMPLETED)
+            end = reading.result() if reading.done() else ending.result()
+            if end is not None:
+                await self._end(end, reading)
+        finally:
+            self._gone.set()
+            self._lanes.give_up_waiting()
+            for task in (reading, ending):
+                task.cancel()
+            await asyncio.gather(reading, ending, return_exceptions=True)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LEAVING_S):
+                    await self._lanes.settled()
+            await self._lanes.aclose()
+            await self._held.aclose()
+
+    async def _read(self) -> Ending | None:
+        """Take the client's frames. Return None once it has gone."""
+        bad = 0
+        while (message := await self._receive())["type"] != "websocket.disconnect":
+            try:
+                self._take(message)
+                bad = 0
+            except ProxyError as error:
+                bad += not isinstance(error, LimitError | EndingError)
+                await self._frame(failure_frame(error))
+            if bad >= _MAX_BAD_FRAMES:
+                return CONFUSED
+        return None
+
+    def _take(self, message: Message) -> None:
+        text = message.get("text")
+        if text is None:
+            raise BadRequestError("Frames must be text, with one JSON object each.")
+        try:
+            create = read_frame(text)
+        except FieldError as error:
+            raise BadRequestError(str(error), param=error.param or None, code=error.code) from error
+        if create is None:
+            return
+        if self._ending is not None and self._ending.error is not None:
+            raise self._ending.error
+        self._lanes.add(create)
+
+    async def _end_of_time(self) -> Ending:
+        """Return the reason to end the connection, once there is one."""
+        settings, now = self._services.settings, asyncio.get_running_loop().time
+        oldest = now() + settings.websocket_life_s
+        while not self._drain.is_set():
+            busy, idle_s = self._lanes.busy, settings.websocket_idle_s
+            idle = now() + idle_s if busy else self._lanes.idle_since + idle_s
+            if now() >= oldest:
+                return AGED
+            if now() >= idle:
+                return IDLE
+            due = min(oldest, idle)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._drain.wait()
+        return DRAINED
+
+    async def _end(self, end: Ending, reading: asyncio.Task[Ending | None]) -> None:
+        """Finish the requests under way, then close."""
+        self._ending = end
+        for create in self._lanes.give_up_waiting():
+            error = end.error or EndingError(end.reason, code="connection_ends")
+            await self._frame(failure_frame(error, create.lane))
+        finishing = asyncio.create_task(self._lanes.settled())
+        waited = {finishing} if reading.done() else {finishing, reading}
+        try:
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not finishing.done():
+                return  # the client has gone
+        finally:
+            finishing.cancel()
+        if end.told and end.error is not None:
+            await self._frame(failure_frame(end.error))
+        await self._put({"type": "websocket.close", "code": end.code, "reason": end.reason})
+
+    async def _run(self, create: Create) -> None:
+        """Answer one request."""
+        scope = {**self._scope, "headers": [*_without(self._scope["headers"], create)]}
+        body: list[Message] = [{"type": "http.request", "body": create.body, "more_body": False}]
+
+        async def receive() -> Message:
+            if body:
+                return body.pop()
+            await self._gone.wait()
+            return {"type": "http.disconnect"}
+
+        send = FramedAnswer(self._frame, create.lane)
+        request = Request(scope, receive, send)
+        if create.generates:
+            await TurnExchange(self._services, request, self._api)(scope, receive, send)
+        else:
+            await PrepareExchange(self._services, request, self._held)(scope, receive, send)
+
+    async def _frame(self, data: bytes) -> None:
+        await self._put({"type": "websocket.send", "text": data.decode()})
+
+    async def _put(self, message: Message) -> None:
+        with suppress(OSError):  # the client has gone, which the reader reports
+            await self._send(message)
+
+
+def _request_scope(scope: Scope) -> Scope:
+    """Return the scope of the same client's requests over HTTP."""
+    kept = [
+        (name, value)
+        for name, value in scope["headers"]
+        if name not in _OF_CONNECTION and not name.startswith(_OWN)
+    ]
+    return {
+        **{name: value for name, value in scope.items() if name != "subprotocols"},
+        "type": "http",
+        "method": "POST",
+        "scheme": "https" if scope["scheme"] == "wss" else "http",
+        "headers": [*kept, (b"content-type", b"application/json")],
+        "extensions": {},
+    }
+
+
+def _without(headers: list[tuple[bytes, bytes]], create: Create) -> list[tuple[bytes, bytes]]:
+    """Return the headers with the request's own in place of the connection's."""
+    own = {name.encode(): value.encode() for name, value in create.headers.items()}
+    return [*(item for item in headers if item[0] not in own), *own.items()]
