@@ -54,7 +54,7 @@ def run(engines: Fleet, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
             proxy = engines.proxy(between)
             # Texts of its own: no arm finds what another one has left.
             reuse = measure(proxy, given.sessions, given.turns, tag=f"{given.tag}-{name}")
-            kinds = dict(proxy.kinds())
+            kinds = {kind: count for kind, count in proxy.kinds().items() if count}
         found[name] = figures(reuse, direct, kinds, perf_counter() - began)
     return found
 

@@ -218,6 +218,8 @@ def measure(proxy: Proxy, sessions: int, turns: int, *, tag: str, at_once: int =
                 tokens: dict[str, int] = account["tokens"]
                 return tokens
 
-            for tokens in pool.map(one, range(sessions)):
+            # In one order on every turn, round robin would be an affinity.
+            order = random.Random(turn).sample(range(sessions), sessions)
+            for tokens in pool.map(one, order):
                 found.add(tokens, first=turn == 0)
     return found

@@ -76,6 +76,7 @@ from .envelope import (
     parse_envelope,
     split_actions,
 )
+from .kv_events import PRIVATE_ID
 from .ledger_query import (
     LEDGER_PATH,
     MAX_ASKED,
@@ -153,6 +154,7 @@ __all__ = [
     "METADATA",
     "NONCE_BYTES",
     "PLACES",
+    "PRIVATE_ID",
     "PROTOCOL_VERSION",
     "PROVE_ACTION",
     "RECEIPT_ACTION",
