@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,33 +78,36 @@ def events(
     with it. Token ids are never shown. An engine keeps no events for late subscribers; those from
     before the start are missing.
     """
-    import msgspec
-
-    from ..kv_events.reading import document
-
     for endpoint in endpoints:
         if not endpoint.startswith(("tcp://", "ipc://")):
             raise typer.BadParameter(f"{endpoint!r} must be tcp://HOST:PORT or ipc://PATH")
-    shown = 0
-    for endpoint, event in _received(endpoints, topic, wait_s):
-        if private and not event.lineage:
-            continue
-        if lines:
-            typer.echo(msgspec.json.encode(document(event, endpoint)).decode())
-        else:
-            if not shown:
-                typer.echo(_COLUMNS.format(*_HEADS))
-            typer.echo(_row(endpoint, event))
-        shown += 1
-        if count is not None and shown >= count:
-            return
-    if not shown:
+    found = _received(endpoints, topic, wait_s)
+    wanted = ((where, event) for where, event in found if event.lineage or not private)
+    if not _show(islice(wanted, count), lines=lines):
         typer.echo(
             f"No events came within {wait_s:g} s. Does the engine run with --kv-events-config, and "
             "does it store anything now?",
             err=True,
         )
         raise typer.Exit(1)
+
+
+def _show(found: Iterable[tuple[str, KVEvent]], *, lines: bool) -> bool:
+    """Print events, and return False if there were none."""
+    import msgspec
+
+    from ..kv_events.reading import document
+
+    any_came = False
+    for endpoint, event in found:
+        if lines:
+            typer.echo(msgspec.json.encode(document(event, endpoint)).decode())
+        else:
+            if not any_came:
+                typer.echo(_COLUMNS.format(*_HEADS))
+            typer.echo(_row(endpoint, event))
+        any_came = True
+    return any_came
 
 
 def _row(endpoint: str, event: KVEvent) -> str:
