@@ -15,6 +15,7 @@ from support.stack import serving
 from support.switching_router import KEPT, SwitchingRouter
 
 from leyline_proxy.upstream.embedded import create_embedded_engine
+from leyline_proxy.upstream.rendezvous import ranked
 
 TURNS = 6
 FORGET = r"redact:pattern='key=\d+',replacement='[gone]'"
@@ -124,9 +125,12 @@ def test_a_forget_reaches_every_engine_behind_the_router(routed: Routed) -> None
     """The router may have tried other engines before the one that answered: all are asked."""
     proxy = routed.proxy(policy="keep_all")
     secret = [{"role": "user", "content": "The key=7391 opens the door. " * 6}]
-    proxy.account("everywhere", secret)
+    keys = (f"everywhere-{number}" for number in range(100))
+    # Neither the proxy nor the router has reason to name the other engine.
+    session = next(key for key in keys if ranked(key, {"e0": 1.0, "e1": 1.0})[0] == "e0")
+    proxy.account(session, secret)
     secret += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."}]
-    proxy.account("everywhere", secret, leyline={"policy": FORGET})
+    proxy.account(session, secret, leyline={"policy": FORGET})
     erased = 'leyline_erasures_total{result="erased"} 1.0'
     deadline = time.monotonic() + 20
     while erased not in proxy.client.get("/metrics").text:

@@ -39,9 +39,14 @@ def test_a_scope_that_the_router_may_break_is_refused() -> None:
     """One engine that doesn't unpack the salt is enough: its KV would serve other tenants."""
     engines = FakeEngine(capability=with_carriage(ISOLATES)), FakeEngine(capability=ISOLATES)
     with routed(*engines) as (client, router):
-        answer = client.post("/v1/chat/completions", json=REQUEST)
-    assert answer.status_code == httpx.codes.NOT_IMPLEMENTED, answer.text
-    assert answer.json()["error"]["code"] == "cache_scope_unsupported"
+        answers = [
+            client.post(
+                "/v1/chat/completions", json=REQUEST, headers={"x-leyline-session": f"s{number}"}
+            )
+            for number in range(8)  # of which either engine is expected to serve some
+        ]
+    assert {answer.status_code for answer in answers} == {httpx.codes.NOT_IMPLEMENTED}
+    assert {each.json()["error"]["code"] for each in answers} == {"cache_scope_unsupported"}
     assert not router.bodies
 
 
