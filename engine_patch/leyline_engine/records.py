@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from itertools import takewhile
+from secrets import token_hex
 
 import msgspec
 
@@ -15,9 +16,13 @@ class RecordBook:
     """The records of the last ``limit`` requests; safe to use from several threads.
 
     Sessions of several tenants may have one name, so a record comes with its tenant scope.
+
+    Args:
+        instance: name of the engine's run, which each record gets; a new one by default.
     """
 
-    def __init__(self, limit: int = 4096) -> None:
+    def __init__(self, limit: int = 4096, *, instance: str | None = None) -> None:
+        self.instance = token_hex(8) if instance is None else instance
         self._limit = limit
         self._lock = threading.Lock()
         self._records: OrderedDict[str, TurnRecord] = OrderedDict()
@@ -31,6 +36,7 @@ class RecordBook:
         Args:
             scope: tenant scope of the record's session.
         """
+        record = self.signed(record)
         with self._lock:
             key = record.receipt.message_id
             self._scopes[key] = scope
@@ -46,6 +52,10 @@ class RecordBook:
             while len(self._records) > self._limit:
                 gone, _ = self._records.popitem(last=False)
                 self._scopes.pop(gone, None)
+
+    def signed(self, record: TurnRecord) -> TurnRecord:
+        """Return a record with the name of the engine's run."""
+        return msgspec.structs.replace(record, instance=self.instance)
 
     def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
         """Note a forget's progress; closes the receipt when nothing is pending."""
@@ -63,7 +73,7 @@ class RecordBook:
             record = self._records.get(message_id)
             if record is None:
                 # Its session is known as soon as the record itself comes.
-                record = TurnRecord(receipt=Receipt(message_id=message_id))
+                record = self.signed(TurnRecord(receipt=Receipt(message_id=message_id)))
             self._records[message_id] = self._proven(record, proof)
 
     def _proven(self, record: TurnRecord, proof: Proof) -> TurnRecord:

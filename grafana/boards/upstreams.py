@@ -36,26 +36,7 @@ def add_engines(board: dashboard.Dashboard) -> None:
             width=8,
         )
     )
-    board.with_panel(
-        time_series(
-            "Failovers, receipts missing",
-            "Since the proxy started: requests that moved to another engine, by the engine that "
-            "failed them; turns without a receipt. Bad: steps; each costs a session "
-            "its cache or its sources.",
-            [
-                Query(
-                    total("leyline_failovers_total", BY_UPSTREAM, "upstream"),
-                    "failed by {{upstream}}",
-                ),
-                Query(
-                    total("leyline_receipts_missing_total", BY_MODEL, "model"),
-                    "receipts missing: {{model}}",
-                ),
-            ],
-            unit="short",
-            width=8,
-        )
-    )
+    _add_losses(board)
     board.with_panel(
         time_series(
             "Receipts by how they came",
@@ -64,6 +45,38 @@ def add_engines(board: dashboard.Dashboard) -> None:
             [Query(per_minute("leyline_receipts_total", BY_UPSTREAM, "came"), "{{came}}")],
             unit="cpm",
             stacked=True,
+            width=8,
+        )
+    )
+
+
+def _add_losses(board: dashboard.Dashboard) -> None:
+    """Add what costs sessions their cache."""
+    board.with_panel(
+        time_series(
+            "Failovers, moved sessions, receipts missing",
+            "Since the proxy started: requests that moved to another engine, by the engine that "
+            "failed them; turns behind a router that another engine or run has answered; turns "
+            "without a receipt. Bad: steps; each costs a session its cache or its sources.",
+            [
+                Query(
+                    total("leyline_failovers_total", BY_UPSTREAM, "upstream"),
+                    "failed by {{upstream}}",
+                ),
+                Query(
+                    total(
+                        "leyline_router_answers_total",
+                        f'{BY_UPSTREAM}, answered!~"first|holder"',
+                        "upstream, answered",
+                    ),
+                    "{{answered}}: {{upstream}}",
+                ),
+                Query(
+                    total("leyline_receipts_missing_total", BY_MODEL, "model"),
+                    "receipts missing: {{model}}",
+                ),
+            ],
+            unit="short",
             width=8,
         )
     )

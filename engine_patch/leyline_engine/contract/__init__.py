@@ -19,6 +19,7 @@ from .capability import (
     RotaryFacts,
     engine_actions,
 )
+from .carriage import CARRIED, METADATA, UNPACKS, packed, unpacked, with_carriage
 from .chat import ChatDialect, ChatMessage, normalize_messages, template_takes_parts
 from .claim import (
     MAX_TTL_S,
@@ -75,6 +76,7 @@ from .envelope import (
     parse_envelope,
     split_actions,
 )
+from .kv_events import PRIVATE_ID
 from .ledger_query import (
     LEDGER_PATH,
     MAX_ASKED,
@@ -129,6 +131,7 @@ __all__ = [
     "ACTION_VERSION",
     "ATTENTION_SINK",
     "CAPABILITY_PATH",
+    "CARRIED",
     "CLAIMS_PATH",
     "CLAIM_ACTION",
     "EDIT_ACTION",
@@ -148,8 +151,10 @@ __all__ = [
     "MAX_SPANS",
     "MAX_TTL_S",
     "MAX_WITHIN",
+    "METADATA",
     "NONCE_BYTES",
     "PLACES",
+    "PRIVATE_ID",
     "PROTOCOL_VERSION",
     "PROVE_ACTION",
     "RECEIPT_ACTION",
@@ -162,6 +167,7 @@ __all__ = [
     "SIGNATURE_HEADER",
     "TOKENIZE_PATH",
     "TOKENS_PATH",
+    "UNPACKS",
     "Action",
     "Actions",
     "Capability",
@@ -237,6 +243,7 @@ __all__ = [
     "normalize_messages",
     "output_span",
     "own_profile",
+    "packed",
     "parse_envelope",
     "parse_profiles",
     "profile_of",
@@ -251,6 +258,8 @@ __all__ = [
     "token_array",
     "token_digest",
     "uncovered",
+    "unpacked",
+    "with_carriage",
     "with_receipts_in_answers",
     "with_record",
 ]

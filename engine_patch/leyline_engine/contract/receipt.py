@@ -96,3 +96,6 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool = False
     """False while tokens are still being generated."""
     output_ids: tuple[int, ...] = ()
+    instance: str = ""
+    """The run of the engine that wrote it, as in its capability; empty if the engine doesn't name
+    it. After a router, only this says which engine has served the request."""

@@ -12,6 +12,7 @@ CLAIM_ACTION = "leyline.claim"
 REUSE_ACTION = "leyline.reuse"
 RECEIPT_ACTION = "leyline.receipt"
 PROVE_ACTION = "leyline.prove"
+CARRIAGE_ACTION = "leyline.carriage"
 ACTION_VERSION = "1.0"
 
 ATTENTION_SINK = 32

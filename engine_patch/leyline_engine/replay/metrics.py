@@ -39,7 +39,7 @@ class Filing:
 
     def ended(self, spec: JobSpec, record: TurnRecord) -> TurnRecord:
         """Record that a request ended; returns its record as filed."""
-        record = _with_fault(spec, record)
+        record = self.records.signed(_with_fault(spec, record))
         if spec.enveloped:
             self._metrics.request(record.receipt)
         self.records.put(record, spec.scope)

@@ -86,7 +86,7 @@ class EngineService:
     ) -> None:
         self.capability = engine.capability
         self.max_context = engine.max_context
-        self.records = records or RecordBook()
+        self.records = records or RecordBook(instance=engine.capability.instance)
         self._filing = Filing(self.records, engine.metrics)
         self._readings = Readings(engine.read_levels if engine.metrics.collects else None)
         self._engine = engine

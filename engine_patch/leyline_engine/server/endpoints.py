@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -29,6 +28,7 @@ from leyline_engine.contract import (
     decode_command,
     decode_question,
     is_signature_of,
+    with_carriage,
     with_receipts_in_answers,
 )
 from leyline_engine.server.channel import ReceiptChannel
@@ -61,7 +61,7 @@ class Endpoints:
         """
         self._channel = channel
         # The schedulers end with this process, and their retained turns with them.
-        self._instance = token_hex(8)
+        self._instance = channel.records.instance
         self._renderer = renderer
         self._replicas = replicas
         self._secret = secret
@@ -114,7 +114,8 @@ class Endpoints:
         if capability is None:
             return _error(503, "the schedulers haven't said what they can do", "not_ready")
         named = msgspec.structs.replace(capability, instance=self._instance)
-        return JSONResponse(msgspec.to_builtins(with_receipts_in_answers(named)))
+        full = with_carriage(with_receipts_in_answers(named))
+        return JSONResponse(msgspec.to_builtins(full))
 
     async def receipt(self, request: Request) -> Response:
         """Return the record of one request, by the ``message_id`` of its envelope."""

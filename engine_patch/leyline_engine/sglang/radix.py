@@ -36,6 +36,7 @@ from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.census import Census
 from leyline_engine.sglang.condemned import CondemnedPaths, Unpublished
+from leyline_engine.sglang.events import AnnouncesLineages
 from leyline_engine.sglang.rows.pages import free_slots, unwritten_slots, whole_pages
 from leyline_engine.sglang.shelf import RadixShelf
 from leyline_engine.sglang.tree_keys import TreeKeys, limited
@@ -82,7 +83,7 @@ class Listener(Protocol):
         """Record that ``tokens`` were evicted to make room."""
 
 
-class LeylineRadixCache(UnifiedRadixCache):
+class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
     """SGLang's unified radix cache with lineage keys and targeted removal."""
 
     def __init__(self, params: Any) -> None:

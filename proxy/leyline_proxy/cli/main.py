@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import typer
 
-from . import audit, bench, claims, demo, doctor, keys, policies, replay, roi, serve
+from . import audit, bench, claims, demo, doctor, events, keys, policies, replay, roi, serve
 from . import eval as evaluation
 
 _HELP = """An OpenAI-compatible proxy that keeps the KV cache when agents edit their history.
@@ -62,6 +62,7 @@ def build_app() -> typer.Typer:
         bench,
         claims,
         audit,
+        events,
         keys,
     ):
         module.register(app)

@@ -64,9 +64,11 @@ def serve(
             help="URL or NAME=URL of an engine; repeatable. Without it, an engine runs here."
         ),
     ] = None,
+    router: Annotated[
+        str | None, typer.Option(help="URL of a router in front of the engines of --upstream.")
+    ] = None,
     affinity_header: Annotated[
-        str | None,
-        typer.Option(help="Header that carries the session's id, for a router upstream."),
+        str | None, typer.Option(help="A further header with the session's id, for a router.")
     ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Processes that serve the port; share everything [1].")

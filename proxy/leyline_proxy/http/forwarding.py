@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import httpx
 
@@ -12,27 +13,23 @@ from ..wiring.services import Services
 from .chat import CHAT
 
 
-def own_headers(services: Services, turn: Turn) -> list[tuple[bytes, bytes]]:
-    """Return the proxy's own headers of a turn: the session's id for a router, if that is set."""
-    header = services.settings.affinity_header
-    if not header:
-        return []
-    return [(header.encode("latin-1"), turn.identity.session_id.encode())]
-
-
-def open_chat(
+@asynccontextmanager
+async def open_chat(
     services: Services, turn: Turn, headers: RawHeaders
-) -> AbstractAsyncContextManager[httpx.Response]:
-    """Send a turn to its engine.
+) -> AsyncIterator[httpx.Response]:
+    """Send a turn to its engine, through the router if there is one.
 
     Args:
         headers: the client's, for the engine.
     """
-    return turn.replica.forward(
+    async with turn.replica.forward(
         "POST",
         CHAT.path,
         headers=headers,
         content=turn.body,
-        own=own_headers(services, turn),
+        own=services.routing.headers(turn),
         credentials=turn.request.tenant.forward_credentials,
-    )
+        routed=True,
+    ) as response:
+        services.routing.note(turn, response.headers)
+        yield response

@@ -37,7 +37,7 @@ from ..wiring.services import Services
 from .api import Api, read_call, unfit_answer
 from .compacting import Compacting, Written
 from .exchange import Exchange
-from .forwarding import open_chat, own_headers
+from .forwarding import open_chat
 from .limits import until_disconnect
 from .paused import STREAM_HEADERS, paused_answer
 from .recalling import RecallLoop
@@ -211,7 +211,7 @@ class TurnExchange(Exchange):
             headers=self.request.headers.raw,
             content=without_reserved(self._raw),
             own=[
-                *own_headers(self.services, turn),
+                *self.services.routing.headers(turn),
                 *(turn.replica.client.key_headers if not credentials else ()),
             ],
             credentials=credentials,

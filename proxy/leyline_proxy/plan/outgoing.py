@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from leyline_engine.contract import (
+    CARRIED,
     MAX_RETIRED,
+    METADATA,
     EditPayload,
     Envelope,
     Extent,
@@ -15,6 +18,7 @@ from leyline_engine.contract import (
     ReusePayload,
     SourceRef,
     edit_envelope,
+    packed,
     restriction,
     sealed_digest,
     sign_envelope,
@@ -25,7 +29,7 @@ from ..model.fields import OPTIONS_FIELD
 from ..model.prepared import Prepared
 from ..request.context_management import CONTEXT_FIELD
 from ..request.parse import ChatRequest
-from ..request.wire import RESERVED, add_members, remove_members, replace_messages
+from ..request.wire import RESERVED, add_members, remove_members, replace_messages, split_body
 from ..settings.cache_scope import MEMBER
 from .named import NamedCopies
 from .planning import PlanInput, Planned, sink_of
@@ -35,10 +39,29 @@ from .synthesis import TurnPlan
 PROXY_MEMBERS = (*RESERVED, OPTIONS_FIELD, CONTEXT_FIELD)
 """Members of a body that belong to the proxy and don't go upstream as a client sent them."""
 
+_PARAMS = "custom_params"
+_CARRIED = CARRIED.encode()
+
 
 def without_reserved(raw: bytes) -> bytes:
     """Return the body without members that only the proxy may set, and without its own options."""
-    return remove_members(raw, PROXY_MEMBERS)
+    body = remove_members(raw, PROXY_MEMBERS)
+    # Only an escape can hide the name from a search of the bytes.
+    if _CARRIED not in body and b"\\u" not in body:
+        return body
+    metadata = _metadata(body)
+    if CARRIED not in metadata:
+        return body
+    kept = {name: value for name, value in metadata.items() if name != CARRIED}
+    return add_members(remove_members(body, (METADATA,)), {METADATA: msgspec.json.encode(kept)})
+
+
+def _metadata(body: bytes) -> dict[str, Any]:
+    """Return a body's metadata; nothing if it has none, or something else under this name."""
+    try:
+        return msgspec.json.decode(split_body(body)[METADATA], type=dict[str, Any])
+    except (KeyError, msgspec.DecodeError, UnicodeDecodeError):
+        return {}
 
 
 def edit_payload(
@@ -171,7 +194,12 @@ def turn_envelope(
 
 
 def outgoing_body(
-    raw: bytes, prepared: Prepared, envelope: Envelope | None, salt: str | None = None
+    raw: bytes,
+    prepared: Prepared,
+    envelope: Envelope | None,
+    salt: str | None = None,
+    *,
+    carried: bool = False,
 ) -> bytes:
     """Return the request for the engine.
 
@@ -180,14 +208,30 @@ def outgoing_body(
 
     Args:
         salt: of the tenant's cache scope.
+        carried: True if the proxy's members have to survive a router.
     """
     body = without_reserved(raw)
     messages = [(sent.client_index, sent.message) for sent in prepared.sent]
     body = replace_messages(body, messages, prepared.client)
+    if carried:
+        return _carrying(body, envelope, salt)
     body = salted(body, salt)
     if envelope is None:
         return body
-    return add_members(body, {"custom_params": msgspec.json.encode({"kv_hints": envelope})})
+    return add_members(body, {_PARAMS: msgspec.json.encode({"kv_hints": envelope})})
+
+
+def _carrying(body: bytes, envelope: Envelope | None, salt: str | None) -> bytes:
+    """Return a body whose metadata carries the proxy's members."""
+    members: dict[str, msgspec.Raw] = {}
+    if salt is not None:
+        members[MEMBER] = msgspec.Raw(msgspec.json.encode(salt))
+    if envelope is not None:
+        members[_PARAMS] = msgspec.Raw(msgspec.json.encode({"kv_hints": envelope}))
+    if not members:
+        return body
+    metadata = packed(members, _metadata(body))
+    return add_members(remove_members(body, (METADATA,)), {METADATA: metadata})
 
 
 def salted(body: bytes, salt: str | None) -> bytes:

@@ -4,11 +4,11 @@ from .proxy import (
     DEFAULT_TENANT,
     ONLY_ENGINE,
     Settings,
-    UpstreamSettings,
     load_settings,
     secret_of,
 )
 from .tenant import TenantSettings
+from .upstreams import UpstreamSettings
 
 __all__ = [
     "DEFAULT_TENANT",

@@ -15,8 +15,9 @@ from pydantic_settings import SettingsError
 
 from ..errors import closest
 from .file import ConfigError, Located, read_config
-from .proxy import Settings, UpstreamSettings
+from .proxy import Settings
 from .tenant import TenantSettings
+from .upstreams import UpstreamSettings
 
 PREFIX = "LEYLINE_"
 

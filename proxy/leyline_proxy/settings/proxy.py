@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -34,6 +34,7 @@ from .recall import RecallSettings
 from .sockets import SocketSettings
 from .tenant import TenantSettings
 from .tracing import TraceSettings
+from .upstreams import RouterSettings, UpstreamSettings, engine_url
 from .warm_start import WarmStartSettings
 
 DEFAULT_TENANT = "default"
@@ -43,27 +44,6 @@ ONLY_ENGINE = "engine"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
-class UpstreamSettings(BaseModel):
-    """One engine of several."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    url: str
-    """Its base URL, such as ``http://gpu1:30000``."""
-    api_key: SecretStr | None = None
-    """Defaults to ``upstream_api_key``."""
-    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Its share of the sessions, relative to the other engines."""
-    apis: frozenset[Literal["messages", "responses"]] = frozenset()
-    """APIs that it speaks itself beside chat completions. If the engine can't splice, requests of
-    these APIs pass through when no message was edited."""
-
-    @field_validator("url")
-    @classmethod
-    def _check_url(cls, value: str) -> str:
-        return _engine_url(value)
-
-
 class Settings(
     AuditSettings,
     IdentitySettings,
@@ -71,6 +51,7 @@ class Settings(
     PriceSettings,
     ProcessSettings,
     RecallSettings,
+    RouterSettings,
     SocketSettings,
     TraceSettings,
     WarmStartSettings,
@@ -199,9 +180,6 @@ class Settings(
     """Connections to one engine. Further requests wait for a free connection."""
     failover: bool = True
     """Send a request to another engine if its engine fails before the first byte."""
-    affinity_header: str | None = None
-    """Header that carries the session's id upstream, for a router in front of the engines:
-    ``x-smg-routing-key`` for SGLang's router."""
     pass_through: PassThrough = "stateless"  # noqa: S105
     """Other paths below ``/v1`` that go upstream unchanged. ``stateless``: a fixed list of paths
     that store nothing there, such as embeddings. ``all``: every path, under the proxy's own
@@ -263,7 +241,7 @@ class Settings(
     @field_validator("upstream")
     @classmethod
     def _check_upstream(cls, value: str | None) -> str | None:
-        return None if value is None else _engine_url(value)
+        return None if value is None else engine_url(value)
 
     @field_validator("upstreams", mode="before")
     @classmethod
@@ -288,6 +266,8 @@ class Settings(
     def _check_one_way(self) -> Settings:
         if self.upstream is not None and self.upstreams:
             raise ValueError("give engines as upstream or as upstreams, not both")
+        if self.router is not None and not self.engines():
+            raise ValueError("router needs the engines behind it: name them in upstreams")
         if self.workers > 1 and self.warm_start_path is not None:
             raise ValueError("warm_start_path needs workers: 1; run several proxies instead")
         for tenant, own in self.tenants.items():
@@ -375,15 +355,6 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
 def secret_of(key: SecretStr | None) -> str | None:
     """Return the secret itself."""
     return key.get_secret_value() if key is not None else None
-
-
-def _engine_url(value: str) -> str:
-    if not value.startswith(("http://", "https://")):
-        raise ValueError("must start with http:// or https://")
-    if not {"?", "#"}.isdisjoint(value):
-        raise ValueError("must end with its path: requests have their own queries")
-    # OpenAI clients have the version in the base URL; the proxy adds it itself.
-    return value.rstrip("/").removesuffix("/v1")
 
 
 def _words(value: str) -> list[str]:

@@ -109,6 +109,7 @@ class Metrics:
     upstream_prompt_tokens: Counter
     upstream_ttft_seconds: Histogram
     failovers: Counter
+    router_answers: Counter
     receipts: Counter
     erasures: Counter
     erasures_owed: Gauge

@@ -31,6 +31,7 @@ from .predecessors import Predecessors
 from .questions import SessionMovedError, check_place, question_list, question_request, refuses
 from .replanning import RecallPlans
 from .retaining import known
+from .routing import Routing, home_of
 from .turn import Turn
 from .under_way import TurnsUnderWay
 
@@ -44,6 +45,7 @@ class TurnOpener:
         history_key: keys the histories by which sessions without a name are found.
         plans: plans turns, with what is put back into them.
         predecessors: finds sessions that new ones continue.
+        routing: knows the engines behind routers.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class TurnOpener:
         history_key: bytes,
         plans: RecallPlans,
         predecessors: Predecessors,
+        routing: Routing,
     ) -> None:
         self._under_way = under_way
         self._store = store
@@ -73,6 +76,7 @@ class TurnOpener:
         self._history_key = history_key
         self._plans = plans
         self._predecessors = predecessors
+        self._routing = routing
 
     async def begin(
         self,
@@ -99,7 +103,11 @@ class TurnOpener:
                 identity = await self._identify(request, again)
         try:
             replica = await self._pool.choose(
-                identity.session_id, request.model, allowed=request.tenant.upstreams, avoid=avoid
+                identity.session_id,
+                request.model,
+                allowed=request.tenant.upstreams,
+                avoid=avoid,
+                home=home_of(identity.session),
             )
             with request.clock.working():
                 turn = await self._planned(request, identity, effective, replica)
@@ -117,6 +125,7 @@ class TurnOpener:
         replica: Replica,
     ) -> Turn:
         check_scope(request.tenant, replica.status)
+        self._routing.check_scope(request.tenant, replica)
         given = self._input(request, identity, effective, replica)
         given = replace(given, before=await self._predecessors.of(request, identity))
         given, planned = await self._plans.plan(given, identity, replica)
@@ -178,7 +187,13 @@ class TurnOpener:
             planned=planned,
             replica=replica,
             status=given.status,
-            body=outgoing_body(request.raw, planned.prepared, envelope, request.tenant.cache_salt),
+            body=outgoing_body(
+                request.raw,
+                planned.prepared,
+                envelope,
+                request.tenant.cache_salt,
+                carried=replica.router is not None and replica.status.unpacks,
+            ),
             enveloped=envelope is not None,
             unnamed=session.unnamed if session is not None else 0,
             unvouched=is_unvouched(session, named=given.named),
@@ -254,7 +269,9 @@ class TurnOpener:
         identity = await identify(
             self._store, request, self._history_key, secret=self._hints_secret
         )
-        replica = await self._pool.choose(identity.session_id, request.model, allowed=allowed)
+        replica = await self._pool.choose(
+            identity.session_id, request.model, allowed=allowed, home=home_of(identity.session)
+        )
         status, session = replica.status, identity.session
         index = session.next_index if session is not None else 0
         given = PlanInput("count", request, policies, rules, session, status, index)

@@ -36,11 +36,15 @@ class Placing:
         places = self.known(session.places, turn) if demanded else session.places
         # Demands made while this turn ran came too early for the KV that it left in the cache.
         owes = (demanded and not obeyed) or session.demands > turn.demands
-        after = self._given(session, places, run, turn.replica.name, demanded=demanded, owes=owes)
+        after = self._given(session, places, run, turn.place, demanded=demanded, owes=owes)
         return replace(after, demands=session.demands + demanded)
 
     def known(self, places: Mapping[str, Place], turn: Turn) -> Mapping[str, Place]:
         """Return all places that a turn's demand concerns."""
+        if turn.replica.router is not None:
+            # A router may have tried several engines, of which only the last one is known.
+            behind = {each.status.retains_as for each in self._pool.behind(turn.replica)}
+            places = {**{run: at for run, at in self.anywhere().items() if run in behind}, **places}
         if not turn.unnamed and not turn.unvouched:
             return places
         # Any engine may have read KV that has no name here.

@@ -62,6 +62,8 @@ async def run_of(turn: Turn, record: TurnRecord | None, receipt: Receipt, deadli
         deadline: as for the record.
     """
     believed = turn.status.retains_as
+    if turn.stranger:
+        return f"{believed.rpartition('@')[0]}@{turn.stranger}"
     if not turn.enveloped or (record is not None and receipt.reason not in _OTHER_ENGINE):
         return believed
     handshake = turn.replica.handshake

@@ -82,7 +82,7 @@ def source_of(
         quotable: True if its answer is a text without calls.
         key: see :func:`~leyline_proxy.model.sentences.sentences_of`.
     """
-    if turn.planned.plan.forgets and not is_obeyed(record):
+    if turn.stranger or (turn.planned.plan.forgets and not is_obeyed(record)):
         return None
     source = retained_turn(turn, record, receipt, run)
     renderer = turn.status.rendering.renderer

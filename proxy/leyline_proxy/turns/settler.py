@@ -27,8 +27,9 @@ from .erasure import Erasures
 from .paying import paid_for
 from .ports import PinRefusals, TurnObserver
 from .recall_reports import RecallOutcome, recall_outcomes
-from .records import record_of, record_of_refusal, run_of
+from .records import record_of_refusal, run_of
 from .retaining import session_after, session_owing, session_without
+from .routing import Routing
 from .settled import SettledTurn, cache_account, generated_tokens, source_of
 from .turn import Turn
 from .under_way import TurnsUnderWay
@@ -51,6 +52,7 @@ class TurnSettler:
 
     Args:
         observers: called in this order.
+        routing: knows which engine has answered.
         pinning: reports refused pins.
         retained_turns: number of a session's turns that stay as sources.
         history_key: keys what is remembered of answers.
@@ -64,6 +66,7 @@ class TurnSettler:
         pool: ReplicaPool,
         costs: CostBooks,
         erasures: Erasures,
+        routing: Routing,
         writing: Writing,
         pinning: PinRefusals,
         metrics: Metrics,
@@ -77,6 +80,7 @@ class TurnSettler:
         self._placing = under_way.placing
         self._costs = costs
         self._erasures = erasures
+        self._routing = routing
         self._writing = writing
         self._pinning = pinning
         self._metrics = metrics
@@ -120,7 +124,8 @@ class TurnSettler:
         """
         deadline = turn.replica.records.deadline()
         with receipt_span(usage):
-            record = await record_of(turn, came, deadline)
+            record = await self._routing.record(turn, came, deadline)
+            turn = await self._routing.answered(turn, record, deadline)
         receipt = final_receipt(turn, record, usage)
         run = await run_of(turn, record, receipt, deadline)
         clock, model = turn.request.clock, self._pool.label(turn.request.model)

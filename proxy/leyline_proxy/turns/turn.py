@@ -52,5 +52,12 @@ class Turn:
     """Asides with texts that the request's working set brought back."""
     told: RecalledTexts | None = None
     """The texts that were put back; None if nothing was to be."""
+    stranger: str = ""
+    """Run of the engine that has answered, if none of the replicas is this engine."""
     asks: Completion | None = None
     """The policy's question that it asks; None for a request of the client."""
+
+    @property
+    def place(self) -> str:
+        """Name of the engine for the session's places; of a stranger, one that no replica has."""
+        return f"?{self.stranger}" if self.stranger else self.replica.name

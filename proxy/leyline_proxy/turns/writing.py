@@ -41,6 +41,7 @@ from .opener import TurnOpener
 from .questions import check_run
 from .records import record_in
 from .retaining import known, with_completion
+from .routing import Routing
 from .turn import Turn
 
 log = structlog.get_logger("leyline.policies")
@@ -95,7 +96,7 @@ class Writing:
 
     Args:
         opener: begins turns.
-        affinity_header: name of the header with the session's id, for a router; None for none.
+        routing: has the headers of turns.
     """
 
     def __init__(
@@ -106,11 +107,11 @@ class Writing:
         opener: TurnOpener,
         hints_secret: str | None,
         erasures: Erasures,
-        affinity_header: str | None = None,
+        routing: Routing,
     ) -> None:
         self._store = store
         self._opener = opener
-        self._affinity_header = affinity_header
+        self._routing = routing
         self._erasures = erasures
         self._metrics = metrics
         self._hints_secret = hints_secret
@@ -195,10 +196,7 @@ class Writing:
     async def _sent(self, turn: Turn) -> tuple[Mapping[str, Any] | None, TurnRecord | None, bool]:
         """Return the engine's answer to a turn, its record, and True if the engine may have read
         it; None for a refusal."""
-        headers = [(b"content-type", b"application/json")]
-        if self._affinity_header:
-            session_id = turn.identity.session_id.encode()
-            headers.append((self._affinity_header.encode("latin-1"), session_id))
+        headers = [(b"content-type", b"application/json"), *self._routing.headers(turn)]
         async with turn.replica.forward(
             "POST", "/v1/chat/completions", headers=(), content=turn.body, own=headers
         ) as response:

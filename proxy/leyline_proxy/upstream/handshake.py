@@ -15,6 +15,7 @@ import structlog
 from leyline_engine.contract import (
     ACTION_VERSION,
     CLAIM_ACTION,
+    UNPACKS,
     Capability,
     FidelityProfile,
     profile_of,
@@ -106,6 +107,11 @@ class UpstreamStatus:
         """True if reuse can be asked for in parts of a prompt, of a session's own KV alone."""
         capability = self.capability if self.splices else None
         return capability is not None and capability.reuses and capability.reuse_within
+
+    @property
+    def unpacks(self) -> bool:
+        """True if it reads members that are carried through a router."""
+        return self.capability is not None and UNPACKS in self.capability.actions
 
     @property
     def instance(self) -> str:

@@ -104,6 +104,7 @@ class ReplicaPool:
         *,
         allowed: Names | None = None,
         avoid: Names = frozenset(),
+        home: str = "",
     ) -> Replica:
         """Return the replica that serves the session ``key``.
 
@@ -113,12 +114,17 @@ class ReplicaPool:
         Args:
             model: None if any replica will do.
             avoid: replicas that have just failed this request.
+            home: the run that served the session's last turn. Behind a router, this replica
+                is the one to expect: the router, not the rank, has chosen it.
 
         Raises:
             NotFoundError: the tenant may use none of the replicas.
         """
         weights = {each.name: each.weight for each in self.open_to(allowed)}
         order = [self._replicas[name] for name in ranked(key, weights)]
+        held = self.holding(home) if home else None
+        if held is not None and held.router is not None and held.name in weights:
+            order = [held, *(each for each in order if each is not held)]
         fresh = [each for each in order if each.name not in avoid] or order
         serving = [each for each in fresh if model is None or each.status.serves(model)] or fresh
         ready = next((each for each in serving if each.ready), None)
@@ -135,6 +141,21 @@ class ReplicaPool:
     def holding(self, run: str) -> Replica | None:
         """Return the replica on which a run of an engine continues, or None."""
         return next((each for each in self if each.status.retains_as == run), None)
+
+    def behind(self, replica: Replica) -> list[Replica]:
+        """Return all replicas behind the router of one; none without a router."""
+        router = replica.router
+        if router is None:
+            return []
+        return [
+            each
+            for each in self
+            if each.router is not None and each.router.address == router.address
+        ]
+
+    def running(self, instance: str) -> Replica | None:
+        """Return the replica whose engine's run has this name, or None."""
+        return next((each for each in self if instance and each.status.instance == instance), None)
 
     async def refresh(self) -> None:
         """Ask all of them now."""

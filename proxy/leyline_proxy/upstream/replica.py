@@ -28,6 +28,7 @@ class Replica:
         weight: its share of sessions, relative to the others'.
         apis: paths besides chat completions that it serves itself, such as ``/v1/messages``.
         records: source of its records; None uses ``client``.
+        router: connections to the router in front of it; None for an engine without one.
     """
 
     def __init__(
@@ -40,10 +41,13 @@ class Replica:
         weight: float = 1.0,
         apis: frozenset[str] = frozenset(),
         records: RecordRoute | None = None,
+        router: UpstreamClient | None = None,
     ) -> None:
         self.name = name
         self.client = client
-        self._address = client.address
+        self.router = router
+        self.affinity: dict[str, str] = {}
+        """Values of headers by which its router names this engine, as answers have shown them."""
         self.handshake = handshake
         self.breaker = breaker
         self.records = records or RecordRoute(client, Breaker())
@@ -77,6 +81,8 @@ class Replica:
     async def aclose(self) -> None:
         """Close all connections."""
         await self.client.aclose()
+        if self.router is not None:
+            await self.router.aclose()
         await self.handshake.aclose()
         await self.records.aclose()
 
@@ -90,17 +96,28 @@ class Replica:
         content: bytes = b"",
         own: RawHeaders = (),
         credentials: bool = False,
+        routed: bool = False,
     ) -> AsyncIterator[httpx.Response]:
         """Send a caller's request like :meth:`UpstreamClient.open`; the breaker counts the result.
 
         The request succeeds when the whole answer was read, or as much as the caller wanted.
+
+        Args:
+            routed: go through the router, if there is one, which may choose another engine.
         """
+        client = self.router if routed and self.router is not None else self.client
         self.running += 1
         self.breaker.begin()
         told = False
         try:
             async with self._opened(
-                method, path, headers=headers, content=content, own=own, credentials=credentials
+                client,
+                method,
+                path,
+                headers=headers,
+                content=content,
+                own=own,
+                credentials=credentials,
             ) as response:
                 if response.status_code in GATEWAY_FAILURES:
                     self.breaker.failed()
@@ -132,6 +149,7 @@ class Replica:
     @asynccontextmanager
     async def _opened(
         self,
+        client: UpstreamClient,
         method: str,
         path: str,
         *,
@@ -141,8 +159,8 @@ class Replica:
         credentials: bool,
     ) -> AsyncIterator[httpx.Response]:
         """Open a response within a span that covers both its request and its body."""
-        with current_trace().upstream(self.name, self._address) as hop:
-            async with self.client.open(
+        with current_trace().upstream(self.name, client.address) as hop:
+            async with client.open(
                 method,
                 path,
                 headers=hop.theirs(headers),

@@ -56,6 +56,7 @@ from ..turns.proving import ForgetProofs
 from ..turns.quarantine import Quarantines
 from ..turns.recalling import Recalls
 from ..turns.replanning import RecallPlans
+from ..turns.routing import Routing
 from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
 from ..warm_start.service import WarmStart
@@ -83,6 +84,7 @@ class Services:
     pool: ReplicaPool
     turns: TurnOpener
     ends: TurnSettler
+    routing: Routing
     prompts: PromptSearch
     erasures: Erasures
     named: NamedSources
@@ -202,6 +204,7 @@ def build_services(
     named = NamedSources(ContentIndex())
     predecessors = Predecessors(store, history)
     recalls = Recalls(recall, calls=settings.recall_calls, tokens=settings.recall_tokens)
+    routing = Routing(pool, metrics, affinity_header=settings.affinity_header)
     turns = TurnOpener(
         under_way=under_way,
         store=store,
@@ -214,6 +217,7 @@ def build_services(
         history_key=history,
         plans=RecallPlans(planner, recalls, erasures, kept),
         predecessors=predecessors,
+        routing=routing,
     )
     quarantines = Quarantines(
         store=store,
@@ -245,13 +249,14 @@ def build_services(
         pool=pool,
         costs=costs,
         erasures=erasures,
+        routing=routing,
         writing=Writing(
             store,
             metrics,
             opener=turns,
             hints_secret=hints_secret,
             erasures=erasures,
-            affinity_header=settings.affinity_header,
+            routing=routing,
         ),
         pinning=pinning,
         metrics=metrics,
@@ -271,6 +276,7 @@ def build_services(
         pool,
         turns,
         ends,
+        routing,
         PromptSearch(editor, catalog),
         erasures,
         named,

@@ -14,6 +14,7 @@ from leyline_engine.contract import FidelityProfile, read_profiles
 
 from ..settings import ONLY_ENGINE, Settings, UpstreamSettings, secret_of
 from ..telemetry.metrics import Metrics
+from ..upstream.affinity import reserved_headers
 from ..upstream.aiohttp_transport import AiohttpTransport
 from ..upstream.asgi_transport import ASGIStreamTransport
 from ..upstream.bounds import AnswerBounds
@@ -92,14 +93,22 @@ def _replica(
     profiles: Sequence[FidelityProfile],
 ) -> Replica:
     api_key = secret_of(own.api_key or settings.upstream_api_key)
-    client = UpstreamClient(
-        _link(own.url, settings, near),
-        api_key=api_key,
-        side=_side_link(own.url, near, _SIDE_CONNECTIONS) if near.app is None else None,
-        reserved=frozenset((settings.affinity_header or "").lower().encode("latin-1").split()),
-        hints_secret=secret_of(settings.hints_secret),
-        idle_timeout_s=settings.idle_timeout_s,
-        bounds=AnswerBounds(settings.max_answer_bytes, settings.max_event_bytes),
+    router = own.router or settings.router
+
+    def caller(url: str, side: Link | None) -> UpstreamClient:
+        """Return a client for callers' requests."""
+        return UpstreamClient(
+            _link(url, settings, near),
+            api_key=api_key,
+            side=side,
+            reserved=reserved_headers(settings.affinity_header, routed=router is not None),
+            hints_secret=secret_of(settings.hints_secret),
+            idle_timeout_s=settings.idle_timeout_s,
+            bounds=AnswerBounds(settings.max_answer_bytes, settings.max_event_bytes),
+        )
+
+    client = caller(
+        own.url, _side_link(own.url, near, _SIDE_CONNECTIONS) if near.app is None else None
     )
 
     def apart(connections: int) -> UpstreamClient:
@@ -132,6 +141,7 @@ def _replica(
             budget_s=settings.receipt_timeout_s,
             count=lambda came: metrics.receipts.labels(name, came.value).inc(),
         ),
+        router=caller(router, None) if router is not None else None,
     )
 
 

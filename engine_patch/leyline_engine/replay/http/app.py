@@ -33,6 +33,8 @@ from leyline_engine.contract import (
     SIGNATURE_HEADER,
     is_signature_of,
     message_that_asks,
+    unpacked,
+    with_carriage,
     with_receipts_in_answers,
 )
 from leyline_engine.hints import Hints, envelope_of, read_hints
@@ -95,7 +97,7 @@ class EngineEndpoints:
 
     async def chat(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
-        body = decode_body(await self._read(request), ChatBody)
+        body = decode_body(unpacked(await self._read(request)), ChatBody)
         check_common(body, self._model)
         check_chat(body)
         prompt = await run_in_threadpool(
@@ -174,7 +176,7 @@ class EngineEndpoints:
 
     async def capability(self, request: Request) -> Response:
         """Return the handshake document."""
-        capability = with_receipts_in_answers(self._service.capability)
+        capability = with_carriage(with_receipts_in_answers(self._service.capability))
         return JSONResponse(msgspec.to_builtins(capability))
 
     async def receipt(self, request: Request) -> Response:

@@ -29,6 +29,7 @@ from leyline_engine.server.claim_clock import (
 )
 from leyline_engine.server.endpoints import Endpoints, NoRendererError, special_tokens_of
 from leyline_engine.server.leaving import LeavingEngine
+from leyline_engine.server.unpacking import Unpacking
 from leyline_engine.sglang.hints import CarriesHints, pack_hints
 from leyline_engine.sglang.ranks import pin_session
 
@@ -100,6 +101,7 @@ class EngineHttp:
         )
         app.router.routes.extend(endpoints.routes())
         app.add_middleware(AnsweringWithRecords, records=self._channel.records)
+        app.add_middleware(Unpacking)
         app.add_middleware(LeavingEngine, leaving=lambda: tokenizer_manager.gracefully_exit)
 
     def before_tokenizing(self, _: Any, request: CarriesHints, *__: Any, **___: Any) -> None:

@@ -32,6 +32,7 @@ from leyline_engine.server.channel import ENDPOINT_VARIABLE, ReceiptChannel
 from leyline_engine.server.claim_clock import ClaimAnswer, ClaimMessage
 from leyline_engine.server.endpoints import Endpoints
 from leyline_engine.server.leaving import LeavingEngine
+from leyline_engine.server.unpacking import Unpacking
 from leyline_engine.vllm.control import CONTROL_METHOD
 from leyline_engine.vllm.server.carrying import carry_envelopes
 from leyline_engine.vllm.server.ending import explaining_refusals
@@ -142,6 +143,7 @@ class EngineHttp:
         tokens = Route(TOKENS_PATH, self._tokens, methods=["POST"], middleware=[guard])
         app.router.routes.append(tokens)
         app.add_middleware(AnsweringWithRecords, records=self._channel.records)
+        app.add_middleware(Unpacking)
         app.add_middleware(LeavingEngine, leaving=lambda: self._leaving)
         carry_envelopes()
 

@@ -87,6 +87,20 @@ _ENGINES: tuple[CatalogueEntry, ...] = (
         starts=((),),
     ),
     counter(
+        "router_answers",
+        "leyline_router_answers",
+        "Turns by the engine that has answered them, as their records report: behind a router, and "
+        "elsewhere if it wasn't the expected run. holder: it has the session's sources. first: the "
+        "session had no engine. moved: the router has chosen another one. restarted: the same "
+        "engine, in a later run. unknown: the engine isn't among the upstreams. unrecorded: no "
+        "engine has a record.",
+        ("upstream", "answered"),
+        bad="'moved' above 0: the router doesn't keep sessions; each such turn is prefilled. "
+        "'unknown' above 0: an engine is missing in upstreams; its turns never splice, and forgets "
+        "can't reach it. 'unrecorded': the router drops the envelope, or an engine has no plugin.",
+        starts=(("unknown", "unknown"),),
+    ),
+    counter(
         "receipts",
         "leyline_receipts",
         "Receipts of turns by how they came. answer: with the answer. asked: the engine was asked "

@@ -1,0 +1,1 @@
+"""KV events of engines, as ``leyline events`` shows them."""
