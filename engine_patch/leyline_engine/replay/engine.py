@@ -25,6 +25,7 @@ from leyline_engine.contract import (
     Proof,
     Recompute,
     engine_actions,
+    this_plugin,
 )
 from leyline_engine.edits import forgets
 from leyline_engine.energy import EnergyAccount
@@ -126,6 +127,7 @@ class ReplayEngine:
             kv=_kv_facts(self._layout, pool_tokens, page_tokens),
             sink=ATTENTION_SINK,
             instance=token_hex(8),
+            plugin=this_plugin(),
         )
 
     def admit(self, request: GenerationRequest) -> Sequence:
