@@ -304,3 +304,20 @@ def test_a_claim_on_a_span_that_was_never_cached_fails() -> None:
     assert status.state is ClaimState.MATERIALIZATION_FAILED
     assert status.cause == "0 of 50 pages resident"
     scheduler.check_idle()
+
+
+@pytest.mark.parametrize("kind", [ClaimKind.HARD, ClaimKind.SOFT])
+def test_a_retirement_spares_what_a_claim_holds(kind: ClaimKind) -> None:
+    """KV of a retired turn is free at once, but for a claim's; nothing is harmed."""
+    scheduler = ClaimScheduler(400)
+    for session in ("s", "other"):
+        scheduler.serve(text(session, 90), opens(session))
+    scheduler.claim("s", 40, kind=kind)
+    for session in ("s", "other"):
+        scheduler.serve(text(f"{session} again", 20), opens(session, "t2", retire=("t1",)))
+    assert scheduler.cached(text("s", 90)) == 40
+    assert scheduler.cached(text("other", 90)) == 0
+    assert scheduler.status().state is ClaimState.MATERIALIZED
+    scheduler.check_claims()
+    scheduler.release()
+    scheduler.check_idle()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from claimant import Claimant, claiming_engine, refusal
+from claimant import TENANT, Claimant, claiming_engine, refusal
 from contract_kit import BLOCK, load_reference
 from forget_story import HEAD, SECRET, Story, asked, counts_of, started
 from secret_rows import SecretRows
@@ -270,3 +271,31 @@ def test_write_no_admit_hinders_no_forget(
     assert not rows.held(story.secret)
     assert claimant.cached(story.told) == BEFORE
     assert SECRET and claimant.state(story.session) is ClaimState.MATERIALIZED
+
+
+def test_a_retirement_spares_what_a_claim_holds(claimant: Claimant) -> None:
+    """KV of a retired turn is free at once, but for a claim's blocks; nothing is harmed."""
+    claimed, control = claimant.opened("s"), claimant.opened("other")
+    claimant.claim("s", 160)
+    for session in ("s", "other"):
+        claimant.engine.ask(claimant.text(70), of(session, "b", retire=("a",)))
+    claimant.check()
+    assert claimant.cached(claimed.tokens) == 160
+    assert claimant.cached(control.tokens) == 0
+    assert claimant.state("s") is ClaimState.MATERIALIZED
+
+
+def test_failed_rows_harm_a_claim_by_their_own_cause(claimant: Claimant) -> None:
+    """Blocks that are hidden because their rows aren't there are unpublished, not forgotten."""
+    claimant.opened("s")
+    claimant.claim("s", 288)
+    leyline = claimant.leyline
+    leyline.cache._filed |= leyline.claims.shelf.held.keys()
+    leyline.failed()
+    status = claimant.status("s")
+    assert (status.state, status.cause) == (ClaimState.HARMED, "unpublished")
+
+
+def of(session: str, turn: str, **members: Any) -> EditPayload:
+    """The payload of a turn that edits nothing."""
+    return EditPayload(session=session, scope=TENANT, turn=turn, **members)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from claimant import Claimant, claiming_engine
+from claimant import TENANT, Claimant, claiming_engine
 from contract_kit import BLOCK
 from splice_kit import Answer
 
-from leyline_engine.contract import ClaimKind, ClaimState, Directive
+from leyline_engine.contract import ClaimKind, ClaimState, Directive, EditPayload
 
 BLOCKS = 64
 SOFT = ClaimKind.SOFT
@@ -153,3 +153,31 @@ def test_a_claim_over_a_spliced_path_ranks_its_copies(claimant: Claimant) -> Non
     assert claimant.kept(("t", "s")) == 288
     take(claimant, BLOCKS - 1 - 8)
     assert claimant.state("s") is ClaimState.EVICTED
+
+
+def test_a_double_under_the_same_key_replaces_no_ranked_block(claimant: Claimant) -> None:
+    """A prompt of whole blocks that is sent again has its last block twice: the claim loses the one
+    that it ranks, though its tokens are found."""
+    prompt = claimant.text(320)
+    claimant.opened("s", prompt)
+    claimant.claim("s", 320, kind=SOFT, priority=0, share=0.5)
+    claimant.engine.ask(prompt, decode=1)
+    take(claimant, BLOCKS - 1 - 10)
+    assert claimant.cached(prompt) == 320
+    status = claimant.status("s")
+    assert (status.state, status.resident_tokens) == (ClaimState.MATERIALIZED, 288)
+
+
+def test_a_later_turn_of_the_same_name_changes_no_claim(claimant: Claimant) -> None:
+    """Claims on a retired turn and on another that took its name hold each its own blocks."""
+    first = claimant.opened("s")
+    claimant.claim("s", 288, id="first")
+    retiring = EditPayload(session="s", scope=TENANT, turn="b", retire=("a",))
+    claimant.engine.ask(claimant.text(70), retiring)
+    second = claimant.opened("s")
+    claimant.claim("s", 288, id="second")
+    claimant.check()
+    claimant.press()
+    claimant.check()
+    assert claimant.cached(first.tokens) == claimant.cached(second.tokens) == 288
+    assert len(claimant.leyline.claims.shelf.held) == 18

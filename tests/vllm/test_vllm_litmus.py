@@ -137,7 +137,7 @@ def test_an_engine_that_loses_blocks_in_silence_fails(
 ) -> None:
     """No loss and no harm are read where the claim's blocks can't be found any more."""
 
-    def nothing(self: BlockCache, blocks: object) -> None:
+    def nothing(self: BlockCache, *removal: object) -> None:
         """No claim hears of it."""
 
     monkeypatch.setattr(BlockCache, "_tell_hiding", nothing)

@@ -117,11 +117,12 @@ class ClaimKeeper:
         self.watched = watched
         self._registry = registry
         self._shelf = shelf
-        self._places: dict[ClaimKey, ClaimPlace] = {}
+        self.places: dict[ClaimKey, ClaimPlace] = {}
+        """The places of live claims."""
 
     def __bool__(self) -> bool:
         """Return True if any claim is live; without one, nothing here costs a request anything."""
-        return bool(self._places)
+        return bool(self.places)
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────
 
@@ -202,14 +203,14 @@ class ClaimKeeper:
         place = ClaimPlace.of(turn, start, end, self._page)
         path = self.names.name(turn.turn, self._shelf.slots(place))
         support = first_pages(path, place.before)
-        self._places[key] = place
+        self.places[key] = place
         self._apply(self.book.seek(key, last_pages(path, count(path) - place.before), support))
         self._drop_names(path)
 
     def _apply(self, effects: Iterable[Effect]) -> None:
         """Have the cache carry out the book's effects."""
         for effect in effects:
-            place = self._places.get(effect.claim)
+            place = self.places.get(effect.claim)
             match effect.change:
                 case Change.LOCK if place is not None:
                     self._shelf.lock(effect.claim, place, count(effect.runs) * self._page)
@@ -222,11 +223,11 @@ class ClaimKeeper:
                 case Change.UNRANK:
                     self._shelf.unrank(effect.claim)
                     self._drop_names(effect.runs)
-        for key in [key for key in self._places if not self.book.lives(key)]:
+        for key in [key for key in self.places if not self.book.lives(key)]:
             # For a claim that has lost all it held, the book has no effects.
             self._shelf.unlock(key)
             self._shelf.unrank(key)
-            del self._places[key]
+            del self.places[key]
 
     def _reach(self, key: ClaimKey, place: ClaimPlace) -> int:
         """Return the number of pages up to the end of what a claim holds."""
@@ -311,7 +312,7 @@ class ClaimKeeper:
 
     def matched(self, session: SessionKey, keys: array[int], length: int) -> None:
         """Record hits of the claims that a session's request covers with ``length`` cached keys."""
-        for key, place in self._places.items():
+        for key, place in self.places.items():
             if place.session == session and place.covered_by(keys, length):
                 self.book.tell_hit(key)
 
@@ -324,7 +325,7 @@ class ClaimKeeper:
             turn, sources, copies: see :func:`.following.followed`.
         """
         session = (turn.scope, turn.session)
-        for key, place in [item for item in self._places.items() if item[1].session == session]:
+        for key, place in [item for item in self.places.items() if item[1].session == session]:
             span = followed(place, turn, sources, copies)
             if span is None or self.book.status(*key).state is State.DEMOTED:
                 continue
@@ -335,7 +336,7 @@ class ClaimKeeper:
 
     def holds(self) -> Iterator[tuple[int, tuple[Run, ...]]]:
         """Yield what each claim holds, and the position from which on that is spliced."""
-        return ((place.exact, self.book.held(key)) for key, place in self._places.items())
+        return ((place.exact, self.book.held(key)) for key, place in self.places.items())
 
     # ── the cache's side ──────────────────────────────────────────────────────────────────────
 
@@ -353,7 +354,7 @@ class ClaimKeeper:
 
     def _missing(self, key: ClaimKey) -> tuple[Run, ...]:
         """Return what a claim holds and the cache no longer has."""
-        place = self._places.get(key)
+        place = self.places.get(key)
         if place is None:
             return ()
         held = self.book.held(key)
@@ -386,7 +387,7 @@ class ClaimKeeper:
 
     def lose_all(self, cause: str) -> None:
         """Record that the cache is empty: every claim that held anything is harmed."""
-        runs = tuple(run for key in self._places for run in self.book.held(key))
+        runs = tuple(run for key in self.places for run in self.book.held(key))
         if runs:
             self.ledger.append(Lost(runs=runs, cause=cause, free=self._free()))
             self._apply(self.book.lost(runs, cause))

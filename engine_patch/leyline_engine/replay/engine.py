@@ -232,8 +232,9 @@ class ReplayEngine:
         self._admitter.retained(turn)
         if admission.edited:
             self.claims.follow(turn, admission.sources, admission.edited)
-        if retires and not self.claims.keeper:  # claims may be on what would go
-            self.metrics.retired(retire(self.cache, turn, retires, self._running))
+        if retires:
+            claimed = self.claims.keeper.places.values()
+            self.metrics.retired(retire(self.cache, turn, retires, self._running, claimed))
 
     def _forgets_for(self, request: GenerationRequest, payload: EditPayload) -> None:
         """Withhold KV of the session's running requests, which may have read forgotten spans."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from leyline_engine.claims.place import ClaimPlace
 from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import Node
 from leyline_engine.replay.sequence import Sequence
@@ -11,7 +12,11 @@ from leyline_engine.sources import SourceTurn
 
 
 def retire(
-    cache: CacheManager, last: SourceTurn, turns: Collection[str], running: Iterable[Sequence]
+    cache: CacheManager,
+    last: SourceTurn,
+    turns: Collection[str],
+    running: Iterable[Sequence],
+    claimed: Iterable[ClaimPlace] = (),
 ) -> int:
     """Drop retained turns, and free their KV, but for what others have as well.
 
@@ -19,6 +24,7 @@ def retire(
         last: the turn after which the others of its session aren't continued.
         turns: names of those; unknown ones are passed over.
         running: requests that run.
+        claimed: the places of claims; the session's own stay.
 
     Returns:
         Number of slots that left the cache.
@@ -29,6 +35,7 @@ def retire(
     for turn in gone:
         registry.drop(session, turn.turn)
     spared = [request.keys() for request in running if request.session == session]
+    spared += [place.keys for place in claimed if place.session == session]
     kept: set[Node] = set()
     for keys in (*spared, *(turn.keys() for turn in registry.turns(session))):
         kept.update(tree.path(tree.match(keys).node))

@@ -21,9 +21,10 @@ from leyline_engine.contract import (
     ProblemCode,
     decode_command,
 )
+from leyline_engine.publications import Publication
 from leyline_engine.rules import CheckedRequest
 from leyline_engine.server.claim_clock import ClaimAnswer, ClaimMessage
-from leyline_engine.sources import SourceTurn
+from leyline_engine.sources import SessionKey, SourceTurn
 
 LIMITS_VARIABLE = "LEYLINE_CLAIM_LIMITS"
 """Environment variable: ``{"share": 0.5, …}``, fields of :class:`~.claims.limits.Limits`."""
@@ -82,6 +83,11 @@ class ClaimDesk:
         self.keeper.follow(source, checked.edit.sources, checked.edit.own_copies)
         # Moved claims may lock more than before, where they lay over another claim.
         self.recheck = True
+
+    def paths(self, session: SessionKey) -> list[Publication]:
+        """Return the paths that a session's claims hold or rank: a retirement spares them."""
+        places = (each for each in self.keeper.places.values() if each.session == session)
+        return [Publication.of_turn(each.turn).cut(len(each.keys)) for each in places]
 
 
 def explain(refusal: ClaimRefusal) -> str:

@@ -391,5 +391,5 @@ class SchedulerEngine:
             with contained("moving claims"):
                 self.claims.became_source(turn, source)
             self._indexer.ended(turn, source)
-            if source is not None and not self.claims.keeper:  # they may be on what would go
-                self.forgets.retire(turn)
+            if source is not None:
+                self.forgets.retire(turn, self.claims.paths)

@@ -234,7 +234,7 @@ class Forgetter:
         """Drop turns that none continues, free KV that only they have, and return its slots.
 
         Args:
-            spared: paths of the session's running requests.
+            spared: paths of the session's running requests and claims.
         """
         for name in turns:
             self._registry.drop(session, name)

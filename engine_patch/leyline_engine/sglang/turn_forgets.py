@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -29,6 +29,7 @@ from leyline_engine.sglang.publishing import KeptOut
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.splicer import release_sources
 from leyline_engine.sglang.turn import Phase, Turn
+from leyline_engine.sources import SessionKey
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +120,12 @@ class TurnForgets:
                 self._cache.empty_corpus()  # it added to it while it ran
             self._forgetter.pending.let_go([turn])
 
-    def retire(self, turn: Turn) -> None:
-        """Drop the turns that one retires which was just retained."""
+    def retire(self, turn: Turn, claimed: Callable[[SessionKey], list[Publication]]) -> None:
+        """Drop the turns that one retires which was just retained.
+
+        Args:
+            claimed: returns the paths of a session's claims.
+        """
         payload, session = turn.payload, turn.session
         if payload is None or session is None or not payload.retire:
             return
@@ -129,6 +134,7 @@ class TurnForgets:
             Publication(each.keys(each.req.origin_input_ids), each.lineage, each.space)
             for each in others
         ]
+        spared += claimed(session)
         with contained("freeing what no turn continues"):
             gone = [name for name in payload.retire if name != payload.turn]
             self._accounts.retired(self._forgetter.retire(session, gone, spared))

@@ -15,6 +15,8 @@ from leyline_engine.pending import PendingForgets
 
 GROUP = 0
 """The one KV cache group of the models that are spliced."""
+UNPUBLISHED = "unpublished"
+"""The cause of a removal that nobody asked for: no rows are there, or no forget would find them."""
 
 
 class BlockCache:
@@ -37,8 +39,8 @@ class BlockCache:
     ) -> None:
         self.block = block
         self.pending = PendingForgets()
-        self.hiding: Callable[[Sequence[Any]], None] = lambda _: None
-        """Called with blocks that are about to be removed from what is found."""
+        self.hiding: Callable[[Sequence[Any], str], None] = lambda _, __: None
+        """Called with blocks that are about to be removed from what is found, and the cause."""
         self._pool = pool
         self._full_key = full_key
         self._evicted = evicted
@@ -181,34 +183,39 @@ class BlockCache:
 
     # What is removed.
 
-    def remove(self, keys: Iterable[bytes]) -> list[Any]:
-        """Remove all blocks under these keys, so that nobody finds them; returns the blocks."""
+    def remove(self, keys: Iterable[bytes], cause: str) -> list[Any]:
+        """Remove all blocks under these keys, so that nobody finds them; returns the blocks.
+
+        Args:
+            cause: the cause that claims on them report.
+        """
         removed: list[Any] = []
         names = list(keys)
         # One loss to the claims on a path, not one of each block.
-        self._tell_hiding([block for key in names if (block := self._one(key)) is not None])
+        found = [block for key in names if (block := self._one(key)) is not None]
+        self._tell_hiding(found, cause)
         for key in names:
             while (block := self._one(key)) is not None:
-                self.hide(block)
+                self.hide(block, cause)
                 removed.append(block)
         return removed
 
     def _one(self, key: bytes) -> Any:
         return self._pool.cached_block_hash_to_block.get_one_block(self._full_key(key, GROUP))
 
-    def hide(self, block: Any) -> None:
-        """Remove one block from what is found."""
+    def hide(self, block: Any, cause: str) -> None:
+        """Remove one block from what is found; see :meth:`remove`."""
         if block.block_hash is not None:
-            self._tell_hiding([block])
+            self._tell_hiding([block], cause)
             self._removing = True
             try:
                 self._pool.evict_blocks({int(block.block_id)})
             finally:
                 self._removing = False
 
-    def _tell_hiding(self, blocks: Sequence[Any]) -> None:
+    def _tell_hiding(self, blocks: Sequence[Any], cause: str) -> None:
         with contained("ending claims"):
-            self.hiding(blocks)
+            self.hiding(blocks, cause)
 
     def begin_step(self) -> None:
         """Record that vLLM begins to put a step together."""
@@ -217,7 +224,7 @@ class BlockCache:
     def hide_recent(self) -> None:
         """Remove what was filed for steps that may have computed on rows that aren't there."""
         for number in self._filed | self._filed_before:
-            self.hide(self._pool.blocks[number])
+            self.hide(self._pool.blocks[number], UNPUBLISHED)
 
     def leaving(self, blocks: Iterable[Any]) -> None:
         """Record that a request is about to give blocks back, maybe a step later."""

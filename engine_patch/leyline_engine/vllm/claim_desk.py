@@ -72,10 +72,10 @@ class SchedulerClaims(ClaimDesk):
         self.shelf.passed_over = self.keeper.passed_over
         cache.hiding = self._hiding
 
-    def _hiding(self, blocks: Sequence[Any]) -> None:
+    def _hiding(self, blocks: Sequence[Any], cause: str) -> None:
         """End the claims on blocks that are about to be removed from what is found."""
         if self.keeper:
-            self.keeper.lose(self._slots(lambda: blocks)(), "forgotten")
+            self.keeper.lose(self._slots(lambda: blocks)(), cause)
 
     def refuse_request(
         self, request: Any, turn: Turn | None, found: Callable[[], Sequence[Any]]

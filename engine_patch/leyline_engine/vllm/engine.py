@@ -28,7 +28,7 @@ from leyline_engine.vllm.accounts import Accounts
 from leyline_engine.vllm.admission import Admission
 from leyline_engine.vllm.arrivals import Arrivals
 from leyline_engine.vllm.block_keys import PathHasher, space_of
-from leyline_engine.vllm.blocks import BlockCache
+from leyline_engine.vllm.blocks import UNPUBLISHED, BlockCache
 from leyline_engine.vllm.claim_desk import OpenClaims, SchedulerClaims
 from leyline_engine.vllm.control import ControlDesk
 from leyline_engine.vllm.forgetting import Forgetter
@@ -324,7 +324,7 @@ class SchedulerEngine:
         """Remove blocks that vLLM has filed for a step from which it took the request again."""
         blocks = self._blocks_of(request.request_id)
         for block in blocks[self._written(request) // self.cache.block :]:
-            self.cache.hide(block)
+            self.cache.hide(block, UNPUBLISHED)
         self.cache.leaving(blocks)
 
     def failed(self) -> None:
@@ -370,10 +370,11 @@ class SchedulerEngine:
         if self.registry.get(session, source.turn) is source:
             self._keys.note(source, turn.keys.plain)
         self.claims.became_source(turn, source)
-        if turn.payload is not None and turn.payload.retire and not self.claims.keeper:
+        if turn.payload is not None and turn.payload.retire:
             gone = [name for name in turn.payload.retire if name != turn.payload.turn]
             others = [each for each in self.turns.values() if each.session == session]
             spared = [each.path(each.prompt) for each in others]
+            spared += self.claims.paths(session)
             self._accounts.retired(self._forgetter.retire(session, gone, spared))
 
     def _note(self, request: Any, turn: Turn | None) -> None:

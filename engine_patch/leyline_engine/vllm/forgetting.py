@@ -19,7 +19,7 @@ from leyline_engine.plan import page_floor
 from leyline_engine.publications import Publication, Publications
 from leyline_engine.sources import SessionKey, SourceRegistry
 from leyline_engine.vllm.block_keys import PathHasher
-from leyline_engine.vllm.blocks import BlockCache
+from leyline_engine.vllm.blocks import UNPUBLISHED, BlockCache
 
 _REMEMBERED = 4096
 """Number of tickets whose counts are kept; as many as records are kept of requests."""
@@ -166,7 +166,7 @@ class Forgetter:
 
     def _overwrite(self, keys: Iterable[bytes], ticket: str) -> int:
         overwritten = 0
-        for block in self._cache.remove(keys):
+        for block in self._cache.remove(keys, "forgotten" if ticket else UNPUBLISHED):
             if self._cache.doom(block):
                 overwritten += self._cache.block
             elif ticket:
@@ -239,7 +239,7 @@ class Forgetter:
         """Drop turns that none continues, free KV that only they have, and return its tokens.
 
         Args:
-            spared: paths of the session's running requests.
+            spared: paths of the session's running requests and claims.
         """
         for name in turns:
             self._registry.drop(session, name)
@@ -247,7 +247,7 @@ class Forgetter:
         freed = 0
         for doomed in self._doomed(session, kept, {}):
             keys = self._keys(doomed)[doomed.theirs // self._cache.block :]
-            for block in self._cache.remove(keys):
+            for block in self._cache.remove(keys, "retired"):
                 self._cache.retire(block)
                 freed += self._cache.block
             self._publications.cut(doomed.session, doomed.path, doomed.start)

@@ -145,9 +145,12 @@ class Stepper:
 
 
 def _count_cached(request: Any, tokens: int) -> None:
-    """Add tokens to those that vLLM reports as cached, unless it has reported already."""
+    """Add tokens to those that vLLM reports as cached, unless it has reported already.
+
+    As vLLM does, it counts a preempted request's first prefill only.
+    """
     stats = request.prefill_stats
-    if stats is not None:
+    if stats is not None and request.num_preemptions <= 0:
         stats.set(
             stats.num_prompt_tokens,
             stats.num_local_cached_tokens,

@@ -63,7 +63,7 @@ class Withholder:
 
     def _hide(self, blocks: Sequence[Any]) -> None:
         for block in blocks:
-            self._cache.hide(block)
+            self._cache.hide(block, "forgotten")
             self._cache.doom(block)
 
     def releasing(self, request: Any) -> None:

@@ -211,7 +211,7 @@ class ClaimScheduler(Scheduler):
         """Locks, ranks and names are those of live claims, and no claim lost anything unheard."""
         keeper, shelf = self.keeper, self.engine.claims.shelf
         live = {(s.claim.tenant, s.claim.id): s for s in keeper.book.live()}
-        assert keeper._places.keys() == live.keys()
+        assert keeper.places.keys() == live.keys()
         locks = {k for k, s in live.items() if s.claim.hard and s.state is ClaimState.MATERIALIZED}
         assert shelf._locks.keys() == locks
         assert shelf._ranked.keys() == live.keys() - locks

@@ -144,7 +144,7 @@ class Claimant:
 
     def kept(self, key: tuple[str, str]) -> int:
         """The number of tokens that are found of a claim's path, also after a splice."""
-        place = self.leyline.claims.keeper._places[key]
+        place = self.leyline.claims.keeper.places[key]
         return len(self.leyline.claims.shelf.slots(place))
 
     # What must always hold.
@@ -154,7 +154,7 @@ class Claimant:
         holders that are counted."""
         keeper, shelf = self.leyline.claims.keeper, self.leyline.claims.shelf
         live = {(s.claim.tenant, s.claim.id): s for s in keeper.book.live()}
-        assert keeper._places.keys() == live.keys()
+        assert keeper.places.keys() == live.keys()
         locks = {k for k, s in live.items() if s.claim.hard and s.state is ClaimState.MATERIALIZED}
         assert shelf._locked.keys() == locks
         assert shelf._ranked.keys() == live.keys() - locks
@@ -162,7 +162,7 @@ class Claimant:
         pages = {page for key in live for page in pages_of(keeper.book.held(key))}
         assert len(keeper.names) == len(pages)
         for key, (_, blocks) in shelf._locked.items():
-            found = shelf._find(keeper._places[key], len(blocks) * BLOCK)
+            found = shelf._find(keeper.places[key], len(blocks) * BLOCK)
             assert found == blocks, f"{key} lost what it locks"
         for key in live:
             assert not keeper._missing(key), f"{key} lost KV without notice"

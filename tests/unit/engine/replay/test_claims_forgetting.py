@@ -189,3 +189,17 @@ def test_labels_name_what_a_claimed_forget_reaches() -> None:
     run(engine, [*prompt[:120], 9], payload)
     assert status(engine, "head").state is ClaimState.MATERIALIZED
     assert status(engine, "all").state is ClaimState.HARMED
+
+
+@pytest.mark.parametrize("kind", [ClaimKind.HARD, ClaimKind.SOFT])
+def test_a_retirement_spares_what_a_claim_holds(kind: ClaimKind) -> None:
+    """KV of a retired turn is free at once, but for a claim's; nothing is harmed."""
+    engine = make_engine(900)
+    claimed = keep(engine, "t1", 200, 1)
+    control = keep(engine, "t1", 200, 2, session="other")
+    claim(engine, "t1", 90, kind=kind)
+    keep(engine, "t2", 20, 3, retire=("t1",))
+    keep(engine, "t2", 20, 4, session="other", retire=("t1",))
+    assert (cached(engine, claimed), cached(engine, control)) == (90, 0)
+    assert status(engine).state is ClaimState.MATERIALIZED
+    check_claims(engine)
