@@ -20,6 +20,7 @@ import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+from support.provider import AUDIENCE, provider
 from support.redis_server import free_port
 from support.stack import serving
 
@@ -500,3 +501,26 @@ def test_keys_are_asked_for_and_tenants_are_apart(
             assert "private" not in page.content() and "later" not in page.content()
     finally:
         proxy.stop()
+
+
+def test_a_token_of_no_tenant_can_be_replaced(
+    browser: Browser, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token that the provider signed, but that may do nothing here, brings the dialog back."""
+    with provider() as issuer:
+        monkeypatch.setenv("LEYLINE_OIDC_ISSUER", issuer.origin)
+        monkeypatch.setenv("LEYLINE_OIDC_AUDIENCE", AUDIENCE)
+        monkeypatch.setenv("LEYLINE_OIDC_TENANTS", json.dumps({"agents": "red"}))
+        proxy = Proxy(engine)
+        try:
+            with opened(browser, proxy.origin) as watched:
+                page = watched.page
+                field = page.get_by_label("Key", exact=True)
+                field.fill(issuer.token(tenant="strangers"))
+                page.keyboard.press("Enter")
+                expect(page.locator("#key-problem")).to_contain_text("tenant")
+                field.fill(issuer.token(tenant="agents"))
+                page.keyboard.press("Enter")
+                expect(page.get_by_role("heading", name="No sessions yet")).to_be_visible()
+        finally:
+            proxy.stop()

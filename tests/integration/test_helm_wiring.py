@@ -160,6 +160,32 @@ def test_redis_is_reached_where_it_is_named(everything: list[Manifest]) -> None:
     assert not [item for item in _rules(render({}), "proxy", "egress") if item[1] == 6379]
 
 
+@pytest.mark.parametrize(
+    ("settings", "ports"),
+    [
+        pytest.param({}, set(), id="none"),
+        pytest.param({"oidc_issuer": "https://login.example.com/a"}, {443}, id="by discovery"),
+        pytest.param(
+            {"oidc_issuer": "https://login.example.com:8443", "oidc_jwks_url": "http://keys/k"},
+            {8443, 80},
+            id="keys elsewhere",
+        ),
+    ],
+)
+def test_the_identity_provider_is_reached_where_it_is_named(
+    settings: dict[str, str], ports: set[int]
+) -> None:
+    """The proxy reaches the ports of its issuer and of the keys, at the named peers alone."""
+    peer = {"ipBlock": {"cidr": "203.0.113.0/24"}}
+    audience = {"oidc_audience": ["leyline"]} if settings else {}
+    values = {
+        "proxy": {"settings": settings | audience},
+        "networkPolicy": {"identityProvider": [peer]},
+    }
+    ways = _rules(render(values), "proxy", "egress")
+    assert {port for to, port, _ in ways if to == peer} == ports
+
+
 def test_prometheus_and_ingress_may_come() -> None:
     """Prometheus reaches proxies and engines, or the admin port where metrics are there; an ingress
     controller the API, where there is an ingress."""

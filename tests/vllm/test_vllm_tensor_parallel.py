@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks splice what one does, and what the contract says."""
+"""Two tensor-parallel ranks splice what one does and what the contract says, and forget alike."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from contract_kit import (
     BOUND,
     CONTROL_FACTOR,
@@ -18,11 +19,18 @@ from contract_kit import (
     expect,
     load_reference,
 )
+from forget_story import SECRET, Story, asked
 from oracle_models import OracleModel
 from oracle_reference import Fresh
-from splice_kit import splicing_engine
+from splice_kit import SplicingEngine, splicing_engine
 
-from leyline_engine.contract import Directive, EditPayload, Outcome
+from leyline_engine.contract import (
+    Directive,
+    EditPayload,
+    Outcome,
+    SpanLabel,
+    apply_directives,
+)
 
 
 class SessionOfRanks(PlayedSession):
@@ -67,3 +75,63 @@ def test_two_ranks_answer_as_one_and_as_the_contract(vllm_model: Path) -> None:
         assert turn.receipt.outcome is Outcome.SPLICED
         exact = expect(subject, [Fresh(turn.answer.prompt)], turn.answer)
         assert distance(turn.answer, exact) > CONTROL_FACTOR * BOUND
+
+
+def rows_near(worker: Any, wanted: list[torch.Tensor], block: int, capacity: int) -> list[bool]:
+    """Find values in the first layer of a rank's pool; runs in the rank's process.
+
+    Args:
+        wanted: by rank, values ``[n, heads * dim]``.
+    """
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    from leyline_engine.rows.paging import by_slot
+
+    tensors = get_kv_transfer_group().rows.pool.tensors
+    every = torch.arange(block, block + capacity)
+    rows = by_slot(tensors.values[0], tensors.value_paging)[every].flatten(1)
+    mine = wanted[worker.rank]
+    nearest = torch.cdist(mine, rows).min(dim=1).values / mine.norm(dim=1)
+    return [bool(error < 1e-3) for error in nearest]
+
+
+def held_by_rank(
+    engine: SplicingEngine, subject: OracleModel, tokens: Sequence[int]
+) -> list[set[int]]:
+    """By rank, the tokens among these that have a row in its pool, free blocks included."""
+    layer = subject.model.model.layers[0]
+    with torch.no_grad():
+        embedded = subject.model.model.embed_tokens(torch.tensor(tokens))
+        values = layer.self_attn.v_proj(layer.input_layernorm(embedded))
+    cache = engine.leyline.cache
+    parts = [part.contiguous() for part in values.chunk(2, dim=1)]
+    found = engine.llm.collective_rpc(rows_near, args=(parts, cache.block, cache.capacity))
+    return [{t for t, near in zip(tokens, rank, strict=True) if near} for rank in found]
+
+
+@pytest.mark.nightly
+def test_a_forget_overwrites_the_rows_of_every_rank(vllm_model: Path) -> None:
+    """Each rank has half of every row, and no half of the secret is left, spliced or not."""
+    subject = load_reference(vllm_model)
+    with splicing_engine(vllm_model, tensor_parallel_size=2) as engine:
+        story = Story(engine)
+        told = story.tell()
+        cut = (Directive(20, 30, ()),)
+        spliced = asked(
+            engine,
+            (*apply_directives(told.tokens, cut), 77),
+            EditPayload(
+                session=story.session,
+                scope="t",
+                turn="t2",
+                sources=(told.ref("t1"),),
+                directives=cut,
+                spans=(SpanLabel("head", 0, 90), SpanLabel("secret", 90, 130)),
+            ),
+        )
+        assert spliced.record is not None
+        assert spliced.record.receipt.outcome is Outcome.SPLICED
+        assert held_by_rank(engine, subject, story.secret) == [set(story.secret)] * 2
+        counts = story.forget()
+        assert counts.overwritten > 2 * SECRET and counts.pending == 0
+        assert held_by_rank(engine, subject, story.secret) == [set(), set()]

@@ -62,7 +62,11 @@ def examine_keys(settings: Settings, now: float) -> list[Finding]:
                 "Write each line as TENANT:KEY or TENANT:sha256:HEX; leyline keys new makes one.",
             )
         ]
-    found = [keys_verdict((*keys, *filed), settings.host, now)]
+    keys = (*keys, *filed)
+    if not keys and settings.oidc_issuer is not None:
+        found = [ok(name, "none: callers need a token of the identity provider")]
+    else:
+        found = [keys_verdict(keys, settings.host, now)]
     if file is not None:
         text = file.read_text(encoding="utf-8", errors="replace")
         found += file_verdicts(f"{name}.file", file, file.stat().st_mode, plain=_has_plain(text))
@@ -107,6 +111,8 @@ def examine_hosts(settings: Settings) -> list[Finding]:
     name, listed = "allowed-hosts", settings.allowed_hosts
     if configured_keys(settings) or settings.api_keys_file is not None:
         return [skip(name, "API keys are configured: requests may name any host")]
+    if settings.oidc_issuer is not None:
+        return [skip(name, "callers need a token: requests may name any host")]
     everywhere = settings.host in ANYWHERE
     if everywhere and not listed:
         return [

@@ -36,6 +36,7 @@ from leyline_proxy.upstream.client import NoCapability, UpstreamClient
 from leyline_proxy.upstream.proof import Rendering
 
 MIB = 1 << 20
+ISSUER: dict[str, Any] = {"oidc_issuer": "https://login.example.com", "oidc_audience": ("leyline",)}
 STORE = stores.StoreNeeds(RedisOptions("redis://h"), "redis", "leyline", "session_store")
 SERVER = stores.ServerFacts("7.0.15", "noeviction", 0, MIB)
 CAPABILITY = Capability(
@@ -340,6 +341,18 @@ def test_the_hosts_of_an_open_proxy() -> None:
     status, told = verdict(host=anywhere, allowed_hosts=("gpu1",))
     assert status is Status.OK and "gpu1" in told
     assert verdict(host=anywhere, api_keys=("red:k1",))[0] is Status.SKIP
+    assert verdict(host=anywhere, **ISSUER)[0] is Status.SKIP
+
+
+def test_a_proxy_with_an_issuer_alone_is_not_open() -> None:
+    """Without an API key nobody gets in but by a token; without either, everybody does."""
+
+    def verdict(**settings: Any) -> Status:
+        (found,) = configured.examine_keys(Settings(host="::", **settings), 0)
+        return found.status
+
+    assert verdict() is Status.WARN
+    assert verdict(**ISSUER) is Status.OK
 
 
 def test_files_of_keys_are_nobody_elses() -> None:

@@ -134,7 +134,7 @@ class Page {
         }
       } else if (response.status === 404) {
         state.sessions.delete(id);
-      } else if (response.status === 401) {
+      } else if (this.key.refusedBy(response)) {
         this.#lock(await problemOf(response));
       }
       this.draw();

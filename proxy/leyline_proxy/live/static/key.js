@@ -25,6 +25,11 @@ export class Key {
   get headers() {
     return this.#value ? { authorization: `Bearer ${this.#value}` } : {};
   }
+
+  // True if another key may be let in: 403 is for a token that is nobody's here.
+  refusedBy(response) {
+    return response.status === 401 || (response.status === 403 && this.#value !== "");
+  }
 }
 
 // What the proxy says of a refusal, for people.

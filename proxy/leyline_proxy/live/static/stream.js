@@ -60,7 +60,7 @@ export class Stream {
       const headers = { accept: "text/event-stream", ...this.#key.headers };
       if (this.#lastId) headers["last-event-id"] = this.#lastId;
       const response = await fetch(this.#url, { headers, signal: abort.signal, cache: "no-store" });
-      if (response.status === 401) {
+      if (this.#key.refusedBy(response)) {
         this.#stopped = true;
         this.#told.locked(await problemOf(response));
         return 0;
