@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
@@ -18,7 +19,7 @@ from support.fake_engine import CAPABILITY, FakeEngine
 from support.stack import serving
 from typer.testing import CliRunner
 
-from leyline_engine.contract import Refusal
+from leyline_engine.contract import Plugin, Refusal
 from leyline_proxy.cli import build_app
 
 LEYLINE = str(Path(sys.executable).parent / "leyline")
@@ -126,6 +127,12 @@ def test_doctor_tells_who_splices() -> None:
         assert (code, "its KV is FP8; LMCache" in output) == (1, True)
         assert "  its KV is FP8: start with --kv-cache-dtype bf16" in output
         assert "  LMCache: the engine names no remedy" in output
+        engine.capability = msgspec.structs.replace(CAPABILITY, plugin=Plugin(version="0.0.1"))
+        code, output = run("doctor", origin)
+        assert (code, "This engine splices" in output) == (1, False)
+        assert "plugin_too_old" in output and "upgrade the plugin" in output
+        code, output = run("doctor", origin, "--json")
+        assert (code, json.loads(output)["mismatch"]["reason"]) == (1, "plugin_too_old")
         engine.capability = None
         code, output = run("doctor", origin)
         assert (code, "without the Leyline plugin" in output) == (1, True)

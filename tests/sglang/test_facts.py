@@ -24,7 +24,7 @@ from sglang.srt.runtime_context import get_context
 from sglang.srt.server_args import ServerArgs
 from transformers import LlamaConfig
 
-from leyline_engine.contract import RotaryFacts
+from leyline_engine.contract import RotaryFacts, judge, this_plugin
 from leyline_engine.fingerprint import model_fingerprint
 from leyline_engine.measured_keys import Measured
 from leyline_engine.rotation import Pairing, Rotary
@@ -55,6 +55,7 @@ def fresh_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REFUSED: dict[str, tuple[object, str]] = {
+    "version": ("0.6.0", "SGLang 0.6.0"),
     "kv_dtype": ("float8_e5m2", "KV dtype float8_e5m2"),
     "page_size": (8, "pages of 8 tokens"),
     "radix_cache": (False, "the radix cache is disabled"),
@@ -232,7 +233,9 @@ def test_a_supported_engine_is_described_whole(tmp_path: Path) -> None:
     assert capability.splices, capability.unsupported_reason
     assert (capability.unsupported_reason, capability.refusals) == ("", ())
     assert (capability.engine, capability.model) == ("sglang", "tiny")
-    assert capability.engine_version == "sglang 0.5.23"
+    assert capability.engine_version == capability.engine_label == "sglang 0.5.23"
+    assert capability.plugin == this_plugin()
+    assert judge(capability) is None
     assert capability.architecture == "Layers"
     assert (capability.vocab_size, capability.max_context) == (100, 8192)
     assert capability.kv is not None

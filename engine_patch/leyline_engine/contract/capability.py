@@ -75,6 +75,15 @@ class Refusal(msgspec.Struct, frozen=True):
     """The remedy, such as a flag to drop; empty if none is known."""
 
 
+class Plugin(msgspec.Struct, frozen=True, kw_only=True):
+    """The release of Leyline beside an engine; empty if it came before these fields."""
+
+    version: str = ""
+    """Version of the wheel that the plugin is a part of."""
+    proxies: str = ""
+    """Versions of earlier proxies whose edits it takes (PEP 440): ``>=0.1.0``."""
+
+
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's properties, and whether it splices."""
 
@@ -110,6 +119,14 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas behind one address, each with its own KV pool."""
     instance: str = ""
     """Name of this run of the engine: turns that an earlier run retained are gone."""
+    plugin: Plugin = Plugin()
+
+    @property
+    def engine_label(self) -> str:
+        """The engine and its version in words, such as ``sglang 0.5.23``."""
+        if self.engine_version.startswith(f"{self.engine} "):
+            return self.engine_version
+        return f"{self.engine} {self.engine_version}"
 
     @property
     def receipt_in_answer(self) -> bool:

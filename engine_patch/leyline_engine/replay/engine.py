@@ -13,7 +13,6 @@ from secrets import token_hex
 import torch
 from transformers import __version__ as transformers_version
 
-from leyline_engine.claims.keeper import ArrivingRequest
 from leyline_engine.contract import (
     ATTENTION_SINK,
     Capability,
@@ -25,6 +24,7 @@ from leyline_engine.contract import (
     Proof,
     Recompute,
     engine_actions,
+    this_plugin,
 )
 from leyline_engine.edits import forgets
 from leyline_engine.energy import EnergyAccount
@@ -40,7 +40,12 @@ from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.pool import KVLayout, KVPool
 from leyline_engine.replay.cache.slots import PoolExhaustedError, PoolStats
 from leyline_engine.replay.cache.working import WorkingCache
-from leyline_engine.replay.engine_claims import EngineClaims, OpenClaims, RefusedByClaimError
+from leyline_engine.replay.engine_claims import (
+    EngineClaims,
+    OpenClaims,
+    RefusedByClaimError,
+    candidate_of,
+)
 from leyline_engine.replay.margin_gate import MarginGate, load
 from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.replay.models.rotary_probe import read_model_facts
@@ -126,6 +131,7 @@ class ReplayEngine:
             kv=_kv_facts(self._layout, pool_tokens, page_tokens),
             sink=ATTENTION_SINK,
             instance=token_hex(8),
+            plugin=this_plugin(),
         )
 
     def admit(self, request: GenerationRequest) -> Sequence:
@@ -142,7 +148,7 @@ class ReplayEngine:
         if payload is not None and forgets(payload):
             self._forgets_for(request, payload)
         admits = self._admits(request)
-        self.claims.arrived(_candidate(request), admits=admits)
+        self.claims.arrived(candidate_of(request), admits=admits)
         admission = self._admitter.admit(
             request.request_id,
             request.tokens,
@@ -176,7 +182,7 @@ class ReplayEngine:
                 f"the prompt has {length} tokens and {request.max_new_tokens} more are asked for; "
                 f"the context holds {self.max_context}"
             )
-        keeper, candidate, payload = self.claims.keeper, _candidate(request), request.payload
+        keeper, candidate, payload = self.claims.keeper, candidate_of(request), request.payload
 
         def cached() -> list[int]:
             slots: list[int] = self._admitter.cached(request.tokens, payload).tolist()
@@ -201,7 +207,7 @@ class ReplayEngine:
         """Return why a request found no slot to continue; None if no claim holds any."""
         done = len(sequence.fed)
         candidate = replace(
-            _candidate(request),
+            candidate_of(request),
             prompt_tokens=len(request.tokens) + done,
             max_new_tokens=request.max_new_tokens - done,
         )
@@ -384,16 +390,4 @@ def _kv_facts(layout: KVLayout, tokens: int, page_tokens: int) -> KVFacts:
         bytes_per_token=layout.bytes_per_token,
         capacity_tokens=tokens,
         page_tokens=page_tokens,
-    )
-
-
-def _candidate(request: GenerationRequest) -> ArrivingRequest:
-    payload = request.payload
-    return ArrivingRequest(
-        name=request.request_id,
-        tenant=payload.scope if payload else "",
-        session=payload.session if payload else "",
-        source=payload.turn if payload else "",
-        prompt_tokens=len(request.tokens),
-        max_new_tokens=request.max_new_tokens,
     )

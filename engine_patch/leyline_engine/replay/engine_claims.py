@@ -23,6 +23,7 @@ from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import Node
 from leyline_engine.replay.cache.shelf import TreeShelf
 from leyline_engine.replay.cache.slots import Slots
+from leyline_engine.replay.requests import GenerationRequest
 from leyline_engine.sources import SessionKey, SourceTurn
 
 
@@ -169,3 +170,16 @@ class OpenClaims(Protocol):
     """Opens the claims of an engine; options are bound already."""
 
     def __call__(self, cache: CacheManager, clip_output: int, /) -> EngineClaims: ...
+
+
+def candidate_of(request: GenerationRequest) -> ArrivingRequest:
+    """Return a request as claims see it."""
+    payload = request.payload
+    return ArrivingRequest(
+        name=request.request_id,
+        tenant=payload.scope if payload else "",
+        session=payload.session if payload else "",
+        source=payload.turn if payload else "",
+        prompt_tokens=len(request.tokens),
+        max_new_tokens=request.max_new_tokens,
+    )

@@ -1,4 +1,8 @@
-"""Entry point ``leyline`` of ``sglang.srt.plugins``: runs in every SGLang process."""
+"""Entry point ``leyline`` of ``sglang.srt.plugins``: runs in every SGLang process.
+
+A SGLang of a version that wasn't tested is left as it is: the back end's name stands for its own
+radix cache there, so that it serves without splicing.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from leyline_engine.contract import SGLANG, engine_versions, is_tested
 from leyline_engine.settings import MATCHER_VARIABLE, copy_limits, recompute_from
 
 BACKEND = "leyline"
@@ -21,12 +26,17 @@ def register() -> None:
         get_radix_cache_factory,
         register_radix_cache_backend,
     )
+    from sglang.version import __version__
+
+    if get_radix_cache_factory(BACKEND) is not None:
+        return
+    if not is_tested(SGLANG, __version__):
+        _leave_as_it_is(__version__)
+        return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from leyline_engine.sglang.server.http import register_http
 
-    if get_radix_cache_factory(BACKEND) is not None:
-        return
     register_radix_cache_backend(BACKEND, create_cache)
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
     streamer = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
@@ -45,6 +55,21 @@ def register() -> None:
     }.items():
         HookRegistry.register(target, hook, HookType.AROUND)
     register_http()
+
+
+def _leave_as_it_is(version: str) -> None:
+    """Have an untested SGLang serve with its own cache under the back end's name, unhooked."""
+    from sglang.srt.mem_cache.registry import (
+        default_radix_cache_factory,
+        register_radix_cache_backend,
+    )
+
+    log.error(
+        "Leyline is tested with SGLang %s, not with %s: this server doesn't splice",
+        " and ".join(engine_versions(SGLANG)),
+        version,
+    )
+    register_radix_cache_backend(BACKEND, default_radix_cache_factory)
 
 
 def create_cache(context: Any) -> Any:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from leyline_engine.vllm.facts.allow_list import CONNECTOR, TESTED_VLLM
+from leyline_engine.contract import VLLM, engine_versions, is_tested
+from leyline_engine.vllm.facts.allow_list import CONNECTOR
 
 _MODULE = "leyline_engine.vllm.connector"
 
@@ -36,8 +37,8 @@ def register() -> None:
 
     if CONNECTOR in KVConnectorFactory._registry:
         return
-    if __version__ not in TESTED_VLLM:
-        tested = ", ".join(sorted(TESTED_VLLM))
+    if not is_tested(VLLM, __version__):
+        tested = ", ".join(engine_versions(VLLM))
         raise UntestedVersionError(f"Leyline is tested with vLLM {tested}, not with {__version__}")
     KVConnectorFactory.register_connector(CONNECTOR, _MODULE, CONNECTOR)
     _hook_scheduler()

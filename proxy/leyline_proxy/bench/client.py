@@ -17,6 +17,7 @@ from leyline_engine.contract import (
     Capability,
     EditPayload,
     TurnRecord,
+    judge,
 )
 
 TOP = 20
@@ -111,12 +112,17 @@ class BenchClient(ABC):
         """Return the engine's account of itself.
 
         Raises:
-            ServerAnswerError: it has none: Leyline's plugin isn't installed there.
+            ServerAnswerError: it has none, as Leyline's plugin isn't installed there, or its
+                versions don't fit this release.
         """
         response = await self._http.get(CAPABILITY_PATH)
         if response.status_code != httpx.codes.OK:
             raise ServerAnswerError(f"{CAPABILITY_PATH} answers {response.status_code}")
-        return msgspec.json.decode(response.content, type=Capability)
+        capability = msgspec.json.decode(response.content, type=Capability)
+        mismatch = judge(capability)
+        if mismatch is not None:
+            raise ServerAnswerError(f"{mismatch}; to fix it, {mismatch.fix}")
+        return capability
 
     async def record(self, message_id: str) -> TurnRecord:
         """Return the engine's account of a request with an envelope, once it has ended.

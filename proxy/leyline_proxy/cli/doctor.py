@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from leyline_engine.contract import CAPABILITY_PATH, Capability
+from leyline_engine.contract import CAPABILITY_PATH, Capability, Mismatch, judge
 
 from . import serve
 
@@ -192,19 +192,20 @@ def _ask_engine(url: str, timeout: float, as_json: bool) -> None:
         else:
             Console(stderr=True).print(f"[red]{escape(str(finding))}[/red]")
         raise typer.Exit(NOT_WELL) from finding
-    effects = _reasoning_edits(url, timeout)
+    effects, mismatch = _reasoning_edits(url, timeout), judge(capability)
     if as_json:
         document = msgspec.to_builtins(capability)
+        document["mismatch"] = None if mismatch is None else msgspec.to_builtins(mismatch)
         if effects is not None:
             document["reasoning_edits"] = effects
         typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
     else:
-        _print(capability)
+        _print(capability, mismatch)
         if effects is not None:
             from ..doctor.reasoning import told
 
             Console().print(f"Stripped thinking: {told(effects)}.", highlight=False)
-    if not capability.splices:
+    if mismatch is not None or not capability.splices:
         raise typer.Exit(NOT_WELL)
 
 
@@ -277,7 +278,7 @@ def _get(url: str, timeout: float) -> httpx.Response:
     return httpx.Response(response.status_code, content=bytes(content))
 
 
-def _print(capability: Capability) -> None:
+def _print(capability: Capability, mismatch: Mismatch | None) -> None:
     console = Console()
     table = Table("Fact", "Value", title="Capability", title_justify="left")
     # Its refusals are listed below.
@@ -285,7 +286,10 @@ def _print(capability: Capability) -> None:
     for name, value in _rows(msgspec.to_builtins(shown)):
         table.add_row(name, escape(value))
     console.print(table)
-    if capability.splices:
+    if mismatch is not None:
+        console.print(f"[red]Versions don't fit: {escape(str(mismatch))}[/red]")
+        console.print(f"  [bold]{escape(mismatch.fix)}[/bold] (docs/compatibility.md)")
+    elif capability.splices:
         console.print("[green]This engine splices.[/green]")
     else:
         reason = capability.unsupported_reason or "it doesn't say why"

@@ -11,13 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from leyline_engine.contract import (
-    ACTION_VERSION,
-    EDIT_ACTION,
-    PROTOCOL_VERSION,
-    Capability,
-    ListClaims,
-)
+from leyline_engine.contract import THIS_RELEASE, Capability, ListClaims, judge
 
 from ..errors import ProxyError
 from ..upstream.client import GATEWAY_FAILURES, NoCapability, UpstreamClient
@@ -88,7 +82,7 @@ async def examine_engine(needs: EngineNeeds) -> list[Finding]:
     if listed.status != httpx.codes.OK:
         return found
     answer = await needs.client.capability()
-    found += [plugin_verdict(needs, answer)]
+    found += [plugin_verdict(needs, answer), versions_verdict(needs, answer)]
     if isinstance(answer, NoCapability):
         why = "without a capability document there is nothing to compare"
         return [*found, skip(f"{needs.of}.secret", why), skip(f"{needs.of}.tokenizer", why)]
@@ -181,36 +175,38 @@ def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Fin
         detail = f"{answer.why}: edits become ordinary prefills"
         fix = (
             "Start SGLang or vLLM with the plugin: install Leyline's wheel next to it, and switch "
-            "it on. SGLang: --radix-cache-backend leyline (docs/sglang.md); vLLM: see docs/vllm.md."
+            "it on. SGLang: --radix-cache-backend leyline (docs/sglang.md); vLLM: docs/vllm.md. "
+            "The engine's log names a version that wasn't tested (docs/compatibility.md)."
         )
         if not answer.settled:
             fix = "Try again when the engine has loaded its model."
         if not needs.splice:
             return warn(name, detail, fix)
         return fail(name, detail, fix)
-    if answer.protocol_version != PROTOCOL_VERSION:
-        return fail(
-            name,
-            f"the engine speaks version {answer.protocol_version} of the contract, and this proxy "
-            f"version {PROTOCOL_VERSION}",
-            "Install one release of Leyline on both sides.",
-        )
     if not answer.splices:
         reason = answer.unsupported_reason or "it gives no reason"
         return fail(
             name,
-            f"{answer.engine} {answer.engine_version} can't splice: {reason}",
+            f"{answer.engine_label} can't splice: {reason}",
             _remedy(answer),
-        )
-    if f"{EDIT_ACTION}@{ACTION_VERSION}" not in answer.actions:
-        return fail(
-            name,
-            f"the engine doesn't take {EDIT_ACTION}@{ACTION_VERSION}",
-            "Install one release of Leyline on both sides.",
         )
     claims = "takes claims" if CLAIMS in answer.actions else "takes no claims"
     off = "" if needs.splice else "; splicing is switched off here (splice: false)"
-    return ok(name, f"{answer.engine} {answer.engine_version} splices and {claims}{off}")
+    return ok(name, f"{answer.engine_label} splices and {claims}{off}")
+
+
+def versions_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Finding:
+    """Judge whether the versions of proxy, plugin and engine fit, as the handshake does."""
+    name = f"{needs.of}.versions"
+    if isinstance(answer, NoCapability):
+        return skip(name, "without a capability document there is nothing to compare")
+    mismatch = judge(answer)
+    if mismatch is not None:
+        detail = f"{mismatch}: edits become ordinary prefills"
+        fix = f"{mismatch.fix[0].upper()}{mismatch.fix[1:]} (docs/compatibility.md)."
+        return fail(name, detail, fix) if needs.splice else warn(name, detail, fix)
+    plugin = answer.plugin.version or "of an early version"
+    return ok(name, f"proxy {THIS_RELEASE.version}, plugin {plugin} and {answer.engine_label} fit")
 
 
 def _remedy(refused: Capability) -> str:

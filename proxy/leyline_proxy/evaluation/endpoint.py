@@ -17,6 +17,7 @@ from leyline_engine.contract import (
     EditPayload,
     TurnRecord,
     edit_envelope,
+    judge,
     sign_envelope,
 )
 from leyline_engine.fidelity.errors import SubjectError
@@ -106,7 +107,11 @@ class EngineEndpoint:
                 f"{self.url} is no engine with Leyline ({CAPABILITY_PATH} answers {status}): give "
                 "the address of SGLang with the plugin or of a replay engine, not of a proxy"
             )
-        return self._decoded(CAPABILITY_PATH, body, Capability)
+        capability = self._decoded(CAPABILITY_PATH, body, Capability)
+        mismatch = judge(capability)
+        if mismatch is not None:
+            raise SubjectError(f"{self.url}: {mismatch}; to fix it, {mismatch.fix}")
+        return capability
 
     def renderer(self) -> RendererDocument | None:
         """Return the engine's chat template and tokenizer; None if it doesn't give them."""

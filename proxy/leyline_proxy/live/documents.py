@@ -32,7 +32,8 @@ def engine_facts(status: UpstreamStatus) -> list[tuple[str, str]]:
     if capability is None:
         return facts
     facts += [
-        ("Engine", f"{capability.engine} {capability.engine_version}"),
+        ("Engine", capability.engine_label),
+        ("Plugin", capability.plugin.version or "unknown"),
         ("Architecture", capability.architecture),
         ("Context", f"{capability.max_context:,} tokens"),
         ("Actions", ", ".join(capability.actions) or "none"),

@@ -18,6 +18,8 @@ from leyline_engine.contract import (
     UNPACKS,
     Capability,
     FidelityProfile,
+    Mismatch,
+    judge,
     profile_of,
 )
 
@@ -55,6 +57,8 @@ class UpstreamStatus:
     """The reason that there is none."""
     settled: bool = True
     """False if the engine may soon report something else."""
+    mismatch: Mismatch | None = None
+    """Versions of plugin, engine and proxy that don't fit: edits become ordinary prefills."""
     rendering: Rendering = field(default_factory=Rendering)
     splicing_allowed: bool = True
     profile: FidelityProfile | None = None
@@ -72,6 +76,8 @@ class UpstreamStatus:
             return f"the engine is down: {self.problem}"
         if self.capability is None:
             return self.capability_problem
+        if self.mismatch is not None:
+            return str(self.mismatch)
         if not self.capability.splices:
             return self.capability.unsupported_reason or "the engine says that it can't splice"
         if self.rendering.renderer is None:
@@ -80,7 +86,10 @@ class UpstreamStatus:
 
     @property
     def fix(self) -> str:
-        """The remedy that the engine names for what keeps it from splicing; empty if none."""
+        """The remedy for versions that don't fit, or the one that the engine names for what keeps
+        it from splicing; empty if none."""
+        if self.up and self.mismatch is not None:
+            return self.mismatch.fix
         capability = self.capability if self.up else None
         return "" if capability is None or capability.splices else capability.unsupported_fix
 
@@ -100,7 +109,8 @@ class UpstreamStatus:
     @property
     def takes_claims(self) -> bool:
         """True if KV can be claimed."""
-        return self.capability is not None and CLAIMS in self.capability.actions
+        capability = self.capability if self.mismatch is None else None
+        return capability is not None and CLAIMS in capability.actions
 
     @property
     def reuses_within(self) -> bool:
@@ -251,6 +261,7 @@ class Handshake:
             found,
             capability=answer,
             capability_problem="",
+            mismatch=judge(answer),
             rendering=rendering,
             profile=self._profile_of(answer, before.capability),
         )
@@ -286,6 +297,7 @@ class Handshake:
                 engine=status.engine if status.up else None,
                 splices=status.splices,
                 obstacle=status.obstacle or None,
+                mismatch=status.mismatch.reason.value if status.mismatch else None,
                 fix=status.fix or None,
                 rendering=status.rendering.source,
                 rendering_problem=status.rendering.problem or None,

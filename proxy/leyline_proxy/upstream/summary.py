@@ -23,6 +23,7 @@ def replica_document(replica: Replica) -> dict[str, Any]:
         "models": list(status.models or ()),
         "splices": status.splices,
         "obstacle": status.obstacle,
+        "mismatch": status.mismatch.reason.value if status.mismatch is not None else "",
         "fix": status.fix,
         "rendering": status.rendering.source,
         "rendering_problem": status.rendering.problem,

@@ -18,7 +18,14 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisGone
 
-from leyline_engine.contract import Capability, KVFacts, Refusal
+from leyline_engine.contract import (
+    THIS_RELEASE,
+    Capability,
+    KVFacts,
+    Plugin,
+    Refusal,
+    this_plugin,
+)
 from leyline_proxy.doctor import configured, engines, machine, prometheus, stores
 from leyline_proxy.doctor.findings import Finding, Status
 from leyline_proxy.doctor.reaching import why_unreachable
@@ -180,11 +187,9 @@ def test_a_stock_engine_is_red_unless_nothing_shall_be_spliced() -> None:
     assert "loaded its model" in loading.fix
 
 
-def test_an_engine_of_another_contract_is_red() -> None:
-    """Another version, no such action, or a reason of the engine's own."""
+def test_an_engine_that_refuses_is_red() -> None:
+    """A reason of the engine's own is named with its remedy."""
     for change, words in (
-        ({"protocol_version": "9"}, "one release"),
-        ({"actions": ()}, "one release"),
         ({"splices": False, "unsupported_reason": "page size 64"}, "as the reason requires"),
         (
             {"splices": False, "refusals": (Refusal("p", "start with -p 64"),)},
@@ -198,6 +203,40 @@ def test_an_engine_of_another_contract_is_red() -> None:
         assert finding.status is Status.FAIL
         assert words in finding.fix
     assert engines.plugin_verdict(needs(), CAPABILITY).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "fix"),
+    [
+        ({"protocol_version": "9"}, "'9' of the contract", "one release"),
+        ({"actions": ()}, "leyline.edit@1.0", "one release"),
+        ({"plugin": Plugin(version="0.0.1")}, "0.0.1", "Upgrade the plugin"),
+        ({"plugin": Plugin(version="99.0", proxies=">=98")}, ">=98", "Upgrade this proxy"),
+        ({"engine": "sglang", "engine_version": "sglang 0.4"}, "sglang '0.4'", "0.5.23"),
+        ({"engine": "vllm", "engine_version": "vllm 0.33.0"}, "vllm '0.33.0'", "0.32.0"),
+    ],
+)
+def test_versions_that_dont_fit_are_red_and_named(
+    change: dict[str, object], words: str, fix: str
+) -> None:
+    """The finding names the versions and the fix; it is yellow where nothing shall be spliced."""
+    other = Capability(**{**CAPABILITY_FACTS, **change})
+    finding = engines.versions_verdict(needs(), other)
+    assert (finding.name, finding.status) == ("upstream.a.versions", Status.FAIL)
+    assert words in finding.detail and fix in finding.fix
+    assert "docs/compatibility.md" in finding.fix
+    assert engines.versions_verdict(needs(splice=False), other).status is Status.WARN
+
+
+def test_versions_that_fit_are_named() -> None:
+    """Proxy, plugin and engine are in one line, the engine's name once."""
+    fitting = {"engine": "sglang", "engine_version": "sglang 0.5.23", "plugin": this_plugin()}
+    finding = engines.versions_verdict(needs(), Capability(**{**CAPABILITY_FACTS, **fitting}))
+    ours = THIS_RELEASE.version
+    assert finding.status is Status.OK
+    assert finding.detail == f"proxy {ours}, plugin {ours} and sglang 0.5.23 fit"
+    unknown = engines.versions_verdict(needs(), NoCapability("no document", settled=True))
+    assert unknown.status is Status.SKIP
 
 
 CAPABILITY_FACTS = {name: getattr(CAPABILITY, name) for name in CAPABILITY.__struct_fields__}

@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
-from leyline_engine.contract import Capability
+from leyline_engine.contract import Capability, MismatchReason, Plugin
 from leyline_proxy.telemetry.metrics import Metrics
 from leyline_proxy.upstream.client import UpstreamClient
 from leyline_proxy.upstream.handshake import Handshake
@@ -115,3 +116,22 @@ async def test_a_gateway_without_engines_serves_no_model() -> None:
 
     status = await handshake(gateway).refresh()
     assert not status.up and "503" in status.problem
+
+
+async def test_versions_that_dont_fit_are_the_obstacle(engine: Engine) -> None:
+    """The reason is in the status with its fix, claims are withheld, and an upgrade ends it."""
+    shake = handshake(engine)
+    takes = msgspec.structs.replace(CAPABILITY, actions=("leyline.claim@1.0",))
+    engine.capability = msgspec.structs.replace(takes, plugin=Plugin(version="0.0.1"))
+    with capture_logs() as logged:
+        status = await shake.refresh()
+    assert status.up and status.mismatch is not None
+    assert status.mismatch.reason is MismatchReason.PLUGIN_TOO_OLD
+    assert "0.0.1" in status.obstacle and "plugin_too_old" in status.obstacle
+    assert status.fix.startswith("upgrade the plugin")
+    assert not status.splices and not status.takes_claims
+    (line,) = [entry for entry in logged if entry["event"] == "engine_status"]
+    assert (line["mismatch"], line["fix"]) == ("plugin_too_old", status.fix)
+    engine.capability = takes
+    status = await shake.refresh()
+    assert status.mismatch is None and status.takes_claims

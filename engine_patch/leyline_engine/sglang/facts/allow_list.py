@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from leyline_engine.contract import Refusal
+from leyline_engine.contract import SGLANG, Refusal, engine_versions, is_tested
 from leyline_engine.plan import PAGE_SIZES
 
 KV_DTYPES = frozenset({"float32", "bfloat16", "float16", "float8_e4m3fn"})
@@ -38,6 +38,8 @@ class Setup:
     The defaults are a plain server of a supported model.
     """
 
+    version: str = engine_versions(SGLANG)[0]
+    """SGLang's, without the part after a plus sign."""
     kv_dtype: str = "bfloat16"
     page_size: int = 1
     radix_cache: bool = True
@@ -113,6 +115,11 @@ def _rows_of_model(setup: Setup) -> tuple[_Row, ...]:
 
 def _rows_of_server(setup: Setup) -> tuple[_Row, ...]:
     return (
+        (
+            not is_tested(SGLANG, setup.version),
+            f"SGLang {setup.version}",
+            f"install SGLang {' or '.join(engine_versions(SGLANG))}",
+        ),
         (not setup.radix_cache, "the radix cache is disabled", "drop --disable-radix-cache"),
         (
             setup.kv_dtype not in KV_DTYPES,

@@ -17,6 +17,7 @@ from leyline_engine.contract import (
     KVFacts,
     Refusal,
     engine_actions,
+    this_plugin,
 )
 from leyline_engine.explained_keys import UnsupportedRotaryError
 from leyline_engine.fingerprint import model_fingerprint
@@ -186,6 +187,7 @@ def read_setup(context: Any) -> Setup:
         get_serving,
         get_spec,
     )
+    from sglang.version import __version__ as version
 
     memory, parallel, serving, spec = get_memory(), get_parallel(), get_serving(), get_spec()
     params = context.params
@@ -193,6 +195,7 @@ def read_setup(context: Any) -> Setup:
     kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
     hosted = bool(context.enable_hierarchical_cache)
     return Setup(
+        version=str(version).partition("+")[0],
         kv_dtype=str(getattr(kv_pool, "dtype", "unknown")).removeprefix("torch."),
         page_size=int(params.page_size),
         radix_cache=not (context.disable_radix_cache or params.disable),
@@ -305,6 +308,7 @@ def _capability(context: Any, *refused: Refusal) -> Capability:
         refusals=refused,
         actions=engine_actions(splices=not refused),
         sink=ATTENTION_SINK,
+        plugin=this_plugin(),
         data_parallel=int(get_parallel().num_dp_ranks),
     )
 

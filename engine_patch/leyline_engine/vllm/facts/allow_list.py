@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leyline_engine.contract import Refusal
+from leyline_engine.contract import VLLM, Refusal, engine_versions, is_tested
 
-TESTED_VLLM = frozenset({"0.32.0"})
-"""Releases of vLLM whose internals Leyline is written for."""
 KV_DTYPES = frozenset({"float32", "bfloat16", "float16"})
 BLOCK_SIZES = frozenset({16, 32, 64, 128})
 """Tokens per block for which splices are planned."""
@@ -28,7 +26,7 @@ class Setup:
     The defaults are a plain server of a supported model.
     """
 
-    version: str = "0.32.0"
+    version: str = engine_versions(VLLM)[0]
     """vLLM's, without the part after a plus sign."""
     kv_dtype: str = "bfloat16"
     block_size: int = 16
@@ -168,9 +166,9 @@ def _rows_of_cache(setup: Setup) -> tuple[_Row, ...]:
 def _rows_of_server(setup: Setup) -> tuple[_Row, ...]:
     return (
         (
-            setup.version not in TESTED_VLLM,
+            not is_tested(VLLM, setup.version),
             f"vLLM {setup.version}",
-            f"install vLLM {' or '.join(sorted(TESTED_VLLM))}",
+            f"install vLLM {' or '.join(engine_versions(VLLM))}",
         ),
         (
             # What lies between two copies is prefilled as a part of its prompt.

@@ -12,6 +12,7 @@ from leyline_engine.contract import (
     EDIT_ACTION,
     Capability,
     Refusal,
+    this_plugin,
 )
 from leyline_engine.vllm.facts.allow_list import Setup, refusals
 from leyline_engine.vllm.facts.worker_facts import WorkerFacts
@@ -162,6 +163,7 @@ def capability(
         rotary=None if refused else first.rotary_facts,
         kv=None if refused else first.kv_facts,
         sink=ATTENTION_SINK,
+        plugin=this_plugin(),
         data_parallel=int(vllm_config.parallel_config.data_parallel_size),
     )
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from leyline_engine.contract import CAPABILITY_PATH, Capability
+from leyline_engine.contract import CAPABILITY_PATH, Capability, judge
 
 from .errors import EndpointError, PlanError
 
@@ -70,11 +70,12 @@ def ask_engine(base: str, model: str) -> Engine:
         facts = msgspec.json.decode(offered.content, type=Capability)
     except msgspec.DecodeError as error:
         raise EndpointError(f"{place} returns no valid capability document") from error
+    mismatch = judge(facts)
     return Engine(
-        f"{facts.engine} {facts.engine_version}",
-        facts.splices,
+        facts.engine_label,
+        facts.splices and mismatch is None,
         facts.isolates,
-        facts.unsupported_reason,
+        facts.unsupported_reason if mismatch is None else str(mismatch),
     )
 
 
