@@ -12,6 +12,7 @@ from contract_kit import BLOCK, load_reference
 from forget_story import HEAD, SECRET, Story, asked, counts_of, started
 from secret_rows import SecretRows
 
+from leyline_engine.claims.events import Lost
 from leyline_engine.contract import (
     ClaimKind,
     ClaimState,
@@ -76,11 +77,15 @@ def test_a_forget_beats_a_claim(
     claimant.claim(story.session, TOLD, source="t1", **terms)
     if demoted:
         claimant.demote(story.session)
+    before = claimant.leyline.claims.keeper.ledger.last
     counts = story.forget()
     assert counts.overwritten > 0 and counts.pending == 0
     assert not rows.held(story.secret)
     status = claimant.status(story.session)
     assert (status.state, status.cause) == (ClaimState.HARMED, "forgotten")
+    events = claimant.leyline.claims.keeper.ledger.behind(before, 100)
+    (lost,) = (event for event in events if isinstance(event, Lost))
+    assert sum(run.end - run.start for run in lost.runs) > 1
     assert claimant.cached(story.told) == BEFORE
     assert not claimant.leyline.claims.shelf.held
 

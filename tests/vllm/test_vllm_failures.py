@@ -239,3 +239,22 @@ def test_a_preempted_request_leaves_no_block_that_was_never_written(
     (answer,) = engine.run([name])
     assert answer.cached == 0
     assert clean_error(subject, answer) <= BOUND
+
+
+def test_a_preempted_turn_counts_its_copies_once(
+    engine: SplicingEngine, subject: OracleModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM reports a request's first prefill alone: copies that are made again aren't added."""
+    edit, scheduler = Edit(engine, subject, gap=True), engine.scheduler
+    name = edit.start()
+    (request,) = [each for each in scheduler.requests.values() if each.request_id.startswith(name)]
+    for _ in range(2):  # a gap, then copies and another gap
+        engine.llm.llm_engine.step()
+    counted = request.prefill_stats.num_cached_tokens
+    assert counted > 96
+    scheduler.running.remove(request)
+    scheduler._preempt_request(request, 0.0)
+    scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+    (answer,) = engine.run([name])
+    assert answer.cached == counted
+    assert not [record.getMessage() for record in caplog.records if record.exc_info]

@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from .listening import ListenError, listen
+
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.applications import Starlette
@@ -165,7 +167,7 @@ def serve(
         str | None, typer.Option(help="Traces: otlp (to a collector), console or off \\[off].")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="json or console.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="auto, json or console.")] = None,
 ) -> None:
     """Start the proxy and print where to point your OpenAI client."""
     settings = settings_of(locals())
@@ -322,17 +324,10 @@ def _engine(settings: Settings) -> Starlette | None:
 
 
 def _listen(host: str, port: int, flag: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise _usage(
-            f"Can't listen on {host}:{port} ({error.strerror}). {flag} 0 takes a free port."
-        ) from error
-    return sock
+        return listen(host, port, flag)
+    except ListenError as error:
+        raise _usage(str(error)) from error
 
 
 def _run(

@@ -199,8 +199,8 @@ class Settings(
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged."""
-    log_format: Literal["json", "console"] = "json"
-    """``json``: one object per line; ``console``: for people."""
+    log_format: Literal["auto", "json", "console"] = "auto"
+    """``json``: one object per line; ``console``: for people; ``auto``: the latter on a terminal."""
 
     @field_validator("api_keys", "allowed_hosts", mode="before")
     @classmethod

@@ -41,6 +41,9 @@ def configure_logging(level: str, style: str) -> None:
     """Send structlog and the standard library's logs to stderr, as JSON lines or for a console.
 
     Only commands call this: a library that hosts the application keeps its own logging.
+
+    Args:
+        style: ``json``, ``console``, or ``auto``: a console's if stderr is a terminal.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
     processors: list[structlog.typing.Processor] = [
@@ -51,7 +54,7 @@ def configure_logging(level: str, style: str) -> None:
     ]
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
-        if style == "json"
+        if style == "json" or (style == "auto" and not sys.stderr.isatty())
         else structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
             # Rich tracebacks show local variables, which may hold prompts.
