@@ -200,7 +200,7 @@ class Settings(
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged."""
     log_format: Literal["auto", "json", "console"] = "auto"
-    """``json``: one object per line; ``console``: for people; ``auto``: the latter on a terminal."""
+    """``json``: one object per line; ``console``: for people; ``auto``: this on a terminal."""
 
     @field_validator("api_keys", "allowed_hosts", mode="before")
     @classmethod

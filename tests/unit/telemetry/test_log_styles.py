@@ -19,7 +19,7 @@ _LOG = (
 
 
 def logged(style: str, *, terminal: bool) -> str:
-    """What a process logs to a terminal, or to a pipe."""
+    """The line that a process logs to a terminal, or to a pipe."""
     command = [sys.executable, "-c", _LOG.format(style=style)]
     if not terminal:
         return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr
