@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import yaml
-from support.helm_chart import Manifest, of_kind, pods, ports_of, render, settings_of
+from support.helm_chart import (
+    Manifest,
+    RefusedError,
+    of_kind,
+    pods,
+    ports_of,
+    render,
+    settings_of,
+)
 from support.helm_values import EVERYTHING, ON, SETS
 
 from leyline_proxy.settings.authorities import Authority, allowed_hosts, parse_authority
@@ -158,6 +166,27 @@ def test_redis_is_reached_where_it_is_named(everything: list[Manifest]) -> None:
     peer = {"podSelector": {"matchLabels": {"app": "redis"}}}
     assert [item for item in ways if item[1] == 6379] == [(peer, 6379, "TCP")]
     assert not [item for item in _rules(render({}), "proxy", "egress") if item[1] == 6379]
+
+
+def test_a_gateway_routes_the_api_alone() -> None:
+    """The route names the Service's own port and the API's path, its streams have no limit, its
+    hosts are known to a proxy without keys, and the Gateway's pods may come."""
+    peer = {"podSelector": {"matchLabels": {"app": "gateway"}}}
+    route = {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["llm.example.com"]}
+    manifests = render({"httpRoute": route, "networkPolicy": {"gateway": [peer]}})
+    (spec,) = (item["spec"] for item in of_kind(manifests, "HTTPRoute").values())
+    assert (spec["parentRefs"], spec["hostnames"]) == ([{"name": "public"}], ["llm.example.com"])
+    (rule,) = spec["rules"]
+    assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
+    assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
+    (target,) = rule["backendRefs"]
+    service = of_kind(manifests, "Service")[target["name"]]
+    assert target["port"] in [port["port"] for port in service["spec"]["ports"]]
+    assert (peer, "http", "TCP") in _rules(manifests, "proxy", "ingress")
+    assert "llm.example.com" in settings_of(manifests)
+    assert not of_kind(render({}), "HTTPRoute")
+    with pytest.raises(RefusedError, match=r"httpRoute\.parentRefs: name a Gateway"):
+        render({"httpRoute": {"enabled": True}})
 
 
 @pytest.mark.parametrize(

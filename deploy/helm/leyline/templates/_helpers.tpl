@@ -77,6 +77,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- $found = concat $found (list $service $local (printf "%s.svc" $local) (printf "%s.svc.%s" $local $.Values.clusterDomain)) -}}
 {{- end -}}
 {{- if .Values.ingress.enabled -}}{{- $found = append $found .Values.ingress.host -}}{{- end -}}
+{{- if .Values.httpRoute.enabled -}}{{- $found = concat $found .Values.httpRoute.hostnames -}}{{- end -}}
 {{- toJson (concat $found (.Values.proxy.settings.allowed_hosts | default list) | uniq) -}}
 {{- end -}}
 
