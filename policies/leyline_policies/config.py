@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -62,6 +62,10 @@ class PolicySet:
             if model is not None and fnmatchcase(model, pattern):
                 return pipeline.policies
         return self.default.policies
+
+    def unknown_tenants(self, known: Collection[str]) -> tuple[str, ...]:
+        """Return the tenants that have a pipeline and aren't among the known ones."""
+        return tuple(sorted(self.tenants.keys() - set(known)))
 
     def describe(self) -> dict[str, str]:
         """Return each pipeline as a spec, by ``default``, ``tenant NAME`` and ``model PATTERN``."""

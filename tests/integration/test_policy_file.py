@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from support.fake_engine import MODEL, FakeEngine, proxy_before, tool_session
 
 from leyline_policies import SpecError
@@ -87,3 +88,16 @@ def test_policies_come_from_one_place(tmp_path: Path) -> None:
     """A file and a flag together would leave open which holds."""
     with pytest.raises(ValueError, match="not both"):
         Settings(policies_file=tmp_path / "p.yaml", policy="keep_all")
+
+
+async def test_a_pipeline_of_an_unknown_tenant_is_logged(tmp_path: Path) -> None:
+    """It is named with the tenant that may be meant, at the start and whenever the file is read."""
+    path = tmp_path / "policies.yaml"
+    path.write_text("tenants: {teama: {policies: [keep_all]}}")
+    with capture_logs() as logged:
+        file = PolicyFile(path, Metrics(), tenants=lambda: {"team-a"})
+        path.write_text("tenants: {team-a: {policies: [keep_all]}, other: {policies: [keep_all]}}")
+        assert await file.refresh()
+    named = [line for line in logged if line["event"] == "policies_unknown_tenant"]
+    assert [line["named"] for line in named] == ["teama", "other"]
+    assert "'team-a'" in named[0]["fix"]

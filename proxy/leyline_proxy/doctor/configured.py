@@ -17,7 +17,7 @@ from ..settings.api_keys import HASHED, ApiKey
 from ..settings.authorities import ANYWHERE, Authority
 from ..settings.faults import Fault, unknown_variables
 from ..settings.sessions import MEMORY
-from ..tenants.directory import configured_keys
+from ..tenants.directory import build_directory, configured_keys
 from ..tenants.key_file import read_keys
 from ..tenants.tenant import build_tenant
 from ..wiring.tracing import OTEL_INSTALL
@@ -168,7 +168,7 @@ def examine_policies(settings: Settings) -> list[Finding]:
         sensitive_content(settings.sensitive)
         tenants = {*settings.tenants, DEFAULT_TENANT}
         built = [build_tenant(tenant, settings) for tenant in sorted(tenants)]
-        pipelines = load_policies(file).describe() if file is not None else {}
+        policies = load_policies(file) if file is not None else None
     except (PolicyError, OptionError, ValueError) as error:
         return [
             fail(
@@ -178,10 +178,27 @@ def examine_policies(settings: Settings) -> list[Finding]:
                 "parameters.",
             )
         ]
-    if file is not None:
-        return [ok(name, f"{file}: {len(pipelines)} pipelines")]
+    if policies is not None:
+        strangers = policies.unknown_tenants(_tenants(settings))
+        if strangers:
+            return [
+                warn(
+                    name,
+                    f"{file} has policies for tenants that there aren't: {', '.join(strangers)}",
+                    "Correct the names in the file, or give these tenants keys or settings.",
+                )
+            ]
+        return [ok(name, f"{file}: {len(policies.describe())} pipelines")]
     steps = {len(tenant.policies) for tenant in built}
     return [ok(name, f"up to {max(steps)} per turn" if max(steps) else "none: nothing is edited")]
+
+
+def _tenants(settings: Settings) -> frozenset[str]:
+    """Return the names of all tenants, as far as their keys can be read."""
+    try:
+        return build_directory(settings).names
+    except ValueError:  # the check of the keys reports it
+        return frozenset(settings.tenants)
 
 
 def examine_secrets(settings: Settings) -> list[Finding]:

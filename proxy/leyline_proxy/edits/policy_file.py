@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import structlog
 
 from leyline_policies import Policy, PolicyError
 from leyline_policies.config import PolicySet, load_policies
+from leyline_policies.errors import did_you_mean
 
 from ..telemetry.metrics import Metrics
 
@@ -23,16 +25,28 @@ class PolicyFile:
     An unreadable or wrong file changes nothing: the last good one remains in force. Sessions
     continue, and have new policies from their next turn.
 
+    Args:
+        tenants: returns the names of the proxy's tenants; a pipeline for another one is logged.
+
     Raises:
         leyline_policies.PolicyError: the file is wrong at the start.
     """
 
-    def __init__(self, path: Path, metrics: Metrics, *, interval_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        metrics: Metrics,
+        *,
+        interval_s: float = 2.0,
+        tenants: Callable[[], Collection[str]] | None = None,
+    ) -> None:
+        self._tenants = tenants
         self._path = path
         self._metrics = metrics
         self._interval_s = interval_s
         self._signature = _signature(path)
         self._policies: PolicySet = load_policies(path)
+        self._report_strangers()
 
     def choose(self, tenant: str, model: str) -> tuple[Policy, ...]:
         """Return the policies of a tenant and model; the same tuple until the file changes."""
@@ -59,7 +73,18 @@ class PolicyFile:
         self._policies = policies
         self._metrics.policy_reloads.labels("loaded").inc()
         log.info("policies_loaded", path=str(self._path), pipelines=len(policies.describe()))
+        self._report_strangers()
         return True
+
+    def _report_strangers(self) -> None:
+        known = self._tenants() if self._tenants is not None else None
+        for name in self._policies.unknown_tenants(known) if known is not None else ():
+            log.warning(
+                "policies_unknown_tenant",
+                path=str(self._path),
+                named=name,
+                fix=f"no tenant has this name{did_you_mean(name, known or ())}",
+            )
 
 
 def _signature(path: Path) -> Signature:

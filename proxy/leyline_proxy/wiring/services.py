@@ -143,7 +143,9 @@ def build_services(
     store, responses, connected = build_stores(settings, link)
     erasable = responses if connected is responses else AllResponses(responses, connected)
     file = settings.policies_file
-    policy_file = PolicyFile(file, metrics) if file is not None else None
+    policy_file = (
+        PolicyFile(file, metrics, tenants=lambda: tenants.names) if file is not None else None
+    )
     keys = settings.api_keys_file
     costs = CostBooks()
     editor = Editor(

@@ -429,3 +429,18 @@ def test_what_prometheus_says() -> None:
     assert verdicts()["prometheus.rules"] is Status.WARN
     assert verdicts(rules=2, broken_rules=["R"])["prometheus.rules"] is Status.FAIL
     assert set(verdicts(rules=2).values()) == {Status.OK}
+
+
+def test_policies_for_a_tenant_that_there_is_not(tmp_path: Path) -> None:
+    """A misspelt tenant in the policies file is a warning that names it; a known one is none."""
+    file = tmp_path / "policies.yaml"
+
+    def verdict(tenant: str) -> Finding:
+        file.write_text(f"tenants: {{{tenant}: {{policies: [keep_all]}}}}")
+        settings = Settings(policies_file=file, api_keys=("team-a:k1",))
+        (found,) = configured.examine_policies(settings)
+        return found
+
+    assert verdict("team-a").status is Status.OK
+    assert verdict("teama").status is Status.WARN
+    assert "teama" in verdict("teama").detail

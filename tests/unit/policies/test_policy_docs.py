@@ -177,3 +177,9 @@ def test_every_rule_of_the_test_kit_is_named() -> None:
     """The section on testing names each rule that is checked."""
     section = WRITING.split("\n## Testing it\n")[1]
     assert all(f"`{rule}`" in section for rule in RULES)
+
+
+def test_the_guide_names_the_settings_that_every_policy_takes() -> None:
+    """An author learns all reserved names where settings are explained, in their order."""
+    (told,) = re.findall(r"Every policy takes (.*?)besides its own settings", WRITING, re.DOTALL)
+    assert re.findall(r"`(\w+)`", told) == [each.name for each in MODIFIERS]
