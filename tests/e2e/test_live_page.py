@@ -47,7 +47,15 @@ EXPECT_MS = 20_000
 class Proxy:
     """``leyline serve`` before the replay engine, on a port that it keeps over restarts."""
 
-    def __init__(self, engine: str, keys: Path | None = None, flags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        engine: str,
+        keys: Path | None = None,
+        flags: tuple[str, ...] = (),
+        *,
+        awaits: str = "readyz",
+    ) -> None:
+        self._awaits = awaits
         self.port = free_port()
         self.origin = f"http://127.0.0.1:{self.port}"
         self._flags = ["--upstream", engine, *flags]
@@ -91,7 +99,7 @@ class Proxy:
 
     def _ready(self) -> bool:
         try:
-            return httpx.get(f"{self.origin}/readyz", timeout=5).status_code == 200
+            return httpx.get(f"{self.origin}/{self._awaits}", timeout=5).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -468,6 +476,20 @@ def test_a_restart_under_the_page_is_survived(browser: Browser, proxy: Proxy) ->
         expect(page.get_by_role("option", name=re.compile("^Session after"))).to_be_visible()
 
 
+def test_the_top_says_that_no_engine_is_up(browser: Browser) -> None:
+    """The proxy itself is live, and the page doesn't say so while requests would fail."""
+    closed = f"http://127.0.0.1:{free_port()}"
+    proxy = Proxy(closed, awaits="healthz")
+    try:
+        with opened(browser, proxy.origin) as watched:
+            page = watched.page
+            expect(page.locator("#status-text")).to_have_text("No engine is up")
+            expect(page.locator("#status")).to_have_attribute("data-status", "down")
+            expect(page.get_by_role("alert").first).to_contain_text("requests fail")
+    finally:
+        proxy.stop()
+
+
 def test_keys_are_asked_for_and_tenants_are_apart(
     browser: Browser, engine: str, tmp_path: Path
 ) -> None:
@@ -497,6 +519,7 @@ def test_keys_are_asked_for_and_tenants_are_apart(
             field.fill("key-of-blue")
             page.keyboard.press("Enter")
             expect(page.get_by_role("heading", name="No sessions yet")).to_be_visible()
+            expect(page.get_by_text(f"--url {proxy.origin}/v1 --api-key")).to_be_visible()
             proxy.replay(1, key="key-of-red", session="later")
             assert "private" not in page.content() and "later" not in page.content()
     finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import httpx
@@ -307,8 +308,15 @@ def test_the_first_conversation_takes_the_name_also_while_its_turn_runs(
     """A request for a title that comes beside the first turn isn't taken for a part of it."""
     named: dict[str, Any] = {"headers": {HARNESS_HEADERS[0]: "at-once"}}
     requests = [talk(f"At once {number}", "a") for number in range(4)]
+    together = Barrier(4)
+
+    def at_once(messages: Conversation) -> Account:
+        together.wait(60)
+        # Long enough that all come while the first one runs.
+        return ask(client, messages, max_tokens=100, **named)
+
     with ThreadPoolExecutor(4) as pool:
-        accounts = list(pool.map(lambda messages: ask(client, messages, **named), requests))
+        accounts = list(pool.map(at_once, requests))
     assert len({account["session"] for account in accounts}) == 4
     assert "at-once" in {account["session"] for account in accounts}
     again = [

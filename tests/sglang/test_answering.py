@@ -27,7 +27,7 @@ from leyline_engine.server.answering import CHAT_PATH, AnsweringWithRecords, not
 
 PAYLOAD = EditPayload(session="s", scope="t", turn="t1")
 ASKS = msgspec.to_builtins(edit_envelope("m", PAYLOAD, receipt_in_answer=True))
-PART = TurnRecord(receipt=Receipt(message_id="m"))
+PART = TurnRecord(receipt=Receipt(message_id="m"), instance="run")
 WHOLE = msgspec.structs.replace(PART, finished=True, output_ids=(1, 2))
 ADDED = b',"%b":%b' % (RECORD_MEMBER.encode(), msgspec.json.encode(WHOLE))
 TOKEN = b'data: {"choices":[{"finish_reason":null}]}\n\n'
@@ -86,7 +86,7 @@ async def answered(
 
 
 def book_of(*records: TurnRecord) -> RecordBook:
-    book = RecordBook()
+    book = RecordBook(instance="run")
     for record in records:
         book.put(record)
     return book
@@ -171,7 +171,7 @@ async def test_a_record_that_is_on_its_way_is_waited_for_a_moment() -> None:
 
 async def test_answers_at_the_same_time_bring_each_their_own() -> None:
     """A request's envelope asks for its own record and no other's."""
-    book = RecordBook()
+    book = RecordBook(instance="run")
 
     async def serve(request: Request) -> Response:
         name = request.query_params["name"]

@@ -156,7 +156,7 @@ class Proxy:
         found = Counter[str]()
         for (_, kind), count in self.answers().items():
             found[kind] += count
-        return found
+        return +found  # a series may be there before its first turn
 
 
 @dataclass

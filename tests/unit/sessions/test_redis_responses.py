@@ -115,7 +115,7 @@ async def test_one_tenant_pushes_out_no_other(opener: Opener) -> None:
 async def test_text_is_encrypted_and_damage_is_a_miss(server: RedisServer) -> None:
     """Nothing in Redis shows what was said, and what was changed there isn't believed."""
     settings = Settings(session_store=server.url, session_secret=[SECRET])
-    sessions, store = build_stores(settings)
+    sessions, store, _ = build_stores(settings)
     await sessions.connect()
     await store.put("t", "r1", response("r1"))
     await store.put("t", "r2", response("r2"))
@@ -134,7 +134,7 @@ async def test_text_is_encrypted_and_damage_is_a_miss(server: RedisServer) -> No
 
 async def test_without_a_key_responses_stay_in_memory(server: RedisServer) -> None:
     """They are text through and through, so that Redis gets none of them."""
-    sessions, store = build_stores(Settings(session_store=server.url, hints_secret="h"))
+    sessions, store, _ = build_stores(Settings(session_store=server.url, hints_secret="h"))
     await sessions.connect()
     await store.put("t", "r1", response("r1"))
     assert await store.get("t", "r1") == response("r1")
@@ -148,7 +148,7 @@ async def test_without_a_key_responses_stay_in_memory(server: RedisServer) -> No
 async def test_nobody_waits_for_a_redis_that_is_gone(server: RedisServer) -> None:
     """Nothing is kept or known then, at once; what was stored is there again later."""
     settings = Settings(session_store=server.url, session_secret=[SECRET])
-    sessions, store = build_stores(settings)
+    sessions, store, _ = build_stores(settings)
     await sessions.connect()
     await store.put("t", "r1", response("r1"))
     server.pause()

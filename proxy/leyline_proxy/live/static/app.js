@@ -4,7 +4,9 @@ import { Detail } from "./detail.js";
 import { byId, setText } from "./dom.js";
 import { count, percent } from "./format.js";
 import { Key, problemOf } from "./key.js";
-import { Redrawn, renderClaims, renderEngines, tellRunning, withoutRunning } from "./operations.js";
+import {
+  Redrawn, enginesDown, renderClaims, renderEngines, tellRunning, withoutRunning,
+} from "./operations.js";
 import { renderOverview } from "./overview.js";
 import { SessionList } from "./sessions.js";
 import { State, hitRatio, tokensOf } from "./state.js";
@@ -28,6 +30,7 @@ class Page {
   #drawing = false;
   #said = 0;
   #refusal = ""; // why the proxy doesn't take this viewer
+  #connection = { name: "connecting", message: "Connecting" };
   #enginesDrawn = new Redrawn();
   #claimsDrawn = new Redrawn();
 
@@ -176,17 +179,25 @@ class Page {
   }
 
   #status(name, message) {
-    const pill = byId("status");
-    if (pill.dataset.status !== name) this.#say(name === "live" ? "Live." : message);
-    pill.dataset.status = name;
-    setText(byId("status-text"), message);
+    this.#connection = { name, message };
     this.#refusal = name === "reconnecting" && message !== "Reconnecting…" ? message : "";
     this.#notice();
   }
 
+  // The connection, or what is worse: engines that are down.
+  #pill({ name, message }) {
+    const pill = byId("status");
+    if (pill.dataset.status === name && byId("status-text").textContent === message) return;
+    this.#say(`${message}.`);
+    pill.dataset.status = name;
+    setText(byId("status-text"), message);
+  }
+
   #notice() {
     const { problem } = this.state.store;
-    const notice = this.#refusal || (problem ? `Session store: ${problem}` : "");
+    const engines = this.#connection.name === "live" ? enginesDown(this.state.engines ?? []) : null;
+    this.#pill(engines ?? this.#connection);
+    const notice = this.#refusal || engines?.notice || (problem ? `Session store: ${problem}` : "");
     byId("notice").hidden = !notice;
     setText(byId("notice"), notice);
   }

@@ -119,7 +119,7 @@ export class Detail {
         `client = OpenAI(base_url="${base}", api_key="${state.keyed ? "YOUR KEY" : "any"}")`,
       ].join("\n")),
       h("p", {}, "Or replay the recorded session that comes with Leyline:"),
-      h("pre", { tabindex: "0" }, `leyline demo --url ${base}`),
+      h("pre", { tabindex: "0" }, `leyline demo --url ${base}${state.keyed ? ' --api-key "YOUR KEY"' : ""}`),
       state.store.problem ? h("p", { class: "bad" }, `Session store: ${state.store.problem}`) : null));
   }
 }

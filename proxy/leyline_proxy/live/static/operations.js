@@ -15,6 +15,21 @@ export class Redrawn {
   }
 }
 
+// What the top of the page says of engines that are down; null while all are up.
+export function enginesDown(engines) {
+  const down = engines.filter((each) => !each.up);
+  if (!down.length) return null;
+  if (down.length < engines.length) {
+    return { name: "reduced", message: `${down.length} of ${engines.length} engines are down` };
+  }
+  const why = down.map((each) => `${each.name}: ${each.problem}`).join("; ");
+  return {
+    name: "down",
+    message: "No engine is up",
+    notice: `No engine is up, so requests fail until one answers. ${why}`,
+  };
+}
+
 export function renderEngines(root, state) {
   if (state.engines === null) {
     root.replaceChildren(h("p", { class: "empty" }, "Waiting for the proxy."));

@@ -7,6 +7,7 @@ import threading
 from array import array
 from collections.abc import Iterator
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,7 +74,7 @@ class FakeEngine:
     """Room for ``room`` requests; each step waits for ``gate``."""
 
     def __init__(self, room: int = 100) -> None:
-        self.capability: Any = None
+        self.capability: Any = SimpleNamespace(instance="run")
         self.metrics = NoMetrics()
         self.max_context = 1000
         self.room = room
