@@ -154,7 +154,8 @@ def test_an_engine_that_restarts_behind_the_router_is_named(routed: Routed) -> N
     origin = first.enter_context(serving(create_embedded_engine("replay", options)))
     routed.router.target = lambda _: origin
     one = Fleet(routed.fleet.stack, {}, {"e": origin}, routed.fleet.settings)
-    proxy = one.proxy(routed.origin)
+    # The proxy asks the engine for its name before it settles the turn: a slow machine has time.
+    proxy = one.proxy(routed.origin, receipt_timeout_s=30)
     assert play(proxy, "restarted", range(4))[-1]["outcome"] == "spliced"
     first.close()
     port = int(origin.rpartition(":")[2])
