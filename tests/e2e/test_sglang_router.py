@@ -42,6 +42,7 @@ def test_splices_survive_a_router_that_pins_the_proxys_key(engines: Fleet, direc
     assert abs(pinned.ratio - direct.ratio) <= POINT, (pinned, direct)
 
 
+@pytest.mark.nightly
 def test_a_router_without_affinity_loses_the_splices(engines: Fleet, direct: Reuse) -> None:
     """The control: round robin takes most of a session's turns to engines without its KV."""
     spread = through(engines, "round_robin")

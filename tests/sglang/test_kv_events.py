@@ -61,7 +61,7 @@ def stored(events: list[Any]) -> list[BlockStored]:
     return [event for event in events if isinstance(event, BlockStored)]
 
 
-@pytest.mark.parametrize("core", ["rust", "python"])
+@pytest.mark.parametrize("core", ["rust", pytest.param("python", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("page", [1, 4])
 def test_spliced_blocks_are_announced_under_their_lineage(core: str, page: int) -> None:
     """Blocks in front of the splice have their tokens; those after it have private ids and a mark,
