@@ -191,7 +191,7 @@ async def test_the_sdk_speaks_it(proxy: SocketProxy) -> None:
         client.responses.connect() as connection,
     ):
         await connection.response.create(
-            model=MODEL, input="Say it.", max_output_tokens=4, store=False
+            model=MODEL, input="Say it.", max_output_tokens=4, temperature=0, store=False
         )
         async for event in connection:
             found.append(event)
