@@ -22,6 +22,7 @@ from contract_kit import (
 from forget_story import SECRET, Story, asked
 from oracle_models import OracleModel
 from oracle_reference import Fresh
+from secret_rows import first_values
 from splice_kit import SplicingEngine, splicing_engine
 
 from leyline_engine.contract import (
@@ -99,10 +100,7 @@ def held_by_rank(
     engine: SplicingEngine, subject: OracleModel, tokens: Sequence[int]
 ) -> list[set[int]]:
     """By rank, the tokens among these that have a row in its pool, free blocks included."""
-    layer = subject.model.model.layers[0]
-    with torch.no_grad():
-        embedded = subject.model.model.embed_tokens(torch.tensor(tokens))
-        values = layer.self_attn.v_proj(layer.input_layernorm(embedded))
+    values = first_values(subject, tokens)
     cache = engine.leyline.cache
     parts = [part.contiguous() for part in values.chunk(2, dim=1)]
     found = engine.llm.collective_rpc(rows_near, args=(parts, cache.block, cache.capacity))

@@ -51,7 +51,6 @@ from .claim_commands import (
 )
 from .compatibility import (
     RELEASES,
-    REPLAY,
     SGLANG,
     THIS_RELEASE,
     VLLM,
@@ -179,7 +178,6 @@ __all__ = [
     "RECORD_MEMBER",
     "RELEASES",
     "RENDERER_PATH",
-    "REPLAY",
     "REUSE_ACTION",
     "SGLANG",
     "SIGNATURE_HEADER",

@@ -18,8 +18,6 @@ from .vocabulary import ACTION_VERSION, EDIT_ACTION, PROTOCOL_VERSION
 
 SGLANG = "sglang"
 VLLM = "vllm"
-REPLAY = "replay"
-"""The embedded engine. It is a part of the wheel, so its plugin serves it in any version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,8 @@ class Release:
     contract: str = PROTOCOL_VERSION
     """Version of the envelope."""
     engines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Tested versions by engine, latest first; an engine that isn't here has no tested versions."""
+    """Tested versions by engine, latest first. An engine that isn't here has none, as the embedded
+    one: it is a part of the wheel."""
 
 
 RELEASES: tuple[Release, ...] = (

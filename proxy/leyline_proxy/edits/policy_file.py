@@ -77,13 +77,15 @@ class PolicyFile:
         return True
 
     def _report_strangers(self) -> None:
-        known = self._tenants() if self._tenants is not None else None
-        for name in self._policies.unknown_tenants(known) if known is not None else ():
+        if self._tenants is None:
+            return
+        known = self._tenants()
+        for name in self._policies.unknown_tenants(known):
             log.warning(
                 "policies_unknown_tenant",
                 path=str(self._path),
                 named=name,
-                fix=f"no tenant has this name{did_you_mean(name, known or ())}",
+                fix=f"no tenant has this name{did_you_mean(name, known)}",
             )
 
 

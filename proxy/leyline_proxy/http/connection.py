@@ -22,6 +22,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..shutdown import Shutdown
+from .stalling import StallTimer
 
 _PROBE_AFTER_S = 60
 _PROBE_EVERY_S = 15
@@ -74,7 +75,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None
+        self._stall_timer = StallTimer(self.loop, self.limits.stall_timeout_s, self._stalled)
         self._in_headers = False
         self._header_bytes = self._headers = 0
         """Counts of the request that is being read, trailers included."""
@@ -101,7 +102,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
         self._stop_idle_timer()
-        self._stop_stall_timer()
+        self._stall_timer.stop()
         self.shared.lingering.discard(self)
         super().connection_lost(exc)
 
@@ -163,7 +164,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._upgraded = True
         self._stop_idle_timer()
-        self._stop_stall_timer()
+        self._stall_timer.stop()
         super().handle_websocket_upgrade()
 
     def on_body(self, body: bytes) -> None:
@@ -205,12 +206,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Start the time limit for a client that reads too slowly."""
         super().pause_writing()
-        self._stop_stall_timer()
-        self._stall_timer = self.loop.call_later(self.limits.stall_timeout_s, self._stalled)
+        self._stall_timer.start()
 
     def resume_writing(self) -> None:
         """Stop the time limit: the client has caught up."""
-        self._stop_stall_timer()
+        self._stall_timer.stop()
         super().resume_writing()
 
     def _should_upgrade(self) -> bool:
@@ -256,8 +256,6 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.transport.close()
 
     def _stalled(self) -> None:
-        # Closing would wait for the client to read what is buffered.
-        self._stall_timer = None
         self.transport.abort()
 
     def _turn_away(self) -> None:
@@ -313,11 +311,6 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
-
-    def _stop_stall_timer(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
 
 
 def limited_protocol(

@@ -15,7 +15,7 @@ from ..apis.responses.request import PREVIOUS, Items, references, resolved
 from ..apis.responses.stored import joined, list_items
 from ..errors import BadRequestError, BodyTooLargeError, NotFoundError
 from ..model.stored_response import StoredResponse
-from ..sessions.stored_responses import ResponseStore
+from ..sessions.stored_responses import ResponseSource
 from ..tenants import Tenant
 from ..wiring.services import Services
 
@@ -24,7 +24,7 @@ LONGEST_CHAIN = 2000
 
 
 async def read_chain(
-    store: ResponseStore, tenant: str, last: str | None, max_bytes: int
+    store: ResponseSource, tenant: str, last: str | None, max_bytes: int
 ) -> list[StoredResponse]:
     """Return the responses of a conversation, oldest first; none if ``last`` is None.
 
@@ -59,7 +59,7 @@ async def read_chain(
 
 
 async def resolve_references(
-    store: ResponseStore, tenant: str, items: Items, max_bytes: int
+    store: ResponseSource, tenant: str, items: Items, max_bytes: int
 ) -> Sequence[Mapping[str, Any]]:
     """Return the items with references replaced by the stored items.
 

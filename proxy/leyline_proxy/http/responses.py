@@ -4,7 +4,8 @@ turns."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -32,7 +33,7 @@ from ..model.history import OWN_HEADER, session_key
 from ..model.stored_response import StoredResponse
 from ..request.compaction import forced
 from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
-from ..sessions.stored_responses import ResponseStore
+from ..sessions.stored_responses import ResponseSource
 from ..tenants import Tenant
 from ..turns import Account
 from ..turns.turn import Turn
@@ -46,6 +47,20 @@ from .response_fit import fitting
 
 _TO_OPENAI = (b"openai-", b"chatgpt-", b"x-codex-", b"x-openai-")
 """Prefixes of headers for OpenAI's servers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A request's body, and what it continues."""
+
+    body: dict[str, Any]
+    model: str
+    store: bool
+    chain: list[StoredResponse]
+    """The responses in front of it, oldest first."""
+    items: Sequence[Mapping[str, Any]]
+    """Its own items, with references resolved."""
+    previous: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,43 +97,49 @@ class ResponsesCall(ApiCall):
 
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
         """Return the chat request for the body and the responses that it continues."""
-        try:
+        with request_errors():
             self._asked = await self._ask(tenant, raw)
-        except FieldError as error:
-            kind = NotFoundError if error.missing else BadRequestError
-            raise kind(str(error), param=error.param, code=error.code) from error
-        except RecursionError as error:
-            raise BadRequestError("The request body is nested too deeply.") from error
         return self._asked.chat
 
-    async def _ask(self, tenant: Tenant, raw: bytes) -> _Asked:
+    async def given(self, tenant: Tenant, raw: bytes, *, may_be_empty: bool = False) -> Given:
+        """Return a request's body, and what it continues.
+
+        Args:
+            may_be_empty: True takes an empty input, too.
+        """
         body = decode_body(raw)
         model, store = model_of(body), self.runs and stores(body)
-        previous = previous_id(body)
-        limit = tenant.limits.max_body_bytes
+        previous, limit = previous_id(body), tenant.limits.max_body_bytes
         chain = await read_chain(self.responses, tenant.name, previous, limit)
-        given = input_items(body)
-        items = await resolve_references(self.responses, tenant.name, given, limit)
-        earlier = joined(chain)
-        mapping = self._mapping = map_request(
-            body,
-            items,
-            earlier,
-            runs=self.runs,
-            opens=self.opens(tenant, model),
-        )
-        self.unfolds = any(item.get("type") in (COMPACTION, TRIGGER) for item in items)
-        shown = shown_request(body, store=store)
-        # After the last step an encoding error can't be reported. Events nest it deeper.
-        msgspec.json.encode([[[shown]]])
-        opening = Opening(
+        named = [] if may_be_empty and body.get("input") == [] else input_items(body)
+        items = await resolve_references(self.responses, tenant.name, named, limit)
+        return Given(body, model, store, chain, items, previous)
+
+    def opening_of(self, given: Given, mapping: ChatMapping) -> Opening:
+        """Return the beginning of the response to a request."""
+        return Opening(
             key=self._key,
             created_at=int(time.time()),
-            model=model,
-            shown=shown,
+            model=given.model,
+            shown=shown_request(given.body, store=given.store),
             tools=mapping.tools,
             carries_reasoning=mapping.carries_reasoning,
         )
+
+    async def _ask(self, tenant: Tenant, raw: bytes) -> _Asked:
+        given = await self.given(tenant, raw)
+        items, earlier, chain = given.items, joined(given.chain), given.chain
+        mapping = self._mapping = map_request(
+            given.body,
+            items,
+            earlier,
+            runs=self.runs,
+            opens=self.opens(tenant, given.model),
+        )
+        self.unfolds = any(item.get("type") in (COMPACTION, TRIGGER) for item in items)
+        opening = self.opening_of(given, mapping)
+        # After the last step an encoding error can't be reported. Events nest it deeper.
+        msgspec.json.encode([[[opening.shown]]])
         headers = self._named(mapping.body, chain[-1].session if chain else None)
         mapped = msgspec.json.encode(mapping.body)
         chat = parse_chat(mapped, headers, tenant, clock=self.clock, bodies=self.services.bodies)
@@ -127,10 +148,10 @@ class ResponsesCall(ApiCall):
         elif mapping.truncates:
             chat = await fitting(self.services, chat, mapping.body)
         own = own_items(items, self._key)
-        return _Asked(chat, mapping, opening, own, earlier, previous, store)
+        return _Asked(chat, mapping, opening, own, earlier, given.previous, given.store)
 
     @property
-    def responses(self) -> ResponseStore:
+    def responses(self) -> ResponseSource:
         """The responses that the request may continue."""
         return self.services.responses
 
@@ -141,7 +162,7 @@ class ResponsesCall(ApiCall):
             store: the request asks to store it.
         """
         if store:
-            await self.responses.put(tenant, stored.id, stored)
+            await self.services.responses.put(tenant, stored.id, stored)
 
     @property
     def identifier(self) -> str:
@@ -272,6 +293,22 @@ class ResponsesCall(ApiCall):
     def _read(self) -> _Asked:
         assert self._asked is not None  # noqa: S101 - read() comes before anything else
         return self._asked
+
+
+@contextmanager
+def request_errors() -> Iterator[None]:
+    """Report a request that can't be mapped as the client's error.
+
+    Raises:
+        BadRequestError, NotFoundError: a field is wrong, or names what isn't stored.
+    """
+    try:
+        yield
+    except FieldError as error:
+        kind = NotFoundError if error.missing else BadRequestError
+        raise kind(str(error), param=error.param, code=error.code) from error
+    except RecursionError as error:
+        raise BadRequestError("The request body is nested too deeply.") from error
 
 
 def own_items(items: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:

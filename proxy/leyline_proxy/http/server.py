@@ -187,7 +187,7 @@ def _config(app: ASGIApp, settings: Settings, shutdown: Shutdown) -> uvicorn.Con
 
 def _largest_body(settings: Settings) -> int:
     own = (tenant.max_body_bytes or 0 for tenant in settings.tenants.values())
-    return max(settings.max_body_bytes, *own) if settings.tenants else settings.max_body_bytes
+    return max((settings.max_body_bytes, *own))
 
 
 def _admin_config(app: ASGIApp) -> uvicorn.Config:

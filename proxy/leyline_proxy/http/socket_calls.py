@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import Any
 
@@ -10,14 +9,11 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from ..apis.events import Event, encoded
-from ..apis.responses.answer import Opening, shown_request, usage_of
-from ..apis.responses.errors import FieldError
-from ..apis.responses.request import input_items, map_request, previous_id, stores
+from ..apis.responses.answer import usage_of
+from ..apis.responses.request import map_request
 from ..apis.responses.stored import joined
-from ..errors import BadRequestError, NotFoundError
 from ..model.clock import TurnClock
 from ..model.stored_response import StoredResponse
-from ..request.parse import decode_body, model_of
 from ..sessions.connection_responses import ConnectionResponses
 from ..tenants import Tenant
 from ..wiring.services import Services
@@ -25,8 +21,7 @@ from .api import Api
 from .exchange import Exchange
 from .limits import until_disconnect
 from .paused import STREAM_HEADERS
-from .response_chain import read_chain, resolve_references
-from .responses import RESPONSES, ResponsesCall, own_items
+from .responses import RESPONSES, ResponsesCall, own_items, request_errors
 
 _NO_TOKENS = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
 
@@ -67,39 +62,25 @@ class ConnectedCall(ResponsesCall):
         Raises:
             BadRequestError, NotFoundError: as for a request that runs.
         """
-        try:
+        with request_errors():
             return await self._prepared(tenant, raw)
-        except FieldError as error:
-            kind = NotFoundError if error.missing else BadRequestError
-            raise kind(str(error), param=error.param, code=error.code) from error
 
     async def _prepared(self, tenant: Tenant, raw: bytes) -> tuple[str, list[Event]]:
-        body = decode_body(raw)
-        model, store, previous = model_of(body), stores(body), previous_id(body)
-        limit = tenant.limits.max_body_bytes
-        chain = await read_chain(self.responses, tenant.name, previous, limit)
-        given = input_items(body) if body.get("input") != [] else []
-        items = await resolve_references(self.responses, tenant.name, given, limit)
-        mapping = map_request(body, items, joined(chain), opens=self.opens(tenant, model))
-        opening = Opening(
-            key=self._key,
-            created_at=int(time.time()),
-            model=model,
-            shown=shown_request(body, store=store),
-            tools=mapping.tools,
-            carries_reasoning=mapping.carries_reasoning,
-        )
+        given = await self.given(tenant, raw, may_be_empty=True)
+        chain, opens = given.chain, self.opens(tenant, given.model)
+        mapping = map_request(given.body, given.items, joined(chain), opens=opens)
+        opening = self.opening_of(given, mapping)
         response = {**opening.document("completed"), "usage": usage_of(_NO_TOKENS)}
         stored = StoredResponse(
             id=self.identifier,
             session=chain[-1].session if chain else "",
-            previous=previous,
-            input=own_items(items, self._key),
+            previous=given.previous,
+            input=own_items(given.items, self._key),
             response=response,
         )
-        await self.keep(tenant.name, stored, store=store)
+        await self.keep(tenant.name, stored, store=given.store)
         begun = {**opening.document("in_progress"), "usage": None}
-        return model, [
+        return given.model, [
             _event(number, f"response.{status}", response=shown)
             for number, (status, shown) in enumerate((("created", begun), ("completed", response)))
         ]

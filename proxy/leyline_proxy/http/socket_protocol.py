@@ -10,6 +10,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from .response_socket import DRAIN
+from .stalling import StallTimer
 
 _CLOSE_S = 2.0
 """Time for the client's part of a close."""
@@ -33,7 +34,7 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         # The library's debug records quote frames, and these are prompts.
         self.conn.debug = False
         self._drain = asyncio.Event()
-        self._stall_timer: asyncio.TimerHandle | None = None
+        self._stall_timer = StallTimer(self.loop, self.stall_timeout_s, self._stalled)
 
     def data_received(self, data: bytes) -> None:
         """Parse the data. Refuse a handshake that the parser gives up."""
@@ -62,7 +63,7 @@ class LimitedSocket(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
-        self._stop_stall_timer()
+        self._stall_timer.stop()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
@@ -72,18 +73,15 @@ class LimitedSocket(WebSocketsSansIOProtocol):
     def pause_writing(self) -> None:
         """Start the time limit for a client that reads too slowly."""
         super().pause_writing()
-        self._stop_stall_timer()
-        self._stall_timer = self.loop.call_later(self.stall_timeout_s, self.transport.abort)
+        self._stall_timer.start()
 
     def resume_writing(self) -> None:
         """Stop the time limit: the client has caught up."""
-        self._stop_stall_timer()
+        self._stall_timer.stop()
         super().resume_writing()
 
-    def _stop_stall_timer(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
+    def _stalled(self) -> None:
+        self.transport.abort()
 
 
 def limited_socket(stall_timeout_s: float) -> type[LimitedSocket]:

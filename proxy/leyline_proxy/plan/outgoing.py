@@ -53,7 +53,7 @@ def without_reserved(raw: bytes) -> bytes:
     if CARRIED not in metadata:
         return body
     kept = {name: value for name, value in metadata.items() if name != CARRIED}
-    return add_members(remove_members(body, (METADATA,)), {METADATA: msgspec.json.encode(kept)})
+    return _with_metadata(body, msgspec.json.encode(kept))
 
 
 def _metadata(body: bytes) -> dict[str, Any]:
@@ -230,7 +230,10 @@ def _carrying(body: bytes, envelope: Envelope | None, salt: str | None) -> bytes
         members[_PARAMS] = msgspec.Raw(msgspec.json.encode({"kv_hints": envelope}))
     if not members:
         return body
-    metadata = packed(members, _metadata(body))
+    return _with_metadata(body, packed(members, _metadata(body)))
+
+
+def _with_metadata(body: bytes, metadata: bytes) -> bytes:
     return add_members(remove_members(body, (METADATA,)), {METADATA: metadata})
 
 

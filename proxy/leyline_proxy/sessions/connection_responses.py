@@ -6,7 +6,7 @@ from collections import OrderedDict
 from uuid import uuid4
 
 from ..model.stored_response import StoredResponse
-from .stored_responses import ResponseStore
+from .stored_responses import ResponseStore, SessionResponses
 
 _MOST = 2000
 """Responses of one connection; the longest chain has as many."""
@@ -48,18 +48,6 @@ class ConnectionResponses:
             return await self._memory.get(tenant, self._place(response_id))
         return await self._stored.get(tenant, response_id)
 
-    async def delete(self, tenant: str, response_id: str) -> bool:
-        """Delete a stored response."""
-        return await self._stored.delete(tenant, response_id)
-
-    async def count_in(self, tenant: str, session: str) -> int | None:
-        """Return the number of a session's stored responses."""
-        return await self._stored.count_in(tenant, session)
-
-    async def delete_from(self, tenant: str, session: str, turn: int) -> int:
-        """Delete a session's stored responses of a turn and of later ones."""
-        return await self._stored.delete_from(tenant, session, turn)
-
     async def aclose(self) -> None:
         """Forget the connection's own."""
         while self._own:
@@ -71,26 +59,11 @@ class ConnectionResponses:
 
 
 class AllResponses:
-    """Stored responses together with those of connections, where two stores have them.
+    """Sessions' stored responses together with those of connections, where two stores have them."""
 
-    What is read or kept are stored ones; what is counted or deleted by session is in both.
-    """
-
-    def __init__(self, stored: ResponseStore, memory: ResponseStore) -> None:
+    def __init__(self, stored: SessionResponses, memory: SessionResponses) -> None:
         self._stored = stored
         self._memory = memory
-
-    async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> None:
-        """Store a response."""
-        await self._stored.put(tenant, response_id, stored)
-
-    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """Return a stored response."""
-        return await self._stored.get(tenant, response_id)
-
-    async def delete(self, tenant: str, response_id: str) -> bool:
-        """Delete a stored response."""
-        return await self._stored.delete(tenant, response_id)
 
     async def count_in(self, tenant: str, session: str) -> int | None:
         """Return the number of a session's responses in both."""

@@ -11,23 +11,16 @@ from typing import Protocol
 from ..model.stored_response import StoredResponse, decode, encode
 
 
-class ResponseStore(Protocol):
-    """Responses by tenant and id. No method ever crosses from one tenant to another.
-
-    No method raises: an unreachable store keeps nothing and knows nothing.
-    """
-
-    async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> None:
-        """Keep a response; it replaces one with the same id."""
-        ...
+class ResponseSource(Protocol):
+    """Responses that a request may continue."""
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """Return a response, or None if it never existed, has expired or was deleted."""
         ...
 
-    async def delete(self, tenant: str, response_id: str) -> bool:
-        """Delete a response; return True if it existed."""
-        ...
+
+class SessionResponses(Protocol):
+    """The responses of whole sessions."""
 
     async def count_in(self, tenant: str, session: str) -> int | None:
         """Return the number of a session's responses; None if the store can't be reached."""
@@ -39,6 +32,21 @@ class ResponseStore(Protocol):
         Args:
             turn: number in the session.
         """
+        ...
+
+
+class ResponseStore(ResponseSource, SessionResponses, Protocol):
+    """Responses by tenant and id. No method ever crosses from one tenant to another.
+
+    No method raises: an unreachable store keeps nothing and knows nothing.
+    """
+
+    async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> None:
+        """Keep a response; it replaces one with the same id."""
+        ...
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """Delete a response; return True if it existed."""
         ...
 
 

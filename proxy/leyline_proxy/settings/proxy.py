@@ -34,7 +34,7 @@ from .recall import RecallSettings
 from .sockets import SocketSettings
 from .tenant import TenantSettings
 from .tracing import TraceSettings
-from .upstreams import RouterSettings, UpstreamSettings, engine_url
+from .upstreams import EngineUrl, RouterSettings, UpstreamSettings
 from .warm_start import WarmStartSettings
 
 DEFAULT_TENANT = "default"
@@ -72,7 +72,7 @@ class Settings(
     no API keys, and whose web pages may send requests. This machine's loopback names and the
     address in ``host`` are always allowed."""
 
-    upstream: str | None = None
+    upstream: EngineUrl | None = None
     """Base URL of the engine, such as ``http://127.0.0.1:30000``. With neither this nor
     ``upstreams``, an engine runs in this process."""
     upstreams: dict[str, UpstreamSettings] = Field(default_factory=dict)
@@ -237,11 +237,6 @@ class Settings(
         if value == "uvloop" and find_spec(value) is None:
             raise ValueError("uvloop isn't installed; auto works without it")
         return value
-
-    @field_validator("upstream")
-    @classmethod
-    def _check_upstream(cls, value: str | None) -> str | None:
-        return None if value is None else engine_url(value)
 
     @field_validator("upstreams", mode="before")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 
@@ -24,14 +24,17 @@ def engine_url(value: str) -> str:
     return value.rstrip("/").removesuffix("/v1")
 
 
+EngineUrl = Annotated[str, AfterValidator(engine_url)]
+
+
 class UpstreamSettings(BaseModel):
     """One engine of several."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    url: str
+    url: EngineUrl
     """Its base URL, such as ``http://gpu1:30000``."""
-    router: str | None = None
+    router: EngineUrl | None = None
     """Base URL of the router through which its chat requests go; defaults to the proxy's
     ``router``."""
     api_key: SecretStr | None = None
@@ -42,32 +45,17 @@ class UpstreamSettings(BaseModel):
     """APIs that it speaks itself beside chat completions. If the engine can't splice, requests of
     these APIs pass through when no message was edited."""
 
-    @field_validator("url")
-    @classmethod
-    def _check_url(cls, value: str) -> str:
-        return engine_url(value)
-
-    @field_validator("router")
-    @classmethod
-    def _check_router(cls, value: str | None) -> str | None:
-        return None if value is None else engine_url(value)
-
 
 class RouterSettings(BaseModel):
     """A router in front of the engines."""
 
-    router: str | None = None
+    router: EngineUrl | None = None
     """Base URL of a router in front of the engines in ``upstreams``, such as
     ``http://router:8000``. Chat requests go through it; everything else goes to the engines
     themselves. The receipts report which engine has answered."""
     affinity_header: str | None = None
     """A further header that carries the session's id upstream, for a router that hashes it. With
     ``router``, the proxy always sends ``x-smg-routing-key`` and ``x-session-id``."""
-
-    @field_validator("router")
-    @classmethod
-    def _check_the_router(cls, value: str | None) -> str | None:
-        return None if value is None else engine_url(value)
 
     @field_validator("affinity_header")
     @classmethod

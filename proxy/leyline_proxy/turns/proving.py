@@ -27,7 +27,7 @@ from ..model.spans import ANYTHING
 from ..request.proof import ProofBody
 from ..sessions import SessionStore
 from ..sessions.ledger import session_spans
-from ..sessions.stored_responses import ResponseStore
+from ..sessions.stored_responses import SessionResponses
 from ..upstream.pool import ReplicaPool
 from ..upstream.replica import Replica
 from .asking import ask_forget
@@ -75,7 +75,7 @@ class ForgetProofs:
         *,
         pool: ReplicaPool,
         store: SessionStore,
-        responses: ResponseStore,
+        responses: SessionResponses,
         placing: Placing,
         erasures: Erasures,
         named: NamedSources,

@@ -18,7 +18,7 @@ from ..model.spans import turn_index
 from ..model.verdicts import MAX_VERDICTS, Verdict, demanded, keyed_print, with_verdicts
 from ..request.quarantine import QuarantineBody
 from ..sessions import SessionStore
-from ..sessions.stored_responses import ResponseStore
+from ..sessions.stored_responses import SessionResponses
 from .erasure import Erasures
 from .named import NamedSources
 from .placing import Placing
@@ -51,7 +51,7 @@ class Quarantines:
         self,
         *,
         store: SessionStore,
-        responses: ResponseStore,
+        responses: SessionResponses,
         placing: Placing,
         erasures: Erasures,
         named: NamedSources,

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 import structlog
 
-from leyline_engine.contract import UNPACKS, TurnRecord
+from leyline_engine.contract import TurnRecord
 
 from ..errors import UnsupportedError
 from ..model.session import Session
@@ -90,8 +90,7 @@ class Routing:
         if tenant.cache_salt is None or replica.router is None:
             return
         for each in self._pool.behind(replica):
-            capability = each.status.capability
-            if each.status.up and (capability is None or UNPACKS not in capability.actions):
+            if each.status.up and not each.status.unpacks:
                 raise UnsupportedError(
                     f"The router in front of {each.name} may drop the cache_salt that keeps a "
                     "tenant's KV apart, as cache_scope: tenant asks for. Run Leyline's plugin on "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 
 import torch
@@ -18,6 +18,15 @@ ORDINARY, SECRETS = range(64, 3000), range(3000, 4096)
 def draw_ordinary(rng: Random, length: int) -> tuple[int, ...]:
     """Random tokens, none of them a secret's."""
     return tuple(rng.choices(ORDINARY, k=length))
+
+
+def first_values(subject: OracleModel, tokens: Sequence[int]) -> torch.Tensor:
+    """The first layer's values of tokens: ``[n, heads * dim]``."""
+    layer = subject.model.model.layers[0]
+    with torch.no_grad():
+        embedded = subject.model.model.embed_tokens(torch.tensor(tokens))
+        values: torch.Tensor = layer.self_attn.v_proj(layer.input_layernorm(embedded))
+    return values
 
 
 class SecretRows:
@@ -36,10 +45,7 @@ class SecretRows:
         wanted = sorted(set(tokens))
         if not wanted:
             return set()
-        layer = self._subject.model.model.layers[0]
-        with torch.no_grad():
-            embedded = self._subject.model.model.embed_tokens(torch.tensor(wanted))
-            values = layer.self_attn.v_proj(layer.input_layernorm(embedded))
+        values = first_values(self._subject, wanted)
         tensors = self._engine.rows.pool.tensors
         cache = self._engine.leyline.cache
         every = torch.arange(cache.block, cache.block + cache.capacity)
