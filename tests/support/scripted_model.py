@@ -39,7 +39,7 @@ _SMALL = {
 """A prompt of 30,000 tokens is prefilled in a few seconds on one core."""
 _CERTAIN = 50.0
 _MESSAGE = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", re.DOTALL)
-_TOOLS = re.compile(r"\n<tools>\n(.*)\n</tools>$", re.DOTALL)
+_TOOLS = re.compile(r".*\n<tools>\n(.*)\n</tools>$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
