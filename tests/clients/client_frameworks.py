@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 from client_cases import INSTALLED, Client, library, switched, work
-from support.scripted_model import Call
+from client_verdict import LAST, MEASURE, NOTES, SHOW, TEXT
+from support.scripted_model import Call, Reply
 
 
 def frameworks() -> tuple[Client, ...]:
@@ -34,8 +37,43 @@ def frameworks() -> tuple[Client, ...]:
                 lambda command: Call("Workbench-run_command", {"command": command}),
             ),
         ),
-        _in_python("dspy", "dspy", "dspy_react.py"),
+        replace(
+            _in_python("dspy", "dspy", "dspy_react.py"),
+            replies=_fields,
+            mark="[[ ## observation_",
+        ),
+        replace(
+            _in_python("openhands", "openhands-sdk", "openhands_agent.py"),
+            replies=work(
+                lambda path, content: Call(
+                    "file_editor", {"command": "create", "path": path, "file_text": content}
+                ),
+                lambda command: Call("terminal", {"command": command}),
+            ),
+        ),
     )
+
+
+def _fields(folder: Path) -> tuple[Reply, ...]:
+    """dspy: fields of a text, and the answer in a request of its own."""
+    steps = (
+        ("First the file.", "write_file", {"path": str(folder / NOTES), "content": TEXT}),
+        ("Now its size.", "run_command", {"command": MEASURE}),
+        ("Now both.", "run_command", {"command": SHOW}),
+        ("That was all.", "finish", {}),
+    )
+    return (
+        *(
+            _texts(next_thought=thought, next_tool_name=name, next_tool_args=json.dumps(arguments))
+            for thought, name, arguments in steps
+        ),
+        _texts(reasoning="The files were shown.", answer=LAST),
+    )
+
+
+def _texts(**fields: str) -> Reply:
+    texts = [f"[[ ## {name} ## ]]\n{text}\n" for name, text in fields.items()]
+    return Reply("\n".join((*texts, "[[ ## completed ## ]]")))
 
 
 def _in_python(name: str, package: str, script: str, **switches: str) -> Client:

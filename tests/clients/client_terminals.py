@@ -151,4 +151,6 @@ def _cline() -> Client:
             lambda command: Call("run_commands", {"commands": [command]}),
         ),
         venv="cline",
+        # For its feature flags.
+        asks=frozenset({"data.cline.bot"}),
     )

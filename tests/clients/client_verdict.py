@@ -36,12 +36,20 @@ class Verdict:
         return tuple(prompt - cached for prompt, cached in pairs)
 
 
-def judge(stack: Stack, ran: Ran, *, steps: int, appends: bool = True) -> Verdict:
+def judge(
+    stack: Stack,
+    ran: Ran,
+    *,
+    steps: int,
+    appends: bool = True,
+    asks: frozenset[str] = frozenset(),
+) -> Verdict:
     """Check that the session ended well, was recognised and used the cache.
 
     Args:
         steps: answers that the session takes.
         appends: whether the client leaves its history as it is.
+        asks: hosts that it may ask.
     """
     ran_all = stack.model.turns()
     turns = [turn for turn in ran_all if turn.followed]
@@ -53,7 +61,11 @@ def judge(stack: Stack, ran: Ran, *, steps: int, appends: bool = True) -> Verdic
         *cache_problems(ran_all),
         *(edit_problems(sessions, turns) if appends else ()),
         *(f"{s.method} {s.path} answered {s.status}" for s in stack.refused()),
-        *(f"wanted to reach {target}" for target in stack.place.trip.wanted),
+        *(
+            f"wanted to reach {target}"
+            for target in stack.place.trip.wanted
+            if _host(target) not in asks
+        ),
     ]
     return Verdict(
         turns=len(turns),
@@ -62,6 +74,11 @@ def judge(stack: Stack, ran: Ran, *, steps: int, appends: bool = True) -> Verdic
         sessions=len(sessions),
         problems=tuple(problems),
     )
+
+
+def _host(target: str) -> str:
+    """Return the host of a forward proxy's request line."""
+    return target.partition(" ")[2].rpartition(":")[0]
 
 
 def _ending(stack: Stack, ran: Ran) -> list[str]:

@@ -129,6 +129,20 @@ def follow(task: str, *replies: Reply, aside: str = "A session.") -> Script:
     return script
 
 
+def follow_marks(task: str, mark: str, *replies: Reply) -> Script:
+    """Answer requests whose last user message holds ``task`` with ``replies`` in turn.
+
+    Serves clients that write the session into that message: how far it has come is the number of
+    ``mark`` in it.
+    """
+
+    def script(prompt: Prompt) -> tuple[Reply, bool]:
+        text = next((text for role, text in reversed(prompt.messages) if role == "user"), "")
+        return replies[text.count(mark)], task in text
+
+    return script
+
+
 @dataclass(frozen=True, slots=True)
 class ModelTurn:
     """One request as the engine ran it."""
