@@ -79,9 +79,7 @@ def play(client: Client, files: Path, folder: Path, *, proxied: bool = True) -> 
     script = follow_marks(TASK, client.mark, *replies) if client.mark else follow(TASK, *replies)
     with client_stack(files, folder, script, proxied=proxied) as stack:
         ran = _run(client, stack)
-        verdict = judge(
-            stack, ran, steps=len(replies), appends=client.appends, asks=client.asks
-        )
+        verdict = judge(stack, ran, steps=len(replies), appends=client.appends, asks=client.asks)
         return Outcome(verdict, ran)
 
 

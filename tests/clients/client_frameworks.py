@@ -27,9 +27,14 @@ def frameworks() -> tuple[Client, ...]:
             ),
         ),
         _in_python("google-adk", "google-adk", "adk_agent.py"),
-        _in_python("crewai", "crewai", "crewai_crew.py", CREWAI_DISABLE_TELEMETRY="true"),
+        # These two keep only the calls of an answer, and drop the text in front of them.
+        replace(
+            _in_python("crewai", "crewai", "crewai_crew.py", CREWAI_DISABLE_TELEMETRY="true"),
+            appends=False,
+        ),
         replace(
             _in_python("semantic-kernel", "semantic-kernel", "semantic_kernel_agent.py"),
+            appends=False,
             replies=work(
                 lambda path, content: Call(
                     "Workbench-write_file", {"path": path, "content": content}
@@ -40,6 +45,8 @@ def frameworks() -> tuple[Client, ...]:
         replace(
             _in_python("dspy", "dspy", "dspy_react.py"),
             replies=_fields,
+            # Its one user message grows in the middle.
+            appends=False,
             mark="[[ ## observation_",
         ),
         replace(

@@ -67,8 +67,8 @@ def consider(
 
     Args:
         names: of this turn's messages.
-        decode: for finding thinking that the template strips, and texts of an answer that the caller
-            left out; None finds none.
+        decode: for finding thinking that the template strips, and texts of an answer that the
+            caller left out; None finds none.
         recompute: tokens after each edit to compute again.
         quotes: answers that the prompt quotes.
         later: the session's turns since; one of them may show the turn's answer as a message.
@@ -97,7 +97,9 @@ def consider(
         strips_thinking=lambda hunk: (
             decode is not None and strips_thinking(hunk, turn.tokens, rendered.tokens, decode)
         ),
-        left_out=lambda hunk: left_out(hunk, turn, prepared, decode) if decode is not None else None,
+        left_out=lambda hunk: (
+            left_out(hunk, turn, prepared, decode) if decode is not None else None
+        ),
         compacted=compacted_messages(turn, sent, client, quotes),
         edited_answer=view.prompt_length if _answer_is_edited(before, prepared, later) else None,
     )

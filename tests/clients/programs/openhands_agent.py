@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 from openhands.sdk import LLM, Agent, Conversation, Tool
 from openhands.tools.file_editor import FileEditorTool
@@ -11,6 +11,6 @@ from workbench import KEY, MODEL, ORIGIN, TASK
 
 model = LLM(model=f"openai/{MODEL}", base_url=f"{ORIGIN}/v1", api_key=KEY)
 agent = Agent(llm=model, tools=[Tool(name=TerminalTool.name), Tool(name=FileEditorTool.name)])
-conversation = Conversation(agent=agent, workspace=os.getcwd())
+conversation = Conversation(agent=agent, workspace=Path.cwd())
 conversation.send_message(TASK)
 conversation.run()
