@@ -22,13 +22,13 @@ from ..model.undeclared import OwnMode
 from .api_keys import check_tenant, parse_key
 from .audit import AuditSettings
 from .authorities import parse_authority
+from .budgets import BudgetSettings, check_money
 from .cache_scope import CacheScope
 from .file import read_config
 from .identity import IdentitySettings
 from .limits import MIB, LimitSettings
 from .off import Reuse
 from .other_paths import PassThrough
-from .prices import PriceSettings
 from .processes import ProcessSettings
 from .recall import RecallSettings
 from .sockets import SocketSettings
@@ -46,9 +46,9 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 class Settings(
     AuditSettings,
+    BudgetSettings,
     IdentitySettings,
     LimitSettings,
-    PriceSettings,
     ProcessSettings,
     RecallSettings,
     RouterSettings,
@@ -272,6 +272,11 @@ class Settings(
                     f"tenants.{tenant}.upstreams names {sorted(unknown)}; "
                     f"there are {sorted(self.engines())}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_money(self) -> Settings:
+        check_money(self, {name: own.budgets for name, own in self.tenants.items()})
         return self
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from ..admission import AdmissionGate
 from ..apis.anthropic.diagnostics import RequestPrints
+from ..budgets import Budgets
 from ..claims.pinning import Pinning
 from ..claims.service import ClaimService
 from ..claims.watch import ClaimWatch
@@ -47,6 +48,7 @@ from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import Tracing
 from ..tenants import KeyFile, TenantDirectory, build_directory
 from ..turns import TurnOpener, TurnSettler, TurnsUnderWay
+from ..turns.charging import TurnCharges
 from ..turns.erasure import Erasures
 from ..turns.kept import KeptTexts
 from ..turns.named import NamedSources
@@ -61,6 +63,7 @@ from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
 from ..warm_start.service import WarmStart
 from .audit import build_auditor
+from .budgets import build_budgets
 from .identity import build_tokens
 from .recall import build_recall
 from .stores import build_stores
@@ -84,6 +87,8 @@ class Services:
     pool: ReplicaPool
     turns: TurnOpener
     ends: TurnSettler
+    budgets: Budgets
+    charges: TurnCharges
     routing: Routing
     prompts: PromptSearch
     erasures: Erasures
@@ -246,6 +251,8 @@ def build_services(
     recall_metrics = RecallMetrics(metrics, evictions)
     counts = (TurnMetrics(metrics), recall_metrics)
     shows = (*counts, TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog())
+    budgets = build_budgets(settings, metrics, link)
+    charges = TurnCharges(budgets, metrics, answer_tokens=settings.budget_answer_tokens)
     ends = TurnSettler(
         under_way=under_way,
         pool=pool,
@@ -265,6 +272,7 @@ def build_services(
         observers=(named, predecessors, *shows, *keeping),
         retained_turns=settings.retained_turns,
         history_key=history,
+        charges=charges,
         price_of=settings.price_of,
     )
     key_file = KeyFile(keys, tenants.replace, metrics) if keys is not None else None
@@ -278,6 +286,8 @@ def build_services(
         pool,
         turns,
         ends,
+        budgets,
+        charges,
         routing,
         PromptSearch(editor, catalog),
         erasures,
