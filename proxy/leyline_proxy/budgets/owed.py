@@ -27,9 +27,10 @@ class OwedSettlements:
                 continue
             key = (tenant, each.period, each.lapses)
             known = self._sums.get(key, each._replace(used=Amount(), held=Amount()))
-            self._sums[key] = known._replace(
-                used=known.used.plus(each.used), held=known.held.plus(each.held)
-            )
+            used, held = known.used.plus(each.used), known.held.plus(each.held)
+            self._sums[key] = known._replace(used=used, held=held)
+            if used == held == Amount():
+                del self._sums[key]
 
     def used(self, tenant: str, period: Period) -> Amount:
         """Return what a tenant has used that the store doesn't know."""

@@ -12,6 +12,7 @@ script may use several. An entry goes with its window, a little later for clocks
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -119,6 +120,7 @@ class RedisBudgetStore:
         self._keys = Keys(prefix)
         self._monotonic = monotonic
         self._retry_at = 0.0
+        self._looking = asyncio.Lock()
 
     async def reserve(self, asked: Asked) -> Reserved:
         limits: list[object] = []
@@ -159,14 +161,19 @@ class RedisBudgetStore:
         Raises:
             StoreGoneError: it isn't.
         """
-        now = self._monotonic()
-        if now < self._retry_at:
-            raise StoreGoneError
-        self._retry_at = now + _RETRY_S
-        await self._link.call(lambda client: client.ping(), probe=True)
-        self._retry_at = 0.0
-        # The link's runs protect accounts of sessions; counts need no such care.
-        self._link.close_circuit({})
+        # Requests that come meanwhile wait for the same look.
+        async with self._looking:
+            if self._link.problem is None:
+                return
+            if self._monotonic() < self._retry_at:
+                raise StoreGoneError
+            try:
+                await self._link.call(lambda client: client.ping(), probe=True)
+            except StoreGoneError:
+                self._retry_at = self._monotonic() + _RETRY_S
+                raise
+            # The link's runs protect accounts of sessions; counts need no such care.
+            self._link.close_circuit({})
 
 
 def _usages(answer: Sequence[Any]) -> tuple[Usage, ...]:

@@ -37,7 +37,7 @@ _NANOS_OF_PRICE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Reservation:
     """Room that a request holds in its tenant's budgets."""
 
     asked: Asked
@@ -132,7 +132,9 @@ class Budgets:
         if not fits(asked, settled):
             raise self._refused(asked, Reserved(False, tuple(settled)))
 
-    async def reserve(self, tenant: Tenant, amount: Amount, *, forced: bool = False) -> Hold | None:
+    async def reserve(
+        self, tenant: Tenant, amount: Amount, *, forced: bool = False
+    ) -> Reservation | None:
         """Hold room for a request; None if its tenant has no budgets.
 
         Args:
@@ -162,16 +164,16 @@ class Budgets:
             raise self._refused(asked, reserved)
         found = standings(asked, reserved.usages)
         self._show(asked.tenant, found)
-        return Hold(asked, rate_headers(found, now), local)
+        return Reservation(asked, rate_headers(found, now), local)
 
-    async def settle(self, hold: Hold, used: Amount) -> None:
+    async def settle(self, reservation: Reservation, used: Amount) -> None:
         """End a hold, and charge what was used. Never fails: what the store can't take is owed."""
-        asked = hold.asked
+        asked = reservation.asked
         ended = [Settlement(period, used, asked.amount, asked.lapses) for period in asked.periods]
-        if hold.local:
+        if reservation.local:
             self._known.settle(asked.tenant, ended, self._now())
             ended = [Settlement(period, used) for period in asked.periods]
-        await self._settle(asked, ended, counted=hold.local)
+        await self._settle(asked, ended, counted=reservation.local)
 
     async def charge(self, tenant: Tenant, used: Amount) -> None:
         """Charge what was used without a hold. Never fails, as :meth:`settle`."""

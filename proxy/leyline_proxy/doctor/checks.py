@@ -21,6 +21,7 @@ from ..upstream.replica import Replica
 from ..wiring.stores import redis_options
 from ..wiring.upstreams import build_pool
 from . import configured, machine
+from .budgets import examine_budgets
 from .engines import EngineNeeds, examine_engine
 from .findings import Finding, fail, ok, skip
 from .identity import examine_identity
@@ -62,6 +63,7 @@ def checks_for(situation: Situation) -> dict[str, Check]:
         "memory": partial(machine.examine_memory, settings),
         "audit": partial(machine.examine_audit, settings),
         "warm-start": partial(examine_warm_start, settings),
+        "budgets": partial(examine_budgets, settings),
         "trace": partial(configured.examine_trace, settings),
     }
     asked: dict[str, Callable[[], Awaitable[Sequence[Finding]]]] = {

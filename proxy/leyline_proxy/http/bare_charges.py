@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..budgets import Hold
+from ..budgets import Reservation
 from ..tenants import Tenant
 from ..turns.accounting import tokens_of_usage
 from ..turns.settled import generated_tokens
@@ -35,7 +35,7 @@ class BareCharge:
         self._model = model
         self._prompt = prompt
         self._answer = answer
-        self._hold: Hold | None = None
+        self._reservation: Reservation | None = None
         self.usage: Mapping[str, Any] | None = None
         """The engine's count, once there is one."""
         self.came = 0
@@ -57,13 +57,13 @@ class BareCharge:
         amount = budgets.amount(
             self._tenant, self._model, prefilled=self._prompt, cached=0, generated=self._answer
         )
-        self._hold = await budgets.reserve(self._tenant, amount)
-        return self._hold.headers if self._hold is not None else {}
+        self._reservation = await budgets.reserve(self._tenant, amount)
+        return self._reservation.headers if self._reservation is not None else {}
 
     async def settle(self) -> None:
         """Charge what was used, once."""
-        hold, self._hold = self._hold, None
-        if hold is None:
+        reservation, self._reservation = self._reservation, None
+        if reservation is None:
             return
         prefilled = cached = generated = 0
         if self.usage is not None:
@@ -77,7 +77,7 @@ class BareCharge:
         amount = budgets.amount(
             self._tenant, self._model, prefilled=prefilled, cached=cached, generated=generated
         )
-        await budgets.settle(hold, amount)
+        await budgets.settle(reservation, amount)
 
 
 class ChargedRelay(Relay):

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ..budgets.book import Book
+from ..budgets.owed import OwedSettlements
 from ..budgets.store import BudgetStoreGoneError
-from ..model.budgets import Asked, Reserved, Settlement, Usage
+from ..model.budgets import Amount, Asked, Reserved, Settlement, Usage
 from .link import HubFaultError, HubGoneError, HubLink
 from .server import Handlers, Member
 from .wire import Method
@@ -31,18 +32,40 @@ class HubBudgets:
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._book = Book()
         self._now = now
+        self._held: dict[Member, OwedSettlements] = {}
+        """What the requests of each worker hold."""
 
     def handlers(self, handlers: Handlers) -> None:
         """Add the answers to questions about budgets."""
-        handlers.add(RESERVE, lambda _, asked: self._book.reserve(asked, self._now()))
+        handlers.add(RESERVE, self._reserve)
         handlers.add(SETTLE, self._settle)
         handlers.add(USAGES, lambda _, asked: self._book.usages(asked))
 
     def left(self, member: Member) -> None:
-        """Do nothing: what a worker held that has gone lapses."""
+        """End what the requests of a worker held that has gone."""
+        held, now = self._held.pop(member, OwedSettlements()), self._now()
+        for tenant in held.tenants():
+            self._book.settle(tenant, held.take(tenant, now), now)
 
-    def _settle(self, _: Member, word: _Settle) -> None:
-        self._book.settle(word.tenant, word.settlements, self._now())
+    def _reserve(self, member: Member, asked: Asked) -> Reserved:
+        now = self._now()
+        reserved = self._book.reserve(asked, now)
+        if reserved.admitted:
+            held = [
+                Settlement(each, Amount(), asked.amount, asked.lapses) for each in asked.periods
+            ]
+            self._held.setdefault(member, OwedSettlements()).add(asked.tenant, held, now)
+        return reserved
+
+    def _settle(self, member: Member, word: _Settle) -> None:
+        now = self._now()
+        self._book.settle(word.tenant, word.settlements, now)
+        ended = [
+            each._replace(used=Amount(), held=Amount(-each.held.tokens, -each.held.nanos))
+            for each in word.settlements
+        ]
+        if member in self._held:
+            self._held[member].add(word.tenant, ended, now)
 
 
 class SharedBudgetStore:

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from leyline_engine.contract import TokenCounts
 
-from ..budgets import Budgets, Hold
+from ..budgets import Budgets, Reservation
 from ..budgets.errors import UnpricedModelError
 from ..edits.policy_facts import renderer_of, token_counter
 from ..model.budgets import Amount
@@ -37,8 +37,8 @@ class TurnCharges:
         self._budgets = budgets
         self._metrics = metrics
         self._answer_tokens = answer_tokens
-        self._holds: dict[str, Hold] = {}
-        """Holds by the turn's name."""
+        self._reservations: dict[str, Reservation] = {}
+        """Reservations by the turn's name."""
 
     async def reserve(self, turn: Turn, *, forced: bool = False) -> dict[str, str]:
         """Hold room for a turn, and return headers with what is left.
@@ -53,11 +53,11 @@ class TurnCharges:
         if not request.tenant.limits.budgets:
             return {}
         amount = self._amount(turn, answer=self.answer_room(request.body))
-        hold = await self._budgets.reserve(request.tenant, amount, forced=forced)
-        if hold is None:
+        reservation = await self._budgets.reserve(request.tenant, amount, forced=forced)
+        if reservation is None:
             return {}
-        self._holds[turn.name] = hold
-        return hold.headers
+        self._reservations[turn.name] = reservation
+        return reservation.headers
 
     def answer_room(self, body: Mapping[str, Any]) -> int:
         """Return the tokens that a request holds for its answers."""
@@ -70,11 +70,11 @@ class TurnCharges:
     async def settled(self, settled: SettledTurn) -> None:
         """Charge a turn that was answered."""
         turn = settled.turn
-        hold = self._holds.pop(turn.name, None)
-        if hold is None and not turn.request.tenant.limits.budgets:
+        reservation = self._reservations.pop(turn.name, None)
+        if reservation is None and not turn.request.tenant.limits.budgets:
             return
-        if hold is not None:
-            await self._budgets.settle(hold, self._used(settled))
+        if reservation is not None:
+            await self._budgets.settle(reservation, self._used(settled))
             return
         # A policy's question, which no caller could be refused for.
         with suppress(UnpricedModelError):
@@ -85,8 +85,8 @@ class TurnCharges:
 
         An engine that failed before it answered is charged to nobody.
         """
-        hold = self._holds.pop(turn.name, None)
-        if hold is None:
+        reservation = self._reservations.pop(turn.name, None)
+        if reservation is None:
             return
         clock, used = turn.request.clock, Amount()
         if client_left or clock.tokens:
@@ -94,13 +94,13 @@ class TurnCharges:
             answer = self.answer_room(turn.request.body) if whole else clock.tokens
             used = self._amount(turn, answer=answer)
             self._metrics.budget_estimates.labels("left" if client_left else "broken").inc()
-        await self._budgets.settle(hold, used)
+        await self._budgets.settle(reservation, used)
 
     async def released(self, turn: Turn) -> None:
         """Give back what a turn holds that was neither answered nor abandoned."""
-        hold = self._holds.pop(turn.name, None)
-        if hold is not None:
-            await self._budgets.settle(hold, Amount())
+        reservation = self._reservations.pop(turn.name, None)
+        if reservation is not None:
+            await self._budgets.settle(reservation, Amount())
 
     def _used(self, settled: SettledTurn) -> Amount:
         turn, tokens = settled.turn, settled.receipt.tokens
