@@ -349,7 +349,9 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
             file = InitSettingsSource(settings_cls, document)
             return init_settings, env_settings, file_secret_settings, file
 
-    return FromFile(**given)
+    read = FromFile(**given)
+    # Workers get their settings pickled, for which a class must have a name.
+    return Settings.model_construct(read.model_fields_set, **dict(read))
 
 
 def secret_of(key: SecretStr | None) -> str | None:
