@@ -1,4 +1,4 @@
-"""What tenants use of their budgets, as a part of the board *Leyline / Proxy*."""
+"""Budgets of tenants, as a part of the board *Leyline / Proxy*."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def client() -> Iterator[httpx.Client]:
 
 
 def used(client: httpx.Client, unit: str) -> tuple[float, float]:
-    """What the tenant red has used, and what it holds."""
+    """Amounts that the tenant red has used, and that it holds."""
     found = client.get("/v1/leyline/budgets", headers=RED).json()["budgets"]
     (budget,) = [each for each in found if each["unit"] == unit]
     return budget["used"], budget["reserved"]
@@ -102,7 +102,7 @@ def test_a_stream_that_its_client_leaves_is_charged(client: httpx.Client) -> Non
 
 
 def test_two_workers_share_a_budget(tmp_path: Path) -> None:
-    """What one worker's requests use, the other refuses; a tenant without a budget is served."""
+    """One worker refuses when the other has used it up; a tenant without a budget is served."""
     config = tmp_path / "leyline.yaml"
     config.write_text(
         json.dumps(

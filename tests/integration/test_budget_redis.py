@@ -69,7 +69,7 @@ def own(tokens: int) -> dict[str, Any]:
 
 
 async def used(client: httpx.AsyncClient) -> tuple[int, int]:
-    """What red has used, and what it holds."""
+    """Tokens that red has used, and that it holds."""
     (found,) = (await client.get("/v1/leyline/budgets", headers=RED)).json()["budgets"]
     return found["used"], found["reserved"]
 
@@ -147,7 +147,7 @@ async def test_a_cluster_takes_all_windows_in_one_script(tmp_path: Path) -> None
 
 
 async def test_two_proxies_share_a_budget(server: RedisServer) -> None:
-    """What one admits, the other counts; another tenant sees nothing of it."""
+    """Each counts the other's requests; another tenant sees nothing of it."""
     settings = shared(server, "two", tenants=own(3 * COST + 4))
     async with (
         proxy_before(FakeEngine(), **settings) as first,

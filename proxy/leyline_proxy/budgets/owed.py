@@ -8,7 +8,7 @@ from ..model.budgets import Amount, Period, Settlement
 
 
 class OwedSettlements:
-    """What the store is owed, by tenant, period and slot of the holds.
+    """Sums that the store is owed, by tenant, period and slot of the reservations.
 
     There are as many entries as current periods and slots, whatever the number of requests."""
 

@@ -20,7 +20,7 @@ BYTES_PER_TOKEN = 4
 
 
 class BareCharge:
-    """What one request holds in its tenant's budgets, and is charged.
+    """The reservation of one request, and its charge.
 
     Args:
         prompt: tokens of its prompt, roughly.

@@ -60,7 +60,7 @@ class WindowLimit(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a tenant has used in a period, and what its requests under way hold."""
+    """Amounts of a tenant in a period: used, and held by its requests under way."""
 
     used: Amount = Amount()
     held: Amount = Amount()
@@ -112,7 +112,7 @@ class Standing:
 
     @property
     def remaining(self) -> int:
-        """What may still be used or held."""
+        """Amount that may still be used or held."""
         return max(0, self.limit - self.used - self.held)
 
     def lacks(self, wanted: Amount) -> bool:

@@ -1,4 +1,4 @@
-"""What turns hold in their tenants' budgets, and what they are charged.
+"""Reservations of turns in their tenants' budgets, and their charges.
 
 A turn holds its prompt as if all of it were prefilled, and the longest answer that its own limit
 or ``budget_answer_tokens`` allows. It is charged by the engine's counts. Without them it is charged

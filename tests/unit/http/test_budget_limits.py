@@ -33,7 +33,7 @@ def daily(tokens: int, **members: Any) -> list[dict[str, Any]]:
 
 
 async def used(client: httpx.AsyncClient, key: dict[str, str] = RED) -> Any:
-    """What a tenant has used, and what it holds."""
+    """Amounts that a tenant has used, and that it holds."""
     (found,) = (await client.get("/v1/leyline/budgets", headers=key)).json()["budgets"]
     return found["used"], found["reserved"]
 

@@ -49,7 +49,7 @@ def red(tokens: int, **settings: Any) -> dict[str, Any]:
 
 
 async def used(client: httpx.AsyncClient) -> tuple[float, float]:
-    """What red has used, and what it holds."""
+    """Amounts that red has used, and that it holds."""
     (found,) = (await client.get("/v1/leyline/budgets", headers=RED)).json()["budgets"]
     return found["used"], found["reserved"]
 

@@ -63,7 +63,7 @@ def test_settings_of_a_file_reach_workers(tmp_path: Path) -> None:
 
 
 def test_budgets_come_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As JSON, like other nested settings."""
+    """It is JSON, like other nested settings."""
     monkeypatch.setenv("LEYLINE_BUDGETS", '[{"window": "hour", "tokens": 5}]')
     assert window_limits(Settings().budgets) == (WindowLimit("hour", tokens=5),)
 
