@@ -12,7 +12,6 @@ script may use several. An entry goes with its window, a little later for clocks
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -85,10 +84,8 @@ for i, key in ipairs(KEYS) do
   local at = 6 * (i - 1)
   for j, unit in ipairs({'t', 'n'}) do
     local field = unit .. ARGV[at + 1]
-    if redis.call('HEXISTS', key, field) == 1 then
-      if redis.call('HINCRBY', key, field, ARGV[at + 1 + j]) <= 0 then
-        redis.call('HDEL', key, field)
-      end
+    if redis.call('HINCRBY', key, field, ARGV[at + 1 + j]) <= 0 then
+      redis.call('HDEL', key, field)
     end
     redis.call('HINCRBY', key, unit, ARGV[at + 3 + j])
   end
@@ -120,7 +117,6 @@ class RedisBudgetStore:
         self._keys = Keys(prefix)
         self._monotonic = monotonic
         self._retry_at = 0.0
-        self._looking = asyncio.Lock()
 
     async def reserve(self, asked: Asked) -> Reserved:
         limits: list[object] = []
@@ -161,19 +157,15 @@ class RedisBudgetStore:
         Raises:
             StoreGoneError: it isn't.
         """
-        # Requests that come meanwhile wait for the same look.
-        async with self._looking:
-            if self._link.problem is None:
-                return
-            if self._monotonic() < self._retry_at:
-                raise StoreGoneError
-            try:
-                await self._link.call(lambda client: client.ping(), probe=True)
-            except StoreGoneError:
-                self._retry_at = self._monotonic() + _RETRY_S
-                raise
-            # The link's runs protect accounts of sessions; counts need no such care.
-            self._link.close_circuit({})
+        if self._monotonic() < self._retry_at:
+            raise StoreGoneError
+        try:
+            await self._link.call(lambda client: client.ping(), probe=True)
+        except StoreGoneError:
+            self._retry_at = self._monotonic() + _RETRY_S
+            raise
+        # The link's runs protect accounts of sessions; counts need no such care.
+        self._link.close_circuit({})
 
 
 def _usages(answer: Sequence[Any]) -> tuple[Usage, ...]:

@@ -149,6 +149,7 @@ class Budgets:
         now = self._now()
         asked = asked_at(tenant.name, tenant.limits.budgets, amount, now, forced=forced)
         local = False
+        await self._pay()
         try:
             reserved = await self._store.reserve(asked)
         except BudgetStoreGoneError:
@@ -159,7 +160,6 @@ class Budgets:
             reserved, local = self._known.reserve(asked, now), True
         else:
             self._learn(asked, reserved)
-            await self._pay()
         if not reserved.admitted:
             raise self._refused(asked, reserved)
         found = standings(asked, reserved.usages)

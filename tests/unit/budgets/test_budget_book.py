@@ -108,7 +108,7 @@ def test_a_hold_lapses_after_an_hour() -> None:
     asked = asked_at("red", limits, Amount(10), 0)
     assert book.reserve(asked, 0).admitted
     assert not book.reserve(asked_at("red", limits, Amount(1), 3599 - SLOT_S), 0).admitted
-    later = 3600 + SLOT_S
+    later = 3600.0
     assert book.reserve(asked_at("red", limits, Amount(9), later), later).admitted
     # Its late end gives back nothing that isn't its own.
     book.settle("red", Under(asked).settlements(Amount(1)), later)

@@ -235,6 +235,18 @@ async def test_processes_without_the_store_hold_a_budget_each() -> None:
             await budgets.reserve(red, Amount(1))
 
 
+async def test_a_process_learns_what_others_used() -> None:
+    """Its own request shows it their charges, on which it relies once the store is down."""
+    kit, red = Kit(), tenant(DAY)
+    await kit.budgets.settle(taken(await kit.budgets.reserve(red, Amount(90))), Amount(90))
+    other = kit.made()
+    await other.settle(taken(await other.reserve(red, Amount(1))), Amount(1))
+    kit.store.down = True
+    with pytest.raises(BudgetExceededError):
+        await other.reserve(red, Amount(10))
+    assert await other.reserve(red, Amount(9)) is not None
+
+
 async def test_money_is_counted_in_billionths() -> None:
     """Each kind of token at its price; a model without one is refused only for money."""
     kit = Kit(price=Price("EUR", 2.0, 0.25, 8.0))

@@ -100,18 +100,31 @@ async def test_a_used_up_budget_refuses_in_the_apis_own_shape(
 
 
 async def test_a_stream_that_breaks_is_charged_for_what_came(engine: FakeEngine) -> None:
-    """The prompt, and a token for each event that had some."""
+    """The prompt, and a token for each event that had some: two more for "abc" than for "a"."""
     opening = chunk({"role": "assistant", "content": ""})
-    parts = [opening, chunk({"content": "a"}), chunk({"content": "b"})]
-    engine.answers = [Answer(parts, content_type="text/event-stream", breaks=True)]
+    charges = []
     async with proxy_before(engine, api_keys=KEYS, budgets=daily(1000)) as client:
-        await client.post(CHAT, json={**TURN, "stream": True}, headers=RED)
-        counted = (await client.post("/v1/leyline/count_tokens", json=TURN, headers=RED)).json()
+        for text in ("a", "abc"):
+            parts = [opening, *(chunk({"content": letter}) for letter in text)]
+            engine.answers = [Answer(parts, content_type="text/event-stream", breaks=True)]
+            before, _ = await used(client)
+            await client.post(CHAT, json={**TURN, "stream": True}, headers=RED)
+            after, held = await used(client)
+            assert held == 0
+            charges.append(after - before)
         metrics = (await client.get("/metrics")).text
-        tokens, held = await used(client)
-    assert held == 0
-    assert tokens > 2, counted
-    assert 'leyline_budget_estimates_total{reason="broken"} 1.0' in metrics
+    assert charges[0] > 1
+    assert charges[1] == charges[0] + 2
+    assert 'leyline_budget_estimates_total{reason="broken"} 2.0' in metrics
+
+
+async def test_a_used_up_budget_refuses_before_the_body_is_read(engine: FakeEngine) -> None:
+    """A request that isn't even JSON gets 429, not 400."""
+    async with proxy_before(engine, api_keys=KEYS, budgets=daily(12)) as client:
+        await client.post(CHAT, json={**TURN, "max_tokens": 1}, headers=RED)
+        refused = await client.post(CHAT, content=b"no JSON", headers=RED)
+        other = await client.post(CHAT, content=b"no JSON", headers=BLUE)
+    assert (refused.status_code, other.status_code) == (429, 400)
 
 
 async def test_a_client_that_leaves_is_charged(engine: FakeEngine) -> None:

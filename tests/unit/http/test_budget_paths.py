@@ -78,6 +78,18 @@ async def test_a_bare_completion_is_charged_by_its_usage(engine: FakeEngine, str
         assert 'reason="no_usage"} 0.0' in (await client.get("/metrics")).text
 
 
+async def test_a_bare_completions_cached_tokens_have_their_price(engine: FakeEngine) -> None:
+    """Of 10 prompt tokens 4 were cached."""
+    usage = {"prompt_tokens": 10, "completion_tokens": 2}
+    usage["prompt_tokens_details"] = {"cached_tokens": 4}  # type: ignore[assignment]
+    engine.answers = [chat_json(usage=usage)]
+    own = {"red": {"budgets": MONEY}}
+    prices = {"default": PRICE}
+    async with proxy_before(engine, api_keys=KEYS, tenants=own, prices=prices) as client:
+        await client.post(COMPLETIONS, json=BARE, headers=RED)
+        assert await used(client) == pytest.approx(((6 * 100 + 4 * 10 + 2 * 1000) / 10**6, 0))
+
+
 async def test_a_bare_completion_without_usage_is_charged_an_estimate(engine: FakeEngine) -> None:
     """Four characters are a token, and an event with text is one, too."""
     parts = [chunk({"content": "a"}), chunk({"content": "b"}), DONE]
