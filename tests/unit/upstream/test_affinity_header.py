@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from support.fake_engine import MODEL, FakeEngine, proxy_before
 
+from leyline_proxy.upstream.affinity import routing_key
+
 CHAT = "/v1/chat/completions"
 REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}
 
@@ -18,3 +20,10 @@ async def test_the_affinity_header_is_the_proxys_alone() -> None:
             )
     sent = [[v for name, v in raw if name == b"x-route"] for raw in engine.raw_headers]
     assert sent == [[b"mine"], []]
+
+
+def test_sessions_of_one_name_have_a_key_for_each_tenant() -> None:
+    """A router sees neither that tenants use the same name, nor whose session a key is."""
+    keys = {routing_key(tenant, session) for tenant in ("red", "blue") for session in ("a", "b")}
+    assert len(keys) == 4
+    assert not any(name in key for key in keys for name in ("red", "blue"))
