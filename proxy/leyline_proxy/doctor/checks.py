@@ -19,6 +19,7 @@ from ..upstream.embedded import EngineUnavailable, create_embedded_engine
 from ..upstream.lifespan import lifespan_of
 from ..upstream.replica import Replica
 from ..wiring.stores import redis_options
+from ..wiring.tls import engines_context
 from ..wiring.upstreams import build_pool
 from . import configured, machine
 from .engines import EngineNeeds, examine_engine
@@ -115,7 +116,8 @@ async def _engine(
         # Build only this one: with the others' clients, many engines would exceed the time limit.
         only = {"upstream": None, "upstreams": {name: settings.engines()[name]}}
         settings = settings.model_copy(update=only)
-    pool = build_pool(settings, app, Metrics())
+    metrics = Metrics()
+    pool = build_pool(settings, app, metrics, tls=engines_context(settings, metrics))
     try:
         replica = next(replica for replica in pool if replica.name == name)
         return await examine_engine(_needs(settings, replica, **there))

@@ -62,6 +62,9 @@ class Metrics:
     queue_seconds: Histogram
     limited: Counter
     key_reloads: Counter
+    tls_reloads: Counter
+    tls_begins: Gauge
+    tls_ends: Gauge
     identity_tokens: Counter
     identity_fetches: Counter
     identity_keys_age: Gauge

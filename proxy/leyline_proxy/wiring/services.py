@@ -64,6 +64,7 @@ from .audit import build_auditor
 from .identity import build_tokens
 from .recall import build_recall
 from .stores import build_stores
+from .tls import TlsContexts, build_tls
 from .tracing import build_tracing
 from .upstreams import build_pool
 from .warm_start import build_warm_start
@@ -110,6 +111,7 @@ class Services:
     shutdown: Shutdown = field(default_factory=Shutdown)
     bodies: BodyMemory = field(default_factory=BodyMemory)
     prints: RequestPrints = field(default_factory=RequestPrints)
+    tls: TlsContexts = field(default_factory=TlsContexts)
     fleet: Fleet | None = None
     """What operators tell all workers; None if there are no others."""
 
@@ -137,9 +139,9 @@ def build_services(
     tenants = build_directory(settings, build_tokens(settings, metrics))
     hints_secret = secret_of(settings.hints_secret)
     link = worker.link if worker is not None else None
-    pool = build_pool(
-        settings, engine_app, metrics, worker.engine_socket if worker is not None else None
-    )
+    tls = build_tls(settings, metrics)
+    engine_socket = worker.engine_socket if worker is not None else None
+    pool = build_pool(settings, engine_app, metrics, engine_socket, tls.engines)
     store, responses, connected = build_stores(settings, link)
     erasable = responses if connected is responses else AllResponses(responses, connected)
     file = settings.policies_file
@@ -288,7 +290,7 @@ def build_services(
         recall_metrics,
         evictions,
         quotes,
-        Files(key_file, policy_file, fleet),
+        Files(key_file, policy_file, fleet, tls),
         claims,
         tuple(watches.values()),
         policy_file,
@@ -307,6 +309,7 @@ def build_services(
             [secret.get_secret_value() for secret in settings.session_secret], own_secret
         ),
         bodies=BodyMemory(settings.text_memory_bytes // 8),
+        tls=tls,
         fleet=fleet,
     )
 
