@@ -31,6 +31,7 @@ from .recall import examine_recall
 from .running import Check, in_thread
 from .stores import StoreNeeds, examine_store
 from .streams import examine_stream
+from .tls import examine_tls
 from .warm_start import examine_warm_start
 
 _LOADING_S = 120.0
@@ -63,6 +64,7 @@ def checks_for(situation: Situation) -> dict[str, Check]:
         "memory": partial(machine.examine_memory, settings),
         "audit": partial(machine.examine_audit, settings),
         "warm-start": partial(examine_warm_start, settings),
+        "tls": partial(examine_tls, settings),
         "trace": partial(configured.examine_trace, settings),
     }
     asked: dict[str, Callable[[], Awaitable[Sequence[Finding]]]] = {
