@@ -25,7 +25,7 @@ class TlsSettings(BaseModel):
     an API key or a token instead."""
     tls_tenants: dict[str, str] = Field(default_factory=dict)
     """Tenants by name in the client's certificate: a URI such as a SPIFFE ID, or a DNS name. A name
-    that ends in ``/*`` stands for every path below it. API keys work beside them."""
+    that ends in ``/*`` means every path below it. API keys work beside them."""
     upstream_tls_ca: Path | None = None
     """Authorities of the certificates of engines and routers; None for those that the system
     trusts."""
@@ -93,5 +93,5 @@ def _check_name(name: str) -> None:
     if not plain or "*" in plain or plain.endswith(("/", ":")) or any(map(str.isspace, name)):
         raise ValueError(
             f"{name[:200]!r} is no name of a certificate: give a SPIFFE ID (spiffe://DOMAIN/PATH), "
-            "another URI or a DNS name; * stands only at the end, after a /"
+            "another URI or a DNS name; * is allowed only at the end, after a /"
         )

@@ -1,4 +1,4 @@
-"""Names in certificates, and who they stand for. Pure.
+"""Names in certificates, and the tenants that they name. Pure.
 
 A certificate's names are the URIs and the DNS names among its subject alternative names (RFC 5280,
 section 4.2.1.6). A workload's certificate by SPIFFE (SVID) has one URI, ``spiffe://DOMAIN/PATH``,
@@ -30,7 +30,7 @@ def names_of(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
 def matches(pattern: str, name: str) -> bool:
     """Return True if a name is the pattern's, letter by letter.
 
-    A pattern that ends in ``/*`` stands for every path below it, and not for the path itself.
+    A pattern that ends in ``/*`` means every path below it, and not for the path itself.
     """
     if pattern.endswith(_ALL_BELOW):
         above = pattern.removesuffix("*")
@@ -39,7 +39,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def tenants_named(names: Iterable[str], tenants: Mapping[str, str]) -> frozenset[str]:
-    """Return the tenants that a certificate's names stand for.
+    """Return the tenants that a certificate's names mean.
 
     Args:
         tenants: tenants by pattern. The name itself decides, else its longest pattern.

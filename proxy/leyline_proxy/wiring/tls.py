@@ -16,7 +16,7 @@ from ..tls.reloading import ReloadedContext
 
 @dataclass(frozen=True, slots=True)
 class TlsContexts:
-    """What a proxy has of each; None for plain HTTP, and for engines for httpx's own context."""
+    """The contexts of a proxy; None for plain HTTP, and for engines for httpx's own."""
 
     clients: ReloadedContext | None = None
     engines: ReloadedContext | None = None

@@ -219,8 +219,8 @@ async def test_a_new_certificate_serves_new_connections(engine: FakeEngine, plac
 async def test_a_turned_link_is_a_new_version(
     engine: FakeEngine, place: Place, tmp_path: Path
 ) -> None:
-    """As Kubernetes replaces a mounted secret: all files at once, by one link. Clients of an
-    authority that was removed are refused from then on."""
+    """Kubernetes replaces a mounted secret so, all files at once. Clients of an authority that was
+    removed are refused from then on."""
     red = place.context("spiffe://td/agents/red")
     fresh = Authority(tmp_path / "fresh", "fresh")
     versions = []
