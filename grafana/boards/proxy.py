@@ -310,6 +310,27 @@ def _add_identity(board: dashboard.Dashboard) -> None:
     """Add the tokens of an identity provider."""
     board.with_panel(
         time_series(
+            "Certificates",
+            "Share of the lifetime that is left to the proxy's certificates, and changes of their "
+            "files that were refused. Bad: less than a fifth (LeylineCertificateNotRenewed), or a "
+            "refused change.",
+            [
+                Query(
+                    "min by (side) ((leyline_tls_certificate_not_after_timestamp_seconds - time()) "
+                    "/ (leyline_tls_certificate_not_after_timestamp_seconds - "
+                    "leyline_tls_certificate_not_before_timestamp_seconds))",
+                    "lifetime left: {{side}}",
+                ),
+                Query(
+                    total("leyline_tls_reloads_total", "", "side, result"), "{{side}} {{result}}"
+                ),
+            ],
+            unit="short",
+            width=12,
+        )
+    )
+    board.with_panel(
+        time_series(
             "Tokens of the identity provider",
             "Looks at callers' tokens by result, failed looks at the provider's keys, and the "
             "keys' age in hours. Bad: keys_gone, or a growing age (LeylineIdentityKeysOld).",
@@ -319,7 +340,7 @@ def _add_identity(board: dashboard.Dashboard) -> None:
                 Query("max(leyline_identity_keys_age_seconds) / 3600", "keys' age, hours"),
             ],
             unit="short",
-            width=24,
+            width=12,
         )
     )
 

@@ -22,6 +22,7 @@ def clients() -> tuple[Client, ...]:
         _searching(claude),
         _opencode(),
         _codex(),
+        _codex(websockets=True),
         _aider(),
         _qwen(),
     )
@@ -125,6 +126,7 @@ name = "Leyline"
 base_url = "{origin}/v1"
 env_key = "LEYLINE_KEY"
 wire_api = "responses"
+supports_websockets = {websockets}
 
 [analytics]
 enabled = false
@@ -136,9 +138,10 @@ remote_plugin = false
 """
 
 
-def _codex() -> Client:
+def _codex(*, websockets: bool = False) -> Client:
     def files(place: Place) -> Files:
-        return {".codex/config.toml": _CODEX.format(model=SCRIPTED, origin=place.origin)}
+        told = {"model": SCRIPTED, "origin": place.origin, "websockets": str(websockets).lower()}
+        return {".codex/config.toml": _CODEX.format(**told)}
 
     def arguments(_: Place) -> list[str]:
         free = "--dangerously-bypass-approvals-and-sandbox"
@@ -148,7 +151,7 @@ def _codex() -> Client:
         return Call("exec_command", {"cmd": command})
 
     return Client(
-        name="codex",
+        name="codex, WebSocket" if websockets else "codex",
         package="@openai/codex",
         api="responses",
         executable=_node("codex", "codex"),
@@ -160,6 +163,7 @@ def _codex() -> Client:
         files=files,
         replies=work(lambda path, content: run(f"printf {content!r} > {path}"), run),
         venv="codex",
+        websocket=websockets,
     )
 
 

@@ -47,6 +47,8 @@ class Client:
     nightly: bool = True
     appends: bool = True
     """True if it leaves its history as it is from turn to turn."""
+    websocket: bool = False
+    """True if its turns must all come over WebSocket."""
     timeout_s: float = 240.0
 
     @property
@@ -74,7 +76,9 @@ def play(client: Client, files: Path, folder: Path, *, proxied: bool = True) -> 
     replies = client.replies(folder / "work")
     with client_stack(files, folder, follow(TASK, *replies), proxied=proxied) as stack:
         ran = _run(client, stack)
-        verdict = judge(stack, ran, steps=len(replies), appends=client.appends)
+        verdict = judge(
+            stack, ran, steps=len(replies), appends=client.appends, websocket=client.websocket
+        )
         return Outcome(verdict, ran)
 
 

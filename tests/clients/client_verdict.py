@@ -36,12 +36,15 @@ class Verdict:
         return tuple(prompt - cached for prompt, cached in pairs)
 
 
-def judge(stack: Stack, ran: Ran, *, steps: int, appends: bool = True) -> Verdict:
+def judge(
+    stack: Stack, ran: Ran, *, steps: int, appends: bool = True, websocket: bool = False
+) -> Verdict:
     """Check that the session ended well, was recognised and used the cache.
 
     Args:
         steps: answers that the session takes.
         appends: whether the client leaves its history as it is.
+        websocket: True if the client must have used WebSocket alone.
     """
     ran_all = stack.model.turns()
     turns = [turn for turn in ran_all if turn.followed]
@@ -53,6 +56,7 @@ def judge(stack: Stack, ran: Ran, *, steps: int, appends: bool = True) -> Verdic
         *cache_problems(ran_all),
         *(edit_problems(sessions, turns) if appends else ()),
         *(f"{s.method} {s.path} answered {s.status}" for s in stack.refused()),
+        *(_transport_problems(stack) if websocket else ()),
         *(f"wanted to reach {target}" for target in stack.place.trip.wanted),
     ]
     return Verdict(
@@ -74,6 +78,12 @@ def _ending(stack: Stack, ran: Ran) -> list[str]:
         if _content(stack.place.work / name) != wanted:
             problems.append(f"{name} isn't as it should be")
     return problems
+
+
+def _transport_problems(stack: Stack) -> list[str]:
+    """The reasons why the client's turns didn't all come over WebSocket."""
+    methods = {seen.method for seen in stack.tap.seen if seen.path == "/v1/responses"}
+    return [] if methods == {"WEBSOCKET"} else [f"turns came by {', '.join(sorted(methods))}"]
 
 
 def _content(path: Path) -> str | None:

@@ -165,7 +165,7 @@ class _Handlers:
         return JSONResponse(await self._services.proofs.prove(tenant, session_id, wanted))
 
     async def reload(self, _: Request) -> Response:
-        """Reload the files of keys and policies now, if they have changed."""
+        """Reload the files of keys, policies and certificates now, if they have changed."""
         services = self._services
         done = await services.files.reload()
         document: dict[str, Any] = {"api_keys": None, "policies": None}
@@ -173,6 +173,8 @@ class _Handlers:
             document["api_keys"] = {"loaded": done.keys, "problem": done.problem}
         if done.policies is not None:
             document["policies"] = {"loaded": done.policies}
+        if done.tls is not None:
+            document["tls"] = {"loaded": done.tls, "problem": done.tls_problem}
         return JSONResponse(document)
 
     async def upstreams(self, _: Request) -> Response:

@@ -102,6 +102,8 @@ async def _alive(
             await stack.enter_async_context(_running(services.fleet.run()))
         if services.tenants.tokens is not None:
             await stack.enter_async_context(_running(services.tenants.tokens.keys.run()))
+        for context in services.tls:
+            await stack.enter_async_context(_running(context.run()))
         if services.key_file is not None:
             await stack.enter_async_context(_running(services.key_file.run()))
         if services.policy_file is not None:

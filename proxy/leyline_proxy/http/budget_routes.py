@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 from ..budgets.errors import standing_document
 from ..tenants import Tenant
 from ..wiring.services import Services
+from .caller import caller_of
 
 
 def install_budgets(app: FastAPI, services: Services) -> None:
@@ -18,7 +19,7 @@ def install_budgets(app: FastAPI, services: Services) -> None:
     @app.get("/v1/leyline/budgets", tags=["leyline"])
     async def budgets(request: Request) -> JSONResponse:
         """Show the tenant's budgets: used, reserved and left in their present windows."""
-        tenant = await services.tenants.identify(request.headers)
+        tenant = await caller_of(services, request)
         return JSONResponse({"budgets": await _budgets_of(services, tenant)})
 
 

@@ -33,6 +33,7 @@ from .processes import ProcessSettings
 from .recall import RecallSettings
 from .sockets import SocketSettings
 from .tenant import TenantSettings
+from .tls import TlsSettings
 from .tracing import TraceSettings
 from .upstreams import EngineUrl, RouterSettings, UpstreamSettings
 from .warm_start import WarmStartSettings
@@ -53,6 +54,7 @@ class Settings(
     RecallSettings,
     RouterSettings,
     SocketSettings,
+    TlsSettings,
     TraceSettings,
     WarmStartSettings,
     BaseSettings,

@@ -65,6 +65,9 @@ class Metrics:
     budget_estimates: Counter
     budget_store_errors: Counter
     key_reloads: Counter
+    tls_reloads: Counter
+    tls_begins: Gauge
+    tls_ends: Gauge
     identity_tokens: Counter
     identity_fetches: Counter
     identity_keys_age: Gauge

@@ -34,7 +34,8 @@ class TurnCharges:
     """
 
     def __init__(self, budgets: Budgets, metrics: Metrics, *, answer_tokens: int) -> None:
-        self._budgets = budgets
+        self.budgets = budgets
+        """Where other requests are charged."""
         self._metrics = metrics
         self._answer_tokens = answer_tokens
         self._reservations: dict[str, Reservation] = {}
@@ -53,7 +54,7 @@ class TurnCharges:
         if not request.tenant.limits.budgets:
             return {}
         amount = self._amount(turn, answer=self.answer_room(request.body))
-        reservation = await self._budgets.reserve(request.tenant, amount, forced=forced)
+        reservation = await self.budgets.reserve(request.tenant, amount, forced=forced)
         if reservation is None:
             return {}
         self._reservations[turn.name] = reservation
@@ -74,11 +75,11 @@ class TurnCharges:
         if reservation is None and not turn.request.tenant.limits.budgets:
             return
         if reservation is not None:
-            await self._budgets.settle(reservation, self._used(settled))
+            await self.budgets.settle(reservation, self._used(settled))
             return
         # A policy's question, which no caller could be refused for.
         with suppress(UnpricedModelError):
-            await self._budgets.charge(turn.request.tenant, self._used(settled))
+            await self.budgets.charge(turn.request.tenant, self._used(settled))
 
     async def abandoned(self, turn: Turn, *, client_left: bool) -> None:
         """Charge a turn without an account: its client has left, or its answer broke off.
@@ -94,13 +95,13 @@ class TurnCharges:
             answer = self.answer_room(turn.request.body) if whole else clock.tokens
             used = self._amount(turn, answer=answer)
             self._metrics.budget_estimates.labels("left" if client_left else "broken").inc()
-        await self._budgets.settle(reservation, used)
+        await self.budgets.settle(reservation, used)
 
     async def released(self, turn: Turn) -> None:
         """Give back what a turn holds that was neither answered nor abandoned."""
         reservation = self._reservations.pop(turn.name, None)
         if reservation is not None:
-            await self._budgets.settle(reservation, Amount())
+            await self.budgets.settle(reservation, Amount())
 
     def _used(self, settled: SettledTurn) -> Amount:
         turn, tokens = settled.turn, settled.receipt.tokens
@@ -118,7 +119,7 @@ class TurnCharges:
             tokens: of its prompt; None for an estimate.
         """
         prefilled = prompt_size(turn) if tokens is None else tokens.prefilled
-        return self._budgets.amount(
+        return self.budgets.amount(
             turn.request.tenant,
             turn.request.model,
             prefilled=prefilled,

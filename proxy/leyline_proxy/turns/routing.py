@@ -85,16 +85,23 @@ class Routing:
         """Refuse a request whose KV others would share, because its salt may get lost on the way.
 
         Raises:
-            UnsupportedError: an engine behind the router doesn't unpack it.
+            UnsupportedError: an engine behind the router doesn't unpack it, or has never answered
+                the proxy: the router may reach it all the same.
         """
         if tenant.cache_salt is None or replica.router is None:
             return
         for each in self._pool.behind(replica):
-            if each.status.up and not each.status.unpacks:
+            if not each.status.unpacks:
+                fix = (
+                    "Run Leyline's plugin on all engines behind the router, or list these engines "
+                    "without router."
+                    if each.status.up
+                    else "The proxy hasn't reached this engine yet: make it reachable, or remove "
+                    "it from upstreams and from the router."
+                )
                 raise UnsupportedError(
                     f"The router in front of {each.name} may drop the cache_salt that keeps a "
-                    "tenant's KV apart, as cache_scope: tenant asks for. Run Leyline's plugin on "
-                    "all engines behind the router, or list these engines without router.",
+                    f"tenant's KV apart, as cache_scope: tenant asks for. {fix}",
                     code="cache_scope_unsupported",
                 )
 

@@ -12,7 +12,8 @@ headers, and rewrites escapes in URLs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,15 +34,26 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
     Args:
         max_connections: further requests wait for at most their pool timeout.
         socket: the server's Unix socket; None for TCP.
+        tls: returns the context for a new connection; None for httpx's default.
     """
 
-    def __init__(self, *, max_connections: int, socket: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_connections: int,
+        socket: Path | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        self._tls = tls
         self._socket = str(socket) if socket is not None else None
         self._places = asyncio.Semaphore(max_connections)
         self._max_connections = max_connections
         # Both are created on first use: reading certificates takes tens of milliseconds.
         self._session: aiohttp.ClientSession | None = None
         self._exact: httpx.AsyncHTTPTransport | None = None
+        self._exact_tls: ssl.SSLContext | None = None
+        self._exact_before: httpx.AsyncHTTPTransport | None = None
+        """The transport of the context before the last one; requests may still be under way."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, and return when its response has begun.
@@ -52,7 +64,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         """
         headers = _headers(request)
         if headers is None:
-            return await self._exactly().handle_async_request(request)
+            return await (await self._exactly()).handle_async_request(request)
         timeouts = request.extensions.get("timeout", {})
         await self._take_place(timeouts.get("pool"), request)
         try:
@@ -64,6 +76,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
                     headers=headers,
                     skip_auto_headers=_NO_DEFAULTS,
                     allow_redirects=False,
+                    ssl=self._tls() if self._tls is not None else True,
                     timeout=aiohttp.ClientTimeout(
                         total=None,
                         sock_connect=timeouts.get("connect"),
@@ -81,18 +94,27 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close all connections."""
-        if self._exact is not None:
-            await self._exact.aclose()
+        for exact in (self._exact, self._exact_before):
+            if exact is not None:
+                await exact.aclose()
         if self._session is not None:
             await self._session.close()
 
-    def _exactly(self) -> httpx.AsyncHTTPTransport:
+    async def _exactly(self) -> httpx.AsyncHTTPTransport:
         """Return a transport for header values that aiohttp would write differently."""
+        tls = self._tls() if self._tls is not None else None
+        if self._exact is not None and self._exact_tls is not tls:
+            if self._exact_before is not None:
+                await self._exact_before.aclose()
+            self._exact_before, self._exact = self._exact, None
         if self._exact is None:
             limits = httpx.Limits(
                 max_connections=self._max_connections, max_keepalive_connections=1
             )
-            self._exact = httpx.AsyncHTTPTransport(limits=limits, uds=self._socket)
+            self._exact_tls = tls
+            self._exact = httpx.AsyncHTTPTransport(
+                verify=tls if tls is not None else True, limits=limits, uds=self._socket
+            )
         return self._exact
 
     def _opened(self, secure: bool) -> aiohttp.ClientSession:

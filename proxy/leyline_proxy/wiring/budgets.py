@@ -9,22 +9,24 @@ from ..hub.budgets import SharedBudgetStore
 from ..hub.link import HubLink
 from ..settings import Settings
 from ..telemetry.metrics import Metrics
+from ..turns.charging import TurnCharges
 from .stores import redis_options
 
 
-def build_budgets(settings: Settings, metrics: Metrics, link: HubLink | None = None) -> Budgets:
-    """Return the budgets; nothing is connected yet.
+def build_charges(settings: Settings, metrics: Metrics, link: HubLink | None = None) -> TurnCharges:
+    """Return the budgets of turns; nothing is connected yet.
 
     Args:
         link: to the hub, which then counts what would be in this process's memory.
     """
-    return Budgets(
+    budgets = Budgets(
         _store(settings, link),
         metrics,
         open_when_down=settings.budget_store_down == "open",
         currency=settings.budget_currency(),
         price_of=settings.price_of,
     )
+    return TurnCharges(budgets, metrics, answer_tokens=settings.budget_answer_tokens)
 
 
 def _store(settings: Settings, link: HubLink | None) -> BudgetStore:

@@ -63,10 +63,11 @@ from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
 from ..warm_start.service import WarmStart
 from .audit import build_auditor
-from .budgets import build_budgets
+from .budgets import build_charges
 from .identity import build_tokens
 from .recall import build_recall
 from .stores import build_stores
+from .tls import TlsContexts, build_tls
 from .tracing import build_tracing
 from .upstreams import build_pool
 from .warm_start import build_warm_start
@@ -115,6 +116,7 @@ class Services:
     shutdown: Shutdown = field(default_factory=Shutdown)
     bodies: BodyMemory = field(default_factory=BodyMemory)
     prints: RequestPrints = field(default_factory=RequestPrints)
+    tls: TlsContexts = field(default_factory=TlsContexts)
     fleet: Fleet | None = None
     """What operators tell all workers; None if there are no others."""
 
@@ -142,9 +144,9 @@ def build_services(
     tenants = build_directory(settings, build_tokens(settings, metrics))
     hints_secret = secret_of(settings.hints_secret)
     link = worker.link if worker is not None else None
-    pool = build_pool(
-        settings, engine_app, metrics, worker.engine_socket if worker is not None else None
-    )
+    tls = build_tls(settings, metrics)
+    engine_socket = worker.engine_socket if worker is not None else None
+    pool = build_pool(settings, engine_app, metrics, engine_socket, tls.engines)
     store, responses, connected = build_stores(settings, link)
     erasable = responses if connected is responses else AllResponses(responses, connected)
     file = settings.policies_file
@@ -251,8 +253,7 @@ def build_services(
     recall_metrics = RecallMetrics(metrics, evictions)
     counts = (TurnMetrics(metrics), recall_metrics)
     shows = (*counts, TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog())
-    budgets = build_budgets(settings, metrics, link)
-    charges = TurnCharges(budgets, metrics, answer_tokens=settings.budget_answer_tokens)
+    charges = build_charges(settings, metrics, link)
     ends = TurnSettler(
         under_way=under_way,
         pool=pool,
@@ -286,7 +287,7 @@ def build_services(
         pool,
         turns,
         ends,
-        budgets,
+        charges.budgets,
         charges,
         routing,
         PromptSearch(editor, catalog),
@@ -298,7 +299,7 @@ def build_services(
         recall_metrics,
         evictions,
         quotes,
-        Files(key_file, policy_file, fleet),
+        Files(key_file, policy_file, fleet, tls),
         claims,
         tuple(watches.values()),
         policy_file,
@@ -317,6 +318,7 @@ def build_services(
             [secret.get_secret_value() for secret in settings.session_secret], own_secret
         ),
         bodies=BodyMemory(settings.text_memory_bytes // 8),
+        tls=tls,
         fleet=fleet,
     )
 

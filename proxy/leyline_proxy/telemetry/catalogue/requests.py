@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import QueueFullError, QueueTimeoutError, RateLimitError
+from ...model.tls_side import TlsSide
 from ...model.token_results import Result
 from .entries import SHORT, CatalogueEntry, Group, counter, gauge, histogram
 
@@ -87,6 +88,31 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
         ("result",),
         bad="'refused': the file is wrong, and the previous keys apply; the log shows where.",
         starts=(("loaded",), ("refused",)),
+    ),
+    counter(
+        "tls_reloads",
+        "leyline_tls_reloads",
+        "Changes of the files of certificates, loaded or refused, by the connections that they "
+        "serve: those of clients, or those to engines.",
+        ("side", "result"),
+        bad="'refused': a file is wrong, or half written for long, and the previous certificate "
+        "serves until it expires; the log shows why.",
+        starts=tuple((side, result) for side in TlsSide for result in ("loaded", "refused")),
+    ),
+    gauge(
+        "tls_begins",
+        "leyline_tls_certificate_not_before_timestamp_seconds",
+        "Time from which the proxy's certificate in use is valid.",
+        ("side",),
+        merge="livemin",
+    ),
+    gauge(
+        "tls_ends",
+        "leyline_tls_certificate_not_after_timestamp_seconds",
+        "Time at which the proxy's certificate in use expires.",
+        ("side",),
+        bad="Less than a fifth of its lifetime left: nobody renews it.",
+        merge="livemin",
     ),
     counter(
         "identity_tokens",
