@@ -48,6 +48,10 @@ class LogFile(Protocol):
         """True if records can be appended."""
 
     @property
+    def problem(self) -> str | None:
+        """The reason that records are lost after :meth:`append`; None if they aren't."""
+
+    @property
     def claims(self) -> Mapping[str, int]:
         """Number of the newest claim event in the log, by run of an engine."""
 
@@ -143,6 +147,15 @@ class AuditWriter:
         """Count a record that could not be created. From the same thread as :meth:`offer`."""
         self._dropped += 1
         self._metrics.audit_failures.inc()
+
+    @property
+    def problem(self) -> str | None:
+        """The reason that records are lost now; None if the log is written."""
+        if not self._file.is_open or self._lost_on_disk:
+            return "it can't be written"
+        if self._dropped > self._told or self._given - self._taken >= self._max_waiting:
+            return "too many records wait for the disk"
+        return self._file.problem
 
     def position(self, engine: str) -> int | None:
         """Return the number of the newest claim event in the log, for one run of the engine."""

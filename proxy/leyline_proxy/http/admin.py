@@ -24,6 +24,7 @@ from ..tenants.directory import offered_key
 from ..upstream.summary import replica_document
 from ..wiring.services import Services
 from .budget_routes import all_budgets
+from .caller import READS
 from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
 from .guard import guard_against_pages
@@ -101,6 +102,8 @@ class _Handlers:
             offered = offered_key(request.headers)
             if not hmac.compare_digest(key_digest(offered), self._digest):
                 raise UnauthorizedError("The admin API needs its key: 'Authorization: Bearer KEY'.")
+            if request.method not in READS and request.url.path != f"{ADMIN}/reload":
+                self._services.audit.check()
             return await endpoint(request)
 
         return checked

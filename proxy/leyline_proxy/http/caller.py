@@ -13,6 +13,9 @@ from ..tenants import Tenant
 from ..tls.names import names_of
 from ..wiring.services import Services
 
+READS = frozenset({"GET", "HEAD"})
+"""Methods that change nothing."""
+
 CERTIFICATE = "leyline.certificate"
 """Member of the scope: the names in the client's certificate."""
 
@@ -29,12 +32,16 @@ async def caller_of(services: Services, connection: HTTPConnection) -> Tenant:
     Raises:
         UnauthorizedError, ForbiddenError: it has none.
         KeysGoneError: its token can't be checked now.
+        AuditUnavailableError: it may change something, which can't be recorded now.
     """
     names = connection.scope.get(CERTIFICATE, ())
     if names and _from_another_site(connection.headers):
         # A browser shows its certificate for the page of any site.
         names = ()
-    return await services.tenants.identify(connection.headers, names)
+    tenant = await services.tenants.identify(connection.headers, names)
+    if connection.scope.get("method") not in READS:
+        services.audit.check()
+    return tenant
 
 
 def _from_another_site(headers: Headers) -> bool:

@@ -176,7 +176,9 @@ def readiness(services: Services) -> dict[str, Any]:
     replicas = tuple(services.pool)
     keys, stopping, recall = services.key_file, services.shutdown.begun, services.recall
     return {
-        "ready": any(each.status.up and not each.warming for each in replicas) and not stopping,
+        "ready": any(each.status.up and not each.warming for each in replicas)
+        and not stopping
+        and not services.audit.closed,
         "stopping": stopping,
         "upstreams": [replica_document(replica) for replica in replicas],
         "sessions": {
@@ -186,6 +188,7 @@ def readiness(services: Services) -> dict[str, Any]:
         },
         **({} if recall is None else {"recall": _recall_document(recall)}),
         **({} if keys is None else {"api_keys": {"problem": keys.problem}}),
+        **({"audit": {"problem": services.audit.problem}} if services.audit.on else {}),
         **({"tls": {"problem": services.tls.problem}} if any(services.tls) else {}),
         **({} if services.fleet is None else {"worker": services.fleet.index}),
     }
