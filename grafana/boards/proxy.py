@@ -17,7 +17,7 @@ from queries import (
     total,
 )
 
-from boards import upstreams
+from boards import budgets, upstreams
 
 PLAIN = ((None, "blue"),)
 FAULT_COLORS = ((None, "green"), (1, "red"))
@@ -44,6 +44,7 @@ def build() -> dashboard.Dashboard:
         _add_requests,
         _add_time,
         _add_admission,
+        budgets.add_budgets,
         upstreams.add_engines,
         upstreams.add_comparison,
         _add_state,

@@ -123,6 +123,7 @@ class Stack:
         return Settings(
             upstreams=dict(self.origins),
             api_keys_file=self.keys,
+            budgets=[{"window": "day", "tokens": 10**9}],
             policies_file=self.policies,
             tenants={
                 "red": {"max_concurrent": 2},

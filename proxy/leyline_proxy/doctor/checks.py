@@ -22,6 +22,7 @@ from ..wiring.stores import redis_options
 from ..wiring.tls import engines_context
 from ..wiring.upstreams import build_pool
 from . import configured, machine
+from .budgets import examine_budgets
 from .engines import EngineNeeds, examine_engine
 from .findings import Finding, fail, ok, skip
 from .identity import examine_identity
@@ -64,6 +65,7 @@ def checks_for(situation: Situation) -> dict[str, Check]:
         "memory": partial(machine.examine_memory, settings),
         "audit": partial(machine.examine_audit, settings),
         "warm-start": partial(examine_warm_start, settings),
+        "budgets": partial(examine_budgets, settings),
         "tls": partial(examine_tls, settings),
         "trace": partial(configured.examine_trace, settings),
     }

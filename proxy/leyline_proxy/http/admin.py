@@ -23,6 +23,7 @@ from ..tenants import Tenant
 from ..tenants.directory import offered_key
 from ..upstream.summary import replica_document
 from ..wiring.services import Services
+from .budget_routes import all_budgets
 from .caller import READS
 from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
@@ -82,6 +83,7 @@ class _Handlers:
         session = f"{ADMIN}/sessions/{{tenant}}/{{session:path}}"
         return [
             ("GET", f"{ADMIN}/tenants", self.tenants),
+            ("GET", f"{ADMIN}/budgets", self.budgets),
             ("GET", f"{ADMIN}/sessions", self.sessions),
             ("GET", session, self.session),
             ("DELETE", session, self.delete_session),
@@ -122,6 +124,10 @@ class _Handlers:
                     }
                 )
         return JSONResponse({"open": directory.open, "tenants": documents})
+
+    async def budgets(self, _: Request) -> Response:
+        """Show what tenants have used of their budgets, and the state of the store."""
+        return JSONResponse(await all_budgets(self._services))
 
     async def sessions(self, request: Request) -> Response:
         """List the sessions of all tenants, or of one, latest first."""

@@ -38,6 +38,9 @@ class Exchange(ABC):
         route: name in metrics and traces.
     """
 
+    spends = False
+    """True if requests are charged to budgets."""
+
     def __init__(self, services: Services, request: Request, route: str) -> None:
         self.services = services
         self.request = request
@@ -71,6 +74,8 @@ class Exchange(ABC):
             self._tenant = tenant.name
             gate, settings = self.services.gate, self.services.settings
             await gate.check_rate(tenant)
+            if self.spends:
+                await self.services.budgets.check(tenant)
             with gate.reading(tenant), stage_span("read"):
                 raw = await read_body(
                     self.request, tenant.limits.max_body_bytes, timeout_s=settings.body_timeout_s

@@ -43,6 +43,7 @@ async def keep_observing(services: Services) -> None:
 async def _observe(services: Services) -> None:
     metrics = services.metrics
     metrics.observe()
+    await services.budgets.observe()
     metrics.erasures_owed.set(services.erasures.waiting)
     metrics.sessions.set(await services.store.count())
     tokens = services.tenants.tokens

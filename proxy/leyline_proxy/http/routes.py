@@ -17,6 +17,7 @@ from ..sessions.summary import session_document, session_overview
 from ..upstream.summary import replica_document
 from ..wiring.services import Services
 from .api import Api
+from .budget_routes import install_budgets
 from .caller import caller_of
 from .chat import CHAT
 from .claim_routes import install_claims
@@ -47,6 +48,7 @@ def install_routes(app: FastAPI, services: Services) -> None:
     _install_sessions(app, services)
     install_quarantine(app, services)
     install_recall(app, services)
+    install_budgets(app, services)
     install_claims(app, services)
     _install_operations(app, services)
     install_live(app, services)

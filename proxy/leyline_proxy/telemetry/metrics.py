@@ -61,6 +61,9 @@ class Metrics:
     queue_running: Gauge
     queue_seconds: Histogram
     limited: Counter
+    budget_used: Gauge
+    budget_estimates: Counter
+    budget_store_errors: Counter
     key_reloads: Counter
     tls_reloads: Counter
     tls_begins: Gauge

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from ..admission import AdmissionGate
 from ..apis.anthropic.diagnostics import RequestPrints
+from ..budgets import Budgets
 from ..claims.pinning import Pinning
 from ..claims.service import ClaimService
 from ..claims.watch import ClaimWatch
@@ -47,6 +48,7 @@ from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import Tracing
 from ..tenants import KeyFile, TenantDirectory, build_directory
 from ..turns import TurnOpener, TurnSettler, TurnsUnderWay
+from ..turns.charging import TurnCharges
 from ..turns.erasure import Erasures
 from ..turns.kept import KeptTexts
 from ..turns.named import NamedSources
@@ -61,6 +63,7 @@ from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
 from ..warm_start.service import WarmStart
 from .audit import build_auditor
+from .budgets import build_charges
 from .identity import build_tokens
 from .recall import build_recall
 from .stores import build_stores
@@ -85,6 +88,8 @@ class Services:
     pool: ReplicaPool
     turns: TurnOpener
     ends: TurnSettler
+    budgets: Budgets
+    charges: TurnCharges
     routing: Routing
     prompts: PromptSearch
     erasures: Erasures
@@ -248,6 +253,7 @@ def build_services(
     recall_metrics = RecallMetrics(metrics, evictions)
     counts = (TurnMetrics(metrics), recall_metrics)
     shows = (*counts, TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog())
+    charges = build_charges(settings, metrics, link)
     ends = TurnSettler(
         under_way=under_way,
         pool=pool,
@@ -267,6 +273,7 @@ def build_services(
         observers=(named, predecessors, *shows, *keeping),
         retained_turns=settings.retained_turns,
         history_key=history,
+        charges=charges,
         price_of=settings.price_of,
     )
     key_file = KeyFile(keys, tenants.replace, metrics) if keys is not None else None
@@ -280,6 +287,8 @@ def build_services(
         pool,
         turns,
         ends,
+        charges.budgets,
+        charges,
         routing,
         PromptSearch(editor, catalog),
         erasures,

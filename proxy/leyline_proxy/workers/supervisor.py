@@ -21,6 +21,7 @@ from ..audit.writer import AuditWriter
 from ..http.handed import ADMIN, PORT
 from ..http.listening import Listener
 from ..hub.audit import HubAudit
+from ..hub.budgets import HubBudgets
 from ..hub.feed import HubFeed
 from ..hub.fleet import HubFleet
 from ..hub.places import HubPlaces
@@ -119,6 +120,7 @@ class Supervisor:
             idle_pack_s=settings.session_idle_s,
         )
         parts["places"] = HubPlaces(settings.max_concurrent)
+        parts["budgets"] = HubBudgets()
         parts["responses"] = HubResponses(
             ResponseShelf(
                 max_responses=settings.max_stored_responses,

@@ -74,7 +74,12 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
         "leyline_limited_requests",
         "Requests that were refused because of a limit of their tenant, by limit.",
         ("tenant", "limit"),
-        starts=((RateLimitError.code,), (QueueFullError.code,), (QueueTimeoutError.code,)),
+        starts=(
+            (RateLimitError.code,),
+            (QueueFullError.code,),
+            (QueueTimeoutError.code,),
+            ("budget_exceeded",),
+        ),
     ),
     counter(
         "key_reloads",
@@ -138,7 +143,39 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
     ),
 )
 
+_BUDGETS: tuple[CatalogueEntry, ...] = (
+    gauge(
+        "budget_used",
+        "leyline_budget_used_ratio",
+        "Used share of a tenant's budget in its present window, by window and unit; as this "
+        "process last saw it.",
+        ("tenant", "window", "unit"),
+        bad="Above 0.9: requests will soon be refused (429) until the window ends.",
+        merge="livemax",
+    ),
+    counter(
+        "budget_estimates",
+        "leyline_budget_estimates",
+        "Requests whose usage the engine didn't report, so that budgets were charged an estimate, "
+        "by reason.",
+        ("reason",),
+        bad="'no_usage' of more than a few: an engine reports no usage.",
+        starts=(("left",), ("broken",), ("no_usage",), ("other_path",)),
+    ),
+    counter(
+        "budget_store_errors",
+        "leyline_budget_store_errors",
+        "Failed operations of the store of budgets, by result: 'open' a request was admitted by "
+        "what the process knows, 'closed' it was refused, 'owed' a charge waits for the store.",
+        ("result",),
+        bad="Above 0: Redis can't be reached. Nothing is lost unless the proxy stops meanwhile, "
+        "but with 'open' several proxies together may exceed a budget.",
+        starts=(("open",), ("closed",), ("owed",)),
+    ),
+)
+
 GROUPS = (
     Group("Requests and latency", "Every request that the proxy answers.", _REQUESTS),
     Group("Admission", "The fair queue, the tenants' limits, and their keys.", _ADMISSION),
+    Group("Budgets", "What tenants use of their budgets.", _BUDGETS),
 )
