@@ -108,6 +108,8 @@ def test_a_certificate_is_a_tenants(engine: FakeEngine, place: Place) -> None:
             403,
             "unknown_tenant",
         )
+        both = place.context("spiffe://td/agents/red", "spiffe://td/agents/blue/7")
+        assert answer_of(proxy, both) == (403, "unknown_tenant")
         with pytest.raises(httpx.TransportError), client(proxy, place.context()) as asked:
             asked.get("/healthz")
         assert len(engine.bodies) == 2
