@@ -152,6 +152,8 @@ SCHEMAS: dict[str, Schema] = {
     "SessionOverview": _object(
         {
             "id": STRING,
+            "model": STRING,
+            "client": STRING,
             "turns": COUNT,
             "updated": NUMBER,
             "prompt_tokens": COUNT,

@@ -23,10 +23,17 @@ def tls_problem(error: BaseException) -> str:
             if "alert" in reason:
                 return f"it refuses the proxy's certificate or TLS version: {reason}"
             return f"TLS failed: {reason}"
-    if isinstance(error, httpx.RemoteProtocolError) and error.request.url.scheme == "https":
+    if isinstance(error, httpx.RemoteProtocolError) and _is_secured(error):
         # Many servers, uvicorn among them, give no reason when they refuse a certificate.
         return "it closed the connection; it may refuse the proxy's certificate, or its lack of one"
     return ""
+
+
+def _is_secured(error: httpx.RequestError) -> bool:
+    try:
+        return error.request.url.scheme == "https"
+    except RuntimeError:  # a transport may raise it without its request
+        return False
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

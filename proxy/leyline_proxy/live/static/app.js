@@ -35,7 +35,8 @@ class Page {
   #claimsDrawn = new Redrawn();
 
   constructor() {
-    this.list = new SessionList(byId("sessions"), (id) => this.choose(id));
+    this.list = new SessionList(
+      byId("sessions"), byId("session-search"), (id) => this.choose(id), () => this.draw());
     this.detail = new Detail(byId("detail"), (name) => this.chooseTurn(name), () => this.draw());
     this.stream = new Stream(new URL("live", API), this.key, {
       event: (kind, data) => this.#event(kind, data),

@@ -8,11 +8,17 @@ export class SessionList {
   #select;
   #rows = new Map();
   #order = [];
+  #words = [];
 
-  // `select` is told the id of a session that was chosen.
-  constructor(list, select) {
+  // `select` is told the id of a session that was chosen, `searched` that others are shown.
+  constructor(list, search, select, searched) {
     this.#list = list;
     this.#select = select;
+    search.addEventListener("input", () => {
+      this.#words = search.value.toLowerCase().split(/\s+/).filter((word) => word);
+      list.toggleAttribute("data-searched", this.#words.length > 0);
+      searched();
+    });
     list.addEventListener("keydown", (event) => {
       const next = moveByKeys(event, [...list.children], event.target.closest("[role=option]"), "y");
       if (next) {
@@ -25,8 +31,9 @@ export class SessionList {
   render(state, selected) {
     this.#sort(state);
     for (const id of this.#rows.keys()) if (!state.sessions.has(id)) this.#rows.delete(id);
-    const rows = this.#order.map((id) => this.#row(id));
-    const inOrder = this.#order.includes(selected) ? selected : this.#order[0];
+    const shown = this.#order.filter((id) => this.#fits(state.sessions.get(id)));
+    const rows = shown.map((id) => this.#row(id));
+    const inOrder = shown.includes(selected) ? selected : shown[0];
     for (const row of rows) {
       const id = row.dataset.id;
       row.setAttribute("aria-selected", String(id === selected));
@@ -38,6 +45,12 @@ export class SessionList {
 
   focus(id) {
     this.#rows.get(id)?.focus();
+  }
+
+  // Whether each word of the search is in a session's name, model or client.
+  #fits(session) {
+    const text = `${session.id} ${session.model} ${session.client}`.toLowerCase();
+    return this.#words.every((word) => text.includes(word));
   }
 
   // Rows keep their places while somebody points at them; new ones come first.
@@ -59,17 +72,20 @@ export class SessionList {
         h("code", { class: "id", title: id }, id), h("span", { class: "hit" }),
         h("span", { class: "mini", "aria-hidden": "true" },
           ...["kept", "spliced", "reused", "prefilled"].map((kind) => h("i", { class: kind }))),
-        h("span", { class: "dim what" }), h("span", { class: "dim when" }));
+        h("span", { class: "dim what" }), h("span", { class: "dim when" }),
+        h("span", { class: "dim who" }));
       this.#rows.set(id, row);
     }
     return row;
   }
 
   #fill(row, session, now) {
-    const [, hit, mini, what, when] = row.children;
+    const [, hit, mini, what, when, who] = row.children;
     setText(hit, percent(session.hit_ratio));
     setText(what, `${plural(session.turns, "turn")}, ${plural(session.prompt_tokens, "token")}`);
     setText(when, ago(Math.max(0, now - session.updated)));
+    setText(who, [session.model, session.client].filter((each) => each).join(" · "));
+    who.title = who.textContent;
     const whole = Math.max(1, session.prompt_tokens);
     const { cached_tokens: served, spliced_tokens: spliced, reused_tokens: reused } = session;
     const shares = [served - spliced - reused, spliced, reused, session.prompt_tokens - served];
@@ -77,6 +93,7 @@ export class SessionList {
       mini.children[index].style.width = `${(100 * part) / whole}%`;
     });
     row.setAttribute("aria-label", `Session ${session.id}, ${plural(session.turns, "turn")}, ` +
-      `${count(session.prompt_tokens)} prompt tokens, hit ratio ${percent(session.hit_ratio)}`);
+      `${count(session.prompt_tokens)} prompt tokens, hit ratio ${percent(session.hit_ratio)}` +
+      (session.model ? `, model ${session.model}` : "") + (session.client ? `, by ${session.client}` : ""));
   }
 }

@@ -6,7 +6,7 @@ import { hitRatio, reasonOf, tokensOf } from "./state.js";
 
 const BAND = 180; // pixels of the longest prompt
 const LANE = 44; // of the hit ratio
-const WIDEST = 30;
+const WIDEST = 96;
 const NARROWEST = 9;
 const AXIS = 52;
 
