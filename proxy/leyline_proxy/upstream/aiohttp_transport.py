@@ -22,6 +22,8 @@ import httpx
 from multidict import CIMultiDict
 from yarl import URL
 
+from .tls_faults import BROKE_OFF
+
 _NO_DEFAULTS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """Headers that aiohttp would add."""
 
@@ -98,6 +100,9 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             if exact is not None:
                 await exact.aclose()
         if self._session is not None:
+            if self._session.connector is not None:
+                # Not after a farewell that a server may never answer.
+                await self._session.connector.close(abort_ssl=True)
             await self._session.close()
 
     async def _exactly(self) -> httpx.AsyncHTTPTransport:
@@ -199,7 +204,7 @@ def _mapped(request: httpx.Request) -> Iterator[None]:
     except aiohttp.ServerDisconnectedError as error:
         raise httpx.RemoteProtocolError(str(error), request=request) from error
     except aiohttp.ClientPayloadError as error:
-        raise httpx.RemoteProtocolError("the body broke off", request=request) from error
+        raise httpx.RemoteProtocolError(BROKE_OFF, request=request) from error
     except aiohttp.InvalidURL as error:
         raise httpx.UnsupportedProtocol(str(error), request=request) from error
     except (aiohttp.ClientError, OSError) as error:
