@@ -134,7 +134,7 @@ class AuditUnavailableError(TryLaterError):
         super().__init__(
             f"The audit log has failed: {problem}. Without it, nothing is served that changes "
             "anything (audit_on_fault). Make room on its disk, or give the proxy access to its "
-            "file, which the proxy's log names; the proxy then goes on by itself.",
+            "file, which the proxy's log names; the proxy then continues by itself.",
             5.0,
         )
 

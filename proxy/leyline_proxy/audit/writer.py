@@ -193,7 +193,10 @@ class AuditWriter:
         synced = time.monotonic()
         closing = False
         while not closing:
-            jobs, closing = self._take(synced + self._fsync_s - time.monotonic())
+            due = synced + self._fsync_s
+            if self._fault is not None:
+                due = min(due, self._retry_at)
+            jobs, closing = self._take(due - time.monotonic())
             dropped = 0 if self._given > self._taken else self._dropped - self._told
             self._told += dropped
             if closing:

@@ -23,10 +23,11 @@ def kinds(path: Path) -> list[str]:
     return [each["kind"] for each in records(log)]
 
 
-def test_a_missing_folder_is_a_problem_until_it_is_there(tmp_path: Path) -> None:
-    """The log begins as soon as its folder exists, although no record comes."""
+@pytest.mark.parametrize("fsync_s", [0.05, 60.0])
+def test_a_missing_folder_is_a_problem_until_it_is_there(tmp_path: Path, fsync_s: float) -> None:
+    """The log begins soon after its folder exists, although no record comes and no flush is due."""
     path = tmp_path / "later" / "audit.jsonl"
-    own = writer(path)
+    own = writer(path, fsync_s=fsync_s)
     own.claim()
     own.start()
     try:
