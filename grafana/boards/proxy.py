@@ -268,8 +268,10 @@ def _add_state(board: dashboard.Dashboard) -> None:
         time_series(
             "Losses",
             "Since the proxy started: audit records not written, records that didn't reach the "
-            "stream, label values counted as 'other'. Bad: any step.",
+            "stream, label values counted as 'other'; 1 while the audit log fails "
+            "(LeylineAuditDown). Bad: any step.",
             [
+                Query("1 - min by (instance) (leyline_audit_up)", "audit log fails {{instance}}"),
                 Query(total(AUDIT, "", "instance"), "audit {{instance}}"),
                 Query(total(AUDIT_STREAM, "", "instance"), "audit stream {{instance}}"),
                 Query(total("leyline_label_overflow_total", "", "label"), "other {{label}}"),

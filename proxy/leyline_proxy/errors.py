@@ -133,7 +133,8 @@ class AuditUnavailableError(TryLaterError):
     def __init__(self, problem: str) -> None:
         super().__init__(
             f"The audit log has failed: {problem}. Without it, nothing is served that changes "
-            "anything (audit_on_fault). The proxy's log names the file and the reason.",
+            "anything (audit_on_fault). Make room on its disk, or give the proxy access to its "
+            "file, which the proxy's log names; the proxy then continues by itself.",
             5.0,
         )
 

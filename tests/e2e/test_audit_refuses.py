@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from support.redis_server import free_port
+from support.stack import embedded_stack
 from support.waiting import wait
 from support.worker_fleet import LEYLINE, Fleet
 
@@ -99,3 +100,36 @@ def test_a_log_that_cannot_be_written_closes_the_proxy_until_it_can(
     (found,) = json.loads(checked.stdout)
     assert found["good"], checked.stdout
     assert found["lost"] >= 1
+
+
+def test_a_log_that_cannot_be_opened_refuses_until_it_can(tmp_path: Path) -> None:
+    """The proxy starts, says so in the error, /readyz and a metric, and goes on by itself."""
+    folder = tmp_path / "later"
+    options: dict[str, Any] = {"audit_file": folder / "audit.jsonl", "audit_on_fault": "refuse"}
+    with (
+        embedded_stack({"device": "cpu"}, log_level="error", **options) as origin,
+        httpx.Client(base_url=origin, timeout=60) as client,
+    ):
+        refused = client.post(CHAT, json=REQUEST)
+        assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE
+        message = refused.json()["error"]["message"]
+        assert "No such file or directory" in message and "give the proxy access" in message
+        assert not client.get("/readyz").json()["ready"]
+        assert "\nleyline_audit_up 0.0\n" in client.get("/metrics").text
+        folder.mkdir()
+        wait(lambda: client.get("/readyz").json()["ready"], seconds=60)
+        assert client.post(CHAT, json=REQUEST).status_code == httpx.codes.OK
+        assert "\nleyline_audit_up 1.0\n" in client.get("/metrics").text
+
+
+def test_by_default_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    """Requests are served; the metric and /readyz have the problem."""
+    options: dict[str, Any] = {"audit_file": tmp_path / "never" / "audit.jsonl"}
+    with (
+        embedded_stack({"device": "cpu"}, log_level="error", **options) as origin,
+        httpx.Client(base_url=origin, timeout=60) as client,
+    ):
+        assert client.post(CHAT, json=REQUEST).status_code == httpx.codes.OK
+        ready = client.get("/readyz").json()
+        assert ready["ready"] and ready["audit"]["problem"]
+        assert "\nleyline_audit_up 0.0\n" in client.get("/metrics").text

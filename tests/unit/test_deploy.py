@@ -100,9 +100,12 @@ def test_mounted_paths_exist(compose: dict[str, Any]) -> None:
 
 
 def test_images_are_pinned(compose: dict[str, Any]) -> None:
-    """No image floats: each has a full version, those made here the project's."""
+    """No image floats: each has a full version and a digest, those made here the project's version
+    alone."""
     for service in compose["services"].values():
-        assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), service["image"]
+        image, _, digest = service["image"].partition("@")
+        assert re.search(r":v?\d+\.\d+\.\d+$", image), image
+        assert "build" in service or re.fullmatch(r"sha256:[0-9a-f]{64}", digest), image
         if "build" in service:
             assert service["image"].endswith(f":{PROJECT['version']}")
             assert (REPOSITORY / service["build"]["dockerfile"]).is_file()
@@ -245,10 +248,10 @@ def test_unclean_dockerfile_is_noticed(tmp_path: Path) -> None:
 
 def test_base_images_are_pinned(image: list[Stage]) -> None:
     """Each stage begins with an image of a full version, Python's with its digest: SGLang's is the
-    supported one."""
+    supported one, with its digest once `make digests` has run."""
     (sglang,) = (item.partition("==")[2] for item in PROJECT["optional-dependencies"]["sglang"])
     python = r"python:3\.11\.14-slim-bookworm@sha256:[0-9a-f]{64}"
-    bases = rf"{python}|lmsysorg/sglang:v{re.escape(sglang)}"
+    bases = rf"{python}|lmsysorg/sglang:v{re.escape(sglang)}(@sha256:[0-9a-f]{{64}})?"
     assert all(re.fullmatch(bases, stage.base) for stage in image)
     assert len(image) == 2
 

@@ -125,6 +125,7 @@ class Metrics:
     live_viewers: Gauge
     build_info: Gauge
     label_overflow: Counter
+    audit_up: Gauge
     audit_failures: Counter
     audit_stream_failures: Counter
     warm_start_runs: Counter
