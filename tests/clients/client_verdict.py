@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from client_stack import Ran, Stack
 from support.scripted_model import ModelTurn
@@ -81,7 +82,8 @@ def judge(
 
 def _host(target: str) -> str:
     """Return the host of a forward proxy's request line."""
-    return target.partition(" ")[2].rpartition(":")[0]
+    address = target.partition(" ")[2]
+    return urlsplit(address if "://" in address else f"//{address}").hostname or ""
 
 
 def _ending(stack: Stack, ran: Ran) -> list[str]:

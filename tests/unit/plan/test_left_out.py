@@ -108,7 +108,7 @@ def test_a_dropped_text_is_the_callers_edit_of_its_answer(sent: Message) -> None
 
 @pytest.mark.parametrize("sent", [CREWAI, SEMANTIC_KERNEL])
 def test_the_mapped_role_keeps_the_calls(sent: Message) -> None:
-    """Where answers are amortized, the call behind the dropped text is copied."""
+    """The call that follows a dropped text is copied if answers are amortized."""
     found = plan(sent, {"assistant": "amortize"})
     assert edits(found) == {("undeclared", "assistant", 2, "amortize")}
     assert found.planned is Outcome.SPLICED
