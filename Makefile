@@ -14,10 +14,12 @@ FILES ?=
 # See deploy/images.sh
 IMAGES ?=
 PUSH ?=
+# See deploy/digests.sh
+CHECK ?=
 REGISTRY ?=
 export PYTEST_ARGS FILES
 
-.PHONY: help setup sglang-setup vllm-setup tools clients-setup serve sglang vllm demo test check nightly clients lint fmt boards docs metrics-docs models-docs chart-schema screenshots wheel images clean
+.PHONY: help setup sglang-setup vllm-setup tools clients-setup serve sglang vllm demo test check nightly clients lint fmt boards docs metrics-docs models-docs chart-schema screenshots wheel images digests clean
 
 help: ## show this list
 	@echo "Leyline: an OpenAI-compatible proxy that keeps the KV cache when agents edit their history."
@@ -117,6 +119,9 @@ wheel: setup ## wheel, sdist, SBOM, provenance and SHA256SUMS of the last commit
 
 images: ## the images of the last commit, with SBOM and provenance: make images IMAGES="proxy" PUSH=1 REGISTRY=ghcr.io/OWNER/
 	@IMAGES="$(IMAGES)" PUSH="$(PUSH)" REGISTRY="$(REGISTRY)" deploy/images.sh
+
+digests: ## pin the images of others by the digests of their tags, as the registries have them: make digests CHECK=1 only compares
+	@CHECK="$(CHECK)" deploy/digests.sh
 
 clean: ## remove caches, but keep .venv, .venv-sglang and .venv-vllm
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

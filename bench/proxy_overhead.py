@@ -1,4 +1,4 @@
-"""The cost of a proxy to a request: Leyline, LiteLLM and no proxy before the same idle upstream.
+"""The cost of a proxy to a request: Leyline, LiteLLM, nginx, none; before one idle upstream.
 
 Agents continue sessions of a size, turn after turn, through each system in turn. The upstream
 answers from canned bytes, so that only the proxies are measured. It shares the machine's cores with
@@ -19,7 +19,15 @@ from typing import Any
 
 from overhead.load import Load, Sample, Sessions, canned_answers, measure
 from overhead.report import draw, table
-from overhead.systems import BENCH_VENV, System, requests_of, running, set_pause, set_up
+from overhead.systems import (
+    BENCH_VENV,
+    System,
+    nginx_found,
+    requests_of,
+    running,
+    set_pause,
+    set_up,
+)
 from proxy_turn import renderer_document
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -159,7 +167,8 @@ def run_all(given: argparse.Namespace, console: Console) -> dict[str, Any]:
             plan = cells(tokens, crowds, quick=given.quick)
             # Fresh processes for each size, so that their memory is that of the size.
             compared = {"litellm": not given.without_litellm, "asked": given.receipts}
-            with running(path, **compared, loops=given.loops.split()) as systems:
+            loops, nginx = given.loops.split(), nginx_found()
+            with running(path, **compared, loops=loops, nginx=nginx) as systems:
                 task = progress.add_task(name, total=len(plan) * rounds * len(systems))
 
                 def step(what: str, task: Any = task, name: str = name) -> None:

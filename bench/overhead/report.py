@@ -15,6 +15,7 @@ _COLORS = {
     "leyline": "#1f77b4",
     "leyline asks": "#9ecae1",
     "litellm": "#d62728",
+    "nginx": "#2ca02c",
 }
 
 

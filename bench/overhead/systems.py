@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
+from urllib.parse import urlsplit
 
 from .upstream import ASKED, COUNTED, MODEL
 
@@ -76,13 +78,19 @@ def _family(pid: int) -> list[int]:
 
 @contextmanager
 def running(
-    document: Path, *, litellm: bool, asked: bool, loops: Sequence[str] = ()
+    document: Path,
+    *,
+    litellm: bool,
+    asked: bool,
+    loops: Sequence[str] = (),
+    nginx: str | None = None,
 ) -> Iterator[list[System]]:
     """Run the upstream, which is also ``direct``, and the proxies before it.
 
     Args:
         asked: True to run Leyline also before an engine whose answers don't bring their records.
         loops: further event loops on which Leyline runs, by the setting's words.
+        nginx: the program; None to run no proxy that only copies bytes.
     """
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -96,6 +104,8 @@ def running(
             systems.append(stack.enter_context(proxy))
         if litellm:
             systems.append(stack.enter_context(_litellm(upstream.origin, logs)))
+        if nginx is not None:
+            systems.append(stack.enter_context(_nginx(nginx, upstream.origin, logs)))
         yield systems
 
 
@@ -174,6 +184,37 @@ def _litellm(upstream: str, logs: Path) -> Iterator[System]:
     with _process(command, log, **environment) as process:
         system = System("litellm", f"http://127.0.0.1:{port}", process.pid)
         _await(system, "/health/liveliness", process, log)
+        yield system
+
+
+def nginx_found() -> str | None:
+    """Return the path of nginx; None if it isn't installed."""
+    return shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+
+@contextmanager
+def _nginx(program: str, upstream: str, logs: Path) -> Iterator[System]:
+    """Run one worker of nginx that passes requests on: the floor of what a proxy costs."""
+    config, log, port = logs / "nginx.conf", logs / "nginx", _free_port()
+    files = "".join(
+        f"{kind}_temp_path {logs}/nginx-{kind};"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    config.write_text(
+        f"daemon off; worker_processes 1; pid {logs}/nginx.pid; error_log stderr;\n"
+        "events { worker_connections 8192; }\n"
+        f"http {{ access_log off; {files}\n"
+        # A body in memory and chunks as they come, as in Leyline.
+        "client_max_body_size 64m; client_body_buffer_size 8m; proxy_buffering off;\n"
+        f"upstream engine {{ server {urlsplit(upstream).netloc}; keepalive 256; }}\n"
+        f"server {{ listen 127.0.0.1:{port}; keepalive_requests 1000000;\n"
+        "location / { proxy_pass http://engine; proxy_http_version 1.1;"
+        ' proxy_set_header Connection ""; proxy_read_timeout 600s; } } }\n'
+    )
+    command = [program, "-p", str(logs), "-c", str(config)]
+    with _process(command, log) as process:
+        system = System("nginx", f"http://127.0.0.1:{port}", process.pid)
+        _await(system, "/v1/models", process, log)
         yield system
 
 

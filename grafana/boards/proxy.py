@@ -17,7 +17,7 @@ from queries import (
     total,
 )
 
-from boards import upstreams
+from boards import budgets, upstreams
 
 PLAIN = ((None, "blue"),)
 FAULT_COLORS = ((None, "green"), (1, "red"))
@@ -44,6 +44,7 @@ def build() -> dashboard.Dashboard:
         _add_requests,
         _add_time,
         _add_admission,
+        budgets.add_budgets,
         upstreams.add_engines,
         upstreams.add_comparison,
         _add_state,
@@ -267,8 +268,10 @@ def _add_state(board: dashboard.Dashboard) -> None:
         time_series(
             "Losses",
             "Since the proxy started: audit records not written, records that didn't reach the "
-            "stream, label values counted as 'other'. Bad: any step.",
+            "stream, label values counted as 'other'; 1 while the audit log fails "
+            "(LeylineAuditDown). Bad: any step.",
             [
+                Query("1 - min by (instance) (leyline_audit_up)", "audit log fails {{instance}}"),
                 Query(total(AUDIT, "", "instance"), "audit {{instance}}"),
                 Query(total(AUDIT_STREAM, "", "instance"), "audit stream {{instance}}"),
                 Query(total("leyline_label_overflow_total", "", "label"), "other {{label}}"),
@@ -309,6 +312,27 @@ def _add_identity(board: dashboard.Dashboard) -> None:
     """Add the tokens of an identity provider."""
     board.with_panel(
         time_series(
+            "Certificates",
+            "Share of the lifetime that is left to the proxy's certificates, and changes of their "
+            "files that were refused. Bad: less than a fifth (LeylineCertificateNotRenewed), or a "
+            "refused change.",
+            [
+                Query(
+                    "min by (side) ((leyline_tls_certificate_not_after_timestamp_seconds - time()) "
+                    "/ (leyline_tls_certificate_not_after_timestamp_seconds - "
+                    "leyline_tls_certificate_not_before_timestamp_seconds))",
+                    "lifetime left: {{side}}",
+                ),
+                Query(
+                    total("leyline_tls_reloads_total", "", "side, result"), "{{side}} {{result}}"
+                ),
+            ],
+            unit="short",
+            width=12,
+        )
+    )
+    board.with_panel(
+        time_series(
             "Tokens of the identity provider",
             "Looks at callers' tokens by result, failed looks at the provider's keys, and the "
             "keys' age in hours. Bad: keys_gone, or a growing age (LeylineIdentityKeysOld).",
@@ -318,7 +342,7 @@ def _add_identity(board: dashboard.Dashboard) -> None:
                 Query("max(leyline_identity_keys_age_seconds) / 3600", "keys' age, hours"),
             ],
             unit="short",
-            width=24,
+            width=12,
         )
     )
 

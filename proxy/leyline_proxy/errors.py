@@ -123,6 +123,22 @@ class TryLaterError(LimitError):
         return {"retry-after": str(self._retry_after_s)}
 
 
+class AuditUnavailableError(TryLaterError):
+    """The audit log can't be written, and what isn't recorded isn't served."""
+
+    status = 503
+    kind = "server_error"
+    code = "audit_unavailable"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"The audit log has failed: {problem}. Without it, nothing is served that changes "
+            "anything (audit_on_fault). Make room on its disk, or give the proxy access to its "
+            "file, which the proxy's log names; the proxy then continues by itself.",
+            5.0,
+        )
+
+
 class RateLimitError(TryLaterError):
     """The tenant has used up its requests of this minute."""
 

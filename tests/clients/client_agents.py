@@ -25,6 +25,7 @@ def clients() -> tuple[Client, ...]:
         _searching(claude),
         _opencode(),
         _codex(),
+        _codex(websockets=True),
         _aider(),
         _qwen(),
         *terminals(),
@@ -129,6 +130,7 @@ name = "Leyline"
 base_url = "{origin}/v1"
 env_key = "LEYLINE_KEY"
 wire_api = "responses"
+supports_websockets = {websockets}
 
 [analytics]
 enabled = false
@@ -140,9 +142,10 @@ remote_plugin = false
 """
 
 
-def _codex() -> Client:
+def _codex(*, websockets: bool = False) -> Client:
     def files(place: Place) -> Files:
-        return {".codex/config.toml": _CODEX.format(model=SCRIPTED, origin=place.origin)}
+        told = {"model": SCRIPTED, "origin": place.origin, "websockets": str(websockets).lower()}
+        return {".codex/config.toml": _CODEX.format(**told)}
 
     def arguments(_: Place) -> list[str]:
         free = "--dangerously-bypass-approvals-and-sandbox"
@@ -152,7 +155,7 @@ def _codex() -> Client:
         return Call("exec_command", {"cmd": command})
 
     return Client(
-        name="codex",
+        name="codex, WebSocket" if websockets else "codex",
         package="@openai/codex",
         api="responses",
         executable=_node("codex", "codex"),
@@ -164,6 +167,7 @@ def _codex() -> Client:
         files=files,
         replies=work(lambda path, content: run(f"printf {content!r} > {path}"), run),
         venv="codex",
+        websocket=websockets,
     )
 
 

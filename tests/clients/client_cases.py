@@ -47,6 +47,8 @@ class Client:
     nightly: bool = True
     appends: bool = True
     """True if it leaves its history as it is from turn to turn."""
+    websocket: bool = False
+    """True if its turns must all come over WebSocket."""
     mark: str = ""
     """Occurs once per step in the user message of a client that sends no other messages."""
     asks: frozenset[str] = frozenset()
@@ -79,7 +81,14 @@ def play(client: Client, files: Path, folder: Path, *, proxied: bool = True) -> 
     script = follow_marks(TASK, client.mark, *replies) if client.mark else follow(TASK, *replies)
     with client_stack(files, folder, script, proxied=proxied) as stack:
         ran = _run(client, stack)
-        verdict = judge(stack, ran, steps=len(replies), appends=client.appends, asks=client.asks)
+        verdict = judge(
+            stack,
+            ran,
+            steps=len(replies),
+            appends=client.appends,
+            websocket=client.websocket,
+            asks=client.asks,
+        )
         return Outcome(verdict, ran)
 
 

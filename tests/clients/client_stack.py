@@ -28,7 +28,7 @@ _REFUSED = 400
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One request of the client's and how it was answered."""
+    """One request of the client's and how it was answered, or one WebSocket connection."""
 
     method: str
     path: str
@@ -54,6 +54,8 @@ class Tap:
             await send(message)
 
         await self._app(scope, receive, noted)
+        if scope["type"] == "websocket":
+            self.seen.append(Seen("WEBSOCKET", scope["path"], status, {}))
         if scope["type"] == "http":
             headers = {name.decode(): value.decode() for name, value in scope["headers"]}
             self.seen.append(Seen(scope["method"], scope["path"], status, headers))

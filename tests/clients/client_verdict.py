@@ -43,6 +43,7 @@ def judge(
     *,
     steps: int,
     appends: bool = True,
+    websocket: bool = False,
     asks: frozenset[str] = frozenset(),
 ) -> Verdict:
     """Check that the session ended well, was recognised and used the cache.
@@ -50,6 +51,7 @@ def judge(
     Args:
         steps: answers that the session takes.
         appends: whether the client leaves its history as it is.
+        websocket: True if the client must have used WebSocket alone.
         asks: hosts that it may ask.
     """
     ran_all = stack.model.turns()
@@ -62,6 +64,7 @@ def judge(
         *cache_problems(ran_all),
         *(edit_problems(sessions, turns) if appends else ()),
         *(f"{s.method} {s.path} answered {s.status}" for s in stack.refused()),
+        *(_transport_problems(stack) if websocket else ()),
         *(
             f"wanted to reach {target}"
             for target in stack.place.trip.wanted
@@ -93,6 +96,12 @@ def _ending(stack: Stack, ran: Ran) -> list[str]:
         if _content(stack.place.work / name) != wanted:
             problems.append(f"{name} isn't as it should be")
     return problems
+
+
+def _transport_problems(stack: Stack) -> list[str]:
+    """The reasons why the client's turns didn't all come over WebSocket."""
+    methods = {seen.method for seen in stack.tap.seen if seen.path == "/v1/responses"}
+    return [] if methods == {"WEBSOCKET"} else [f"turns came by {', '.join(sorted(methods))}"]
 
 
 def _content(path: Path) -> str | None:

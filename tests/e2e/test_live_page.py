@@ -357,7 +357,7 @@ def test_the_page_can_be_used_by_keyboard_and_heard(browser: Browser, proxy: Pro
                 )
             )
         names = [name for name, _ in reached]
-        order = ["skip", "copy-url", "theme-button", "follow", "session", "turn"]
+        order = ["skip", "copy-url", "theme-button", "follow", "session-search", "session", "turn"]
         assert [name for name in names if name in order] == order
         assert {style for name, style in reached if name in order} == {"solid"}
         page.locator(".session[tabindex='0']").focus()
@@ -454,11 +454,111 @@ def test_light_dark_and_reduced_motion(browser: Browser, proxy: Proxy) -> None:
         assert background() == dark
 
 
+def test_sessions_are_found_by_name_model_and_client(browser: Browser, proxy: Proxy) -> None:
+    """Each row shows what the search looks at; a search that fits nothing says so."""
+    for name, agent in (("search-a", "codex_exec/0.169.0 (Debian)"), ("search-b", "<b>bold</b>")):
+        body = {"model": "leyline-recall", "messages": [{"role": "user", "content": name}]}
+        httpx.post(
+            f"{proxy.origin}/v1/chat/completions",
+            json={**body, "max_tokens": 1},
+            headers={"x-leyline-session": name, "user-agent": agent},
+            timeout=60,
+        ).raise_for_status()
+    with opened(browser, proxy.origin) as watched:
+        page = watched.page
+        found = page.get_by_role("option", name=re.compile("^Session search-a"))
+        expect(found.locator(".who")).to_have_text("leyline-recall · codex_exec/0.169.0")
+        other = page.get_by_role("option", name=re.compile("^Session search-b"))
+        expect(other.locator(".who")).to_have_text("leyline-recall")
+        search = page.get_by_role("searchbox", name="Search sessions")
+        known = page.locator(".session").count()
+        for words, shown in (("codex", 1), ("RECALL search-", 2), ("search-b codex", 0)):
+            search.fill(words)
+            expect(page.locator(".session")).to_have_count(shown)
+            expect(page.locator("#sessions-count")).to_have_text(f"{shown} of {known}")
+            expect(page.locator("#announcer")).to_have_text(f"{shown} of {known} sessions fit.")
+            assert violations(page) == []
+        assert "No session fits." in page.evaluate(
+            "getComputedStyle(document.getElementById('sessions'), '::after').content"
+        )
+        search.fill("search-")
+        search.press("ArrowDown")
+        page.keyboard.press("End")
+        expect(page.locator(".session:focus")).to_have_attribute("data-id", "search-a")
+        expect(page.locator(".detail .who")).to_have_text("leyline-recall · codex_exec/0.169.0")
+        search.fill("")
+        expect(page.locator(".session")).to_have_count(known)
+        expect(page.locator("#sessions-count")).to_have_text(str(known))
+
+
+def test_the_chosen_session_is_in_sight(browser: Browser, proxy: Proxy) -> None:
+    """A link to a session far down scrolls the list to it, and nothing else."""
+    names = [f"far-{number}" for number in range(8)]
+    for name in names:
+        proxy.replay(1, session=name)
+    size = {"width": 400, "height": 800}
+    with opened(browser, proxy.origin, viewport=size) as watched:
+        page = watched.page
+        page.evaluate("name => { location.hash = `session=${name}` }", names[0])
+        page.reload()
+        row = page.locator(".session[aria-selected=true]")
+        expect(row).to_have_attribute("data-id", names[0])
+        inside = """row => {
+            const [at, list] = [row, row.parentElement].map((each) => each.getBoundingClientRect());
+            return at.top >= list.top - 1 && at.bottom <= list.bottom + 1;
+        }"""
+        assert row.evaluate(inside)
+        assert page.locator("#sessions").evaluate("each => each.scrollTop") > 0
+        assert page.evaluate("scrollY") == 0
+
+
+def test_a_short_session_uses_the_width_and_a_prefill_that_was_right_is_no_warning(
+    browser: Browser, proxy: Proxy
+) -> None:
+    """Columns grow with the room; "not worth it" looks like a turn without edits."""
+    for turns in (6, 1):
+        proxy.replay(turns, session=f"short-{turns}")
+    with opened(browser, proxy.origin) as watched:
+        page = watched.page
+        for turns in (6, 1):
+            page.get_by_role("option", name=re.compile(f"^Session short-{turns}")).click()
+            expect(page.locator(".turn")).to_have_count(turns)
+            wide = "all => all.map(each => each.getBoundingClientRect().width)"
+            (room,) = page.locator(".detail .place").evaluate_all(wide)
+            columns = page.locator(".turn").evaluate_all(wide)
+            assert room - 60 < sum(columns) <= room  # the axis has the rest
+            assert max(page.locator(".turn .band").evaluate_all(wide)) <= 72
+        module = f"{proxy.origin}/live/turn.js"
+        classes = page.evaluate(
+            """async (module) => {
+                const { turnView } = await import(module);
+                const tokens = { prompt: 9, prefix: 1, spliced: 0, reused: 0, prefilled: 8,
+                    freed: 0 };
+                return ["not_worth_it", "missing_source"].map((reason) => turnView({
+                    index: 0, turn: "t", created: 0, planned: "spliced", edits: [], busts: null,
+                    receipt: { outcome: "reprefilled", reason, tokens, detail: "" },
+                }, 1, { now: 1 }).querySelector(".badge").className.trim());
+            }""",
+            module,
+        )
+        assert classes == ["badge", "badge reprefilled"]
+
+
 def test_narrow_windows_scroll_inside_alone(browser: Browser, proxy: Proxy) -> None:
-    """On a phone the page itself never scrolls sideways."""
+    """On a phone the page itself never scrolls sideways; tables do, within it."""
     with opened(browser, proxy.origin, viewport={"width": 400, "height": 800}) as watched:
-        expect(watched.page.locator(".turn").first).to_be_visible()
-        assert watched.page.evaluate("document.documentElement.scrollWidth") == 400
+        page = watched.page
+        expect(page.locator(".turn").first).to_be_visible()
+        page.get_by_role("button", name="Table").click()
+        table = page.get_by_role("group", name="Turns as a table")
+        expect(table).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == 400
+        wide, seen = table.evaluate("each => [each.scrollWidth, each.clientWidth]")
+        assert wide > seen
+        table.evaluate("each => { each.scrollLeft = each.scrollWidth }")
+        left = "each => each.getBoundingClientRect().left"
+        number = table.get_by_role("rowheader").first
+        assert number.evaluate(left) == pytest.approx(table.evaluate(left), abs=1)
 
 
 def test_a_restart_under_the_page_is_survived(browser: Browser, proxy: Proxy) -> None:
@@ -515,6 +615,11 @@ def test_keys_are_asked_for_and_tenants_are_apart(
             assert "key-of-red" not in json.dumps(stored)
             page.reload()
             expect(page.get_by_role("option", name=re.compile("^Session private"))).to_be_visible()
+            expect(page.locator("#tenant")).to_have_text("Tenant red")
+            for words, shown in (("red priv", 1), ("blue", 0)):
+                page.get_by_role("searchbox", name="Search sessions").fill(words)
+                expect(page.locator(".session")).to_have_count(shown)
+            assert violations(page) == []
             page.get_by_role("button", name="Change key").click()
             field.fill("key-of-blue")
             page.keyboard.press("Enter")

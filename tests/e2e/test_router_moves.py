@@ -53,6 +53,7 @@ def routed() -> Iterator[Routed]:
 def at_first(routed: Routed) -> None:
     routed.to("e0")
     routed.router.kept = KEPT
+    routed.router.retypes = False
     routed.router.headers.clear()
     routed.router.bodies.clear()
 
@@ -77,6 +78,18 @@ def test_a_session_that_the_router_moves_is_named_and_splices_at_its_new_engine(
     assert after["outcome"] == "spliced", after
     assert proxy.kinds() == {"first": 1, "holder": 4, "moved": 1}
     assert proxy.answers()["e1", "moved"] == 1
+
+
+def test_records_that_the_router_drops_are_asked_for_at_every_engine(routed: Routed) -> None:
+    """The engine that has answered has the record, wherever the proxy expected the turn."""
+    proxy = routed.proxy()
+    routed.router.retypes = True
+    play(proxy, "asked", range(3))
+    routed.to("e1")
+    moved, after = play(proxy, "asked", range(3, 5))
+    assert (moved["outcome"], moved["reason"]) == ("reprefilled", "missing_source")
+    assert after["outcome"] == "spliced", after
+    assert proxy.kinds() == {"first": 1, "holder": 3, "moved": 1}
 
 
 def test_streams_behind_a_router_bring_their_receipts_too(routed: Routed) -> None:

@@ -17,7 +17,7 @@ import pytest
 import redis
 from starlette.applications import Starlette
 from support.altered import Altered
-from support.certificates import certificate
+from support.certificates import Authority
 from support.fake_engine import FakeEngine
 from support.redis_server import RedisServer, free_port, redis_cluster, redis_server
 from support.stack import serving
@@ -124,11 +124,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A Redis with a password, and an engine with a key and a secret."""
     folder = tmp_path_factory.mktemp("doctor")
     engine = create_embedded_engine("replay", {"api_secret": ENGINE_KEY, "hints_secret": HINTS})
-    public, private = certificate(folder, "own")
+    pair = Authority(folder, "own").issue("127.0.0.1")
     port = free_port()
     options = (
         *("--requirepass", PASSWORD, "--tls-port", str(port), "--tls-auth-clients", "no"),
-        *("--tls-cert-file", str(public), "--tls-key-file", str(private)),
+        *("--tls-cert-file", str(pair.cert), "--tls-key-file", str(pair.key)),
     )
     with redis_server(folder, *options) as server, serving(engine) as url:
         yield World(folder, server, port, url, engine)
@@ -267,7 +267,7 @@ def _unknown_option(world: World) -> None:
 
 
 def _certificates_for_nothing(world: World) -> None:
-    world.environ["LEYLINE_REDIS_CA_FILE"] = str(world.folder / "own.crt")
+    world.environ["LEYLINE_REDIS_CA_FILE"] = str(world.folder / "own.pem")
 
 
 def _name_that_is_no_text(world: World) -> None:
@@ -340,7 +340,7 @@ def test_a_planted_fault_is_named(world: World, fault: str) -> None:
 def test_redis_behind_tls(world: World) -> None:
     """Green where the authority's certificate is given."""
     _untrusted_redis(world)
-    world.environ["LEYLINE_REDIS_CA_FILE"] = str(world.folder / "own.crt")
+    world.environ["LEYLINE_REDIS_CA_FILE"] = str(world.folder / "own.pem")
     assert world.ask().code == 0
 
 

@@ -107,6 +107,8 @@ def test_misspelled_fields_are_found(
         ({"embedded": ON, "engine": OFF, "proxy": {"replicas": 2}, "redis": REDIS}, "one proxy"),
         ({"proxy": {"admin": {"metricsOnly": True}}}, "needs proxy.admin.existingSecret"),
         ({"redis": {"caKey": "ca.crt"}}, "needs redis.existingSecret"),
+        ({"proxy": {"tls": {"clientCaKey": "ca.crt"}}}, "needs proxy.tls.existingSecret"),
+        ({"proxy": {"settings": {"tls_clients": "required"}}}, "which show no certificate"),
         ({"upstreams": {"engine-0": {"url": "http://gpu1"}}}, "the chart's own engine"),
         (
             {"redis": REDIS, "proxy": {"autoscaling": ON | {"minReplicas": 9}}},

@@ -21,7 +21,17 @@ from support.helm_values import EVERYTHING, ON, SETS
 
 from leyline_proxy.settings.authorities import Authority, allowed_hosts, parse_authority
 
-FILES = ("policies_file", "api_keys_file", "redis_ca_file")
+FILES = {
+    "policies_file": ("agents-leyline-policies", "policies.yaml"),
+    "api_keys_file": ("keys", "api-keys"),
+    "redis_ca_file": ("redis", "ca.crt"),
+    "tls_cert": ("https", "tls.crt"),
+    "tls_key": ("https", "tls.key"),
+    "tls_client_ca": ("https", "agents.crt"),
+    "upstream_tls_ca": ("engines", "authority.crt"),
+    "upstream_tls_cert": ("engines", "tls.crt"),
+    "upstream_tls_key": ("engines", "tls.key"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +79,30 @@ def test_settings_name_files_that_are_mounted(everything: list[Manifest]) -> Non
     """Each file of the settings, and the settings' own, is of the Secret or ConfigMap meant."""
     settings = yaml.safe_load(settings_of(everything))
     mounted = _mounted(everything)
-    assert {name: mounted[settings[name]] for name in FILES} == {
-        "policies_file": ("agents-leyline-policies", "policies.yaml"),
-        "api_keys_file": ("keys", "api-keys"),
-        "redis_ca_file": ("redis", "ca.crt"),
-    }
+    assert {name: mounted[settings[name]] for name in FILES} == FILES
     words = _container(everything, "proxy")["args"]
     own = mounted[words[words.index("--config") + 1]]
     assert own == ("agents-leyline-settings", "leyline.yaml")
+
+
+@pytest.mark.parametrize(
+    ("values", "scheme"),
+    [
+        ({}, "HTTP"),
+        ({"tls": {"existingSecret": "https"}}, "HTTPS"),
+        ({"settings": {"tls_cert": "/spiffe/svid.pem", "tls_key": "/spiffe/svid.key"}}, "HTTPS"),
+    ],
+)
+def test_probes_and_prometheus_speak_as_the_ports_do(values: dict[str, Any], scheme: str) -> None:
+    """HTTPS if the proxy has a certificate, whoever mounts it."""
+    manifests = render({"proxy": values, "metrics": {"serviceMonitor": ON}})
+    container = _container(manifests, "proxy")
+    probes = [container[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")]
+    assert {probe["scheme"] for probe in probes} == {scheme}
+    monitor = of_kind(manifests, "ServiceMonitor")["agents-leyline-proxy"]
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint.get("scheme", "http").upper() == scheme
+    assert ("tlsConfig" in endpoint) == (scheme == "HTTPS")
 
 
 def test_a_proxy_without_keys_knows_the_names_it_is_called_by() -> None:

@@ -17,6 +17,7 @@ EVERYTHING: dict[str, Any] = {
         },
         "policies": {"policies": []},
         "apiKeys": {"existingSecret": "keys"},
+        "tls": {"existingSecret": "https", "clientCaKey": "agents.crt"},
         "admin": {"existingSecret": "admin", "metricsOnly": True},
         "shutdown": {"delaySeconds": 20, "graceSeconds": 300},
         "tracing": {
@@ -37,6 +38,7 @@ EVERYTHING: dict[str, Any] = {
         "priorityClassName": "high",
     },
     "redis": REDIS | {"caKey": "ca.crt"},
+    "upstreamTls": {"existingSecret": "engines", "caKey": "authority.crt"},
     "engine": {
         "replicas": 3,
         "servedModelName": "model",

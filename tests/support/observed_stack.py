@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from support.certificates import Authority
 from support.stack import serving
 
 from leyline_policies.recall import address_of
@@ -105,6 +106,7 @@ class Stack:
         self.keys, self.policies = folder / "keys", folder / "policies.yaml"
         self.keys.write_text("".join(f"{tenant}:{key}\n" for tenant, key in KEYS.items()))
         self.policies.write_text("policies: [keep_all]\n")
+        self._shown = Authority(folder / "ca").issue("spiffe://td/proxy")
         self.url = stack.enter_context(serving(create_app(self._settings())))
         self._clients = {
             tenant: stack.enter_context(
@@ -121,6 +123,7 @@ class Stack:
         return Settings(
             upstreams=dict(self.origins),
             api_keys_file=self.keys,
+            budgets=[{"window": "day", "tokens": 10**9}],
             policies_file=self.policies,
             tenants={
                 "red": {"max_concurrent": 2},
@@ -132,6 +135,8 @@ class Stack:
             edit_timing="wait",
             edit_carry=10,
             recall="on",
+            upstream_tls_cert=self._shown.cert,
+            upstream_tls_key=self._shown.key,
             log_level="error",
         )
 

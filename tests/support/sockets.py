@@ -34,7 +34,8 @@ class SocketProxy:
         self.server = server
         self.services = services
         self.address = address
-        self.origin = f"http://{address[0]}:{address[1]}"
+        scheme = "https" if services.tls.clients is not None else "http"
+        self.origin = f"{scheme}://{address[0]}:{address[1]}"
 
     @asynccontextmanager
     async def socket(self, key: str | None = None, **options: Any) -> AsyncIterator[Socket]:
@@ -96,7 +97,9 @@ def socket_proxy(engine: ASGIApp, **settings: Any) -> Iterator[SocketProxy]:
     app = create_app(given, engine_app=engine)
     listener = socket.create_server(("127.0.0.1", 0))
     services = app.state.services
-    server = ProxyServer(app, given, services.shutdown, door=listening(listener))
+    server = ProxyServer(
+        app, given, services.shutdown, door=listening(listener), tls=services.tls.clients
+    )
     thread = threading.Thread(target=server.run, args=([],))
     thread.start()
     try:

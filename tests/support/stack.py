@@ -23,12 +23,16 @@ START_S = 120.0
 
 
 @contextmanager
-def serving(app: ASGIApp, port: int = 0) -> Iterator[str]:
-    """Serve ``app`` with uvicorn in a thread; yields its origin once it is ready."""
+def serving(app: ASGIApp, port: int = 0, **options: Any) -> Iterator[str]:
+    """Serve ``app`` with uvicorn in a thread; yields its origin once it is ready.
+
+    Args:
+        options: of uvicorn, such as its files for TLS.
+    """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
-    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5, **options)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
@@ -38,7 +42,8 @@ def serving(app: ASGIApp, port: int = 0) -> Iterator[str]:
             if not thread.is_alive() or time.monotonic() > deadline:
                 raise RuntimeError("the server did not start")
             time.sleep(0.02)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        scheme = "https" if config.is_ssl else "http"
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(30)

@@ -18,6 +18,9 @@ KEPT = frozenset(
 )
 """Members that its type of a request has."""
 
+ANSWERED = frozenset({"id", "object", "created", "model", "choices", "usage"})
+"""Members that its type of an answer has."""
+
 Target = Callable[[httpx.Headers], str]
 
 
@@ -28,12 +31,14 @@ class SwitchingRouter:
         target: the origin for a request's headers.
         kept: members of bodies that survive.
         token: value of ``x-session-token`` in answers, by origin.
+        retypes: True to also drop the members of whole answers that OpenAI's API doesn't have.
     """
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.kept = KEPT
         self.token: dict[str, str] = {}
+        self.retypes = False
         self.headers: list[httpx.Headers] = []
         self.bodies: list[dict[str, Any]] = []
         self.app = Starlette(routes=[Route("/v1/chat/completions", self._chat, methods=["POST"])])
@@ -53,4 +58,7 @@ class SwitchingRouter:
         shown = {"content-type": answer.headers["content-type"]}
         if origin in self.token:
             shown["x-session-token"] = self.token[origin]
-        return Response(answer.content, answer.status_code, headers=shown)
+        content = answer.content
+        if self.retypes:
+            content = json.dumps({k: v for k, v in answer.json().items() if k in ANSWERED}).encode()
+        return Response(content, answer.status_code, headers=shown)

@@ -40,10 +40,9 @@ def packed(members: Mapping[str, msgspec.Raw], metadata: Mapping[str, Any]) -> b
     """Return an encoded ``metadata`` that carries members, beside the client's own entries.
 
     Args:
-        members: encoded, by name.
+        members: encoded, by name. They replace what the client sent under the entry's name.
     """
-    kept = {name: value for name, value in metadata.items() if name != CARRIED}
-    return msgspec.json.encode({**kept, CARRIED: msgspec.json.encode(members).decode()})
+    return msgspec.json.encode({**metadata, CARRIED: msgspec.json.encode(members).decode()})
 
 
 def unpacked(body: bytes) -> bytes:

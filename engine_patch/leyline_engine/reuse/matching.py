@@ -7,8 +7,8 @@
                                                         extended left and right while ids agree
 
 From left to right, each gap takes the best hit at the first position that has one, then continues
-after it. KV of a hit has read another context than the prompt's, which its
-:class:`~leyline_engine.contract.ReuseKind` names.
+after it. Other tenants' places serve what the tenant's own leave. KV of a hit has read another
+context than the prompt's, which its :class:`~leyline_engine.contract.ReuseKind` names.
 """
 
 from __future__ import annotations
@@ -144,18 +144,33 @@ class ReuseMatcher:
     def _cover(
         self, search: _Search, start: int, end: int, others: Members, own: OwnTurns | None
     ) -> None:
+        """Cover a gap: other tenants' places serve what the tenant's own leave."""
         margin = self._fingerprinter.guarantee - 1
         prints = self._fingerprinter.select(search.prompt, max(0, start - margin), end + margin)
-        positions, values = prints.positions.tolist(), prints.values.tolist()
+        sample = _Sample(prints.positions.tolist(), prints.values.tolist(), margin)
+
+        def mine(value: int) -> Iterable[Place]:
+            places = self._index.places(search.session[0], value)
+            return places if own is None else own.places(places)
+
+        left = self._fill(search, sample, (start, end), mine)
+        if others.tenants:
+            for hole in sorted(left):
+                self._fill(search, sample, hole, others.places)
+
+    def _fill(
+        self,
+        search: _Search,
+        sample: _Sample,
+        gap: tuple[int, int],
+        places: Callable[[int], Iterable[Place]],
+    ) -> list[tuple[int, int]]:
+        """Take the hits in a gap, and return the spans that are left."""
+        positions, values, margin = sample.positions, sample.values, sample.margin
+        start, end = gap
 
         def probe(at: int, begin: int, stop: int) -> Hit | None:
-            places = self._index.places(search.session[0], values[at])
-            if own is not None:
-                places = own.places(places)
-            hit = search.best(places, positions[at], begin, stop)
-            if hit is None and others.tenants:
-                hit = search.best(others.places(values[at]), positions[at], begin, stop)
-            return hit
+            return search.best(places(values[at]), positions[at], begin, stop)
 
         holes: list[tuple[int, int]] = []
         at, cursor = bisect_left(positions, start), start
@@ -169,18 +184,32 @@ class ReuseMatcher:
             cursor = hit.dest_end
             at = bisect_left(positions, cursor)
         holes.append((cursor, end))
+        left: list[tuple[int, int]] = []
         # A run that another one cut short, or that reaches beyond the gap, has its hash outside.
         while holes and not search.stopped:
             begin, stop = holes.pop()
             if stop - begin < self._min_piece:
                 continue
-            left = range(bisect_left(positions, begin - margin), bisect_left(positions, begin))
-            inner = max(left.stop, bisect_left(positions, stop - margin))
-            right = range(inner, bisect_left(positions, stop + margin))
-            hit = next(filter(None, (probe(at, begin, stop) for at in (*left, *right))), None)
-            if hit is not None:
-                search.take(hit)
-                holes += [(begin, hit.dest), (hit.dest_end, stop)]
+            before = range(bisect_left(positions, begin - margin), bisect_left(positions, begin))
+            inner = max(before.stop, bisect_left(positions, stop - margin))
+            after = range(inner, bisect_left(positions, stop + margin))
+            hit = next(filter(None, (probe(at, begin, stop) for at in (*before, *after))), None)
+            if hit is None:
+                left.append((begin, stop))
+                continue
+            search.take(hit)
+            holes += [(begin, hit.dest), (hit.dest_end, stop)]
+        return left
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """The fingerprints of a gap and of the tokens around it, in order of their positions."""
+
+    positions: list[int]
+    values: list[int]
+    margin: int
+    """Tokens from a run's end within which one of its fingerprints lies."""
 
 
 class _Search:

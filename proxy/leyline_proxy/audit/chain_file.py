@@ -75,6 +75,9 @@ class ChainFile:
         """The newest record."""
         return self._head
 
+    problem = None
+    """Nothing is lost after :meth:`append`."""
+
     @property
     def is_open(self) -> bool:
         """True if records can be appended."""

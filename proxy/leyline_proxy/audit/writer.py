@@ -16,6 +16,7 @@ import structlog
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from .chain_file import WriteFailedError
+from .files import AuditError
 from .records import Record, gap_record
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ _BATCH = 32
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 30.0
 
+_HANGS_S = 10.0
+"""Time after which a disk that doesn't answer counts as failed."""
+
 
 class LogFile(Protocol):
     """The log's file: :class:`~.chain_file.ChainFile`, or the one that workers share."""
@@ -46,6 +50,10 @@ class LogFile(Protocol):
     @property
     def is_open(self) -> bool:
         """True if records can be appended."""
+
+    @property
+    def problem(self) -> str | None:
+        """The reason that records are lost after :meth:`append`; None if they aren't."""
 
     @property
     def claims(self) -> Mapping[str, int]:
@@ -98,6 +106,10 @@ class AuditWriter:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._retry_at, self._retry_s = 0.0, _FIRST_RETRY_S
+        self._fault: str | None = None
+        """The disk's last error; None once a flush has worked after it."""
+        self._since: float | None = None
+        """Time since which the disk has something to do."""
 
     def claim(self) -> None:
         """Lock the file, before anything is started. Blocks on the disk.
@@ -144,6 +156,20 @@ class AuditWriter:
         self._dropped += 1
         self._metrics.audit_failures.inc()
 
+    @property
+    def problem(self) -> str | None:
+        """The reason that records are lost now; None if the log is written."""
+        if self._fault is not None:
+            return f"it can't be written ({self._fault})"
+        if not self._file.is_open or self._lost_on_disk:
+            return "it can't be written"
+        since = self._since
+        if since is not None and time.monotonic() - since > _HANGS_S:
+            return "its disk doesn't answer"
+        if self._dropped > self._told or self._given - self._taken >= self._max_waiting:
+            return "too many records wait for the disk"
+        return self._file.problem
+
     def position(self, engine: str) -> int | None:
         """Return the number of the newest claim event in the log, for one run of the engine."""
         return self._file.claims.get(engine)
@@ -167,16 +193,21 @@ class AuditWriter:
         synced = time.monotonic()
         closing = False
         while not closing:
-            jobs, closing = self._take(synced + self._fsync_s - time.monotonic())
+            due = synced + self._fsync_s
+            if self._fault is not None:
+                due = min(due, self._retry_at)
+            jobs, closing = self._take(due - time.monotonic())
             dropped = 0 if self._given > self._taken else self._dropped - self._told
             self._told += dropped
             if closing:
                 self._retry_at = 0.0  # the last chance
-            if jobs or dropped or self._lost_on_disk:
+            self._since = time.monotonic()
+            if jobs or dropped or self._lost_on_disk or not self._file.is_open:
                 self._write(jobs, dropped)
-            if time.monotonic() - synced >= self._fsync_s or closing:
+            if time.monotonic() - synced >= self._fsync_s or closing or self._fault is not None:
                 self._sync()
                 synced = time.monotonic()
+            self._since = None
         try:
             self._file.close()
         except WriteFailedError as error:
@@ -215,10 +246,7 @@ class AuditWriter:
         except WriteFailedError as error:
             self._cut_short(error, len(records), told, dropped)
             return
-        if told:
-            self._lost_on_disk -= told
-            log.info("audit_writes_again", file=str(self._file.path))
-        self._retry_s = _FIRST_RETRY_S
+        self._lost_on_disk -= told
         if self._stream is not None:
             self._stream.offer(lines)
 
@@ -259,17 +287,28 @@ class AuditWriter:
             self._file.open()
         except WriteFailedError as error:
             self._failed(error)
+        except AuditError as error:
+            if self._thread is None:
+                raise
+            log.error("audit_refused", error=str(error))
+            self._failed(WriteFailedError(0, "it is another proxy's, or no log"))
         return self._file.is_open
 
     def _sync(self) -> None:
+        """Flush; only that shows that the disk works again after a failure."""
         try:
             self._file.sync()
         except WriteFailedError as error:
             self._failed(error)
+            return
+        if self._fault is not None and self._file.is_open:
+            log.info("audit_writes_again", file=str(self._file.path))
+            self._fault, self._retry_s = None, _FIRST_RETRY_S
 
     def _failed(self, error: WriteFailedError) -> None:
-        if self._retry_s == _FIRST_RETRY_S:
+        if self._fault is None:
             log.error("audit_failed", file=str(self._file.path), error=error.why)
+        self._fault = error.why
         self._lose(error.lost)
         self._retry_at = time.monotonic() + self._retry_s
         self._retry_s = min(_LAST_RETRY_S, 2 * self._retry_s)

@@ -159,6 +159,8 @@ def serve(
         list[str] | None, typer.Option(help="TENANT:KEY; repeatable \\[no keys, one tenant].")
     ] = None,
     api_keys_file: Annotated[Path | None, typer.Option(help="File of TENANT:KEY lines.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, for HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Key of --tls-cert.")] = None,
     admin_port: Annotated[
         int | None, typer.Option(help="Port of the admin API; needs LEYLINE_ADMIN_KEY \\[off].")
     ] = None,
@@ -337,7 +339,7 @@ def _run(
     from ..workers.serving import banner_of, ignore_repeated_signals, server_of
 
     def started() -> None:
-        _announce(banner_of(app.state.services), sock, admin)
+        _announce(banner_of(app.state.services), sock, admin, settings)
 
     ignore_repeated_signals()
     server_of(
@@ -359,7 +361,7 @@ def _supervise(settings: Settings, sock: socket.socket, admin: socket.socket | N
 
         try:
             status = supervise(
-                settings, sock, admin, folder, lambda facts: _announce(facts, sock, admin)
+                settings, sock, admin, folder, lambda facts: _announce(facts, sock, admin, settings)
             )
         except AuditError as error:
             raise _usage(str(error)) from error
@@ -367,19 +369,22 @@ def _supervise(settings: Settings, sock: socket.socket, admin: socket.socket | N
         raise typer.Exit(status)
 
 
-def _announce(facts: Mapping[str, str], sock: socket.socket, admin: socket.socket | None) -> None:
+def _announce(
+    facts: Mapping[str, str], sock: socket.socket, admin: socket.socket | None, settings: Settings
+) -> None:
     from ..workers.serving import url_of
 
+    secure = settings.tls_cert is not None
     console = Console(highlight=False, soft_wrap=True)
     verdict = facts["splices"]
     word, colon, obstacle = verdict.partition(":")
     color = "green" if verdict == "yes" else "red"
     shown = {name: escape(fact) for name, fact in facts.items()}
     shown["splices"] = f"[{color}]{word}[/{color}]{colon}{escape(obstacle)}"
-    url = url_of(sock)
+    url = url_of(sock, secure=secure)
     lines = {"base_url": f"{url}/v1", **shown, "live page": f"{url}/"}
     if admin is not None:
-        lines["admin"] = f"{url_of(admin)}/admin"
+        lines["admin"] = f"{url_of(admin, secure=secure)}/admin"
     console.print("[bold]Leyline is up.[/bold]")
     for name, value in lines.items():
         console.print(f"  {name:<12} {value}")

@@ -19,8 +19,10 @@ from ..upstream.embedded import EngineUnavailable, create_embedded_engine
 from ..upstream.lifespan import lifespan_of
 from ..upstream.replica import Replica
 from ..wiring.stores import redis_options
+from ..wiring.tls import engines_context
 from ..wiring.upstreams import build_pool
 from . import configured, machine
+from .budgets import examine_budgets
 from .engines import EngineNeeds, examine_engine
 from .findings import Finding, fail, ok, skip
 from .identity import examine_identity
@@ -30,6 +32,7 @@ from .recall import examine_recall
 from .running import Check, in_thread
 from .stores import StoreNeeds, examine_store
 from .streams import examine_stream
+from .tls import examine_tls
 from .warm_start import examine_warm_start
 
 _LOADING_S = 120.0
@@ -62,6 +65,8 @@ def checks_for(situation: Situation) -> dict[str, Check]:
         "memory": partial(machine.examine_memory, settings),
         "audit": partial(machine.examine_audit, settings),
         "warm-start": partial(examine_warm_start, settings),
+        "budgets": partial(examine_budgets, settings),
+        "tls": partial(examine_tls, settings),
         "trace": partial(configured.examine_trace, settings),
     }
     asked: dict[str, Callable[[], Awaitable[Sequence[Finding]]]] = {
@@ -115,7 +120,8 @@ async def _engine(
         # Build only this one: with the others' clients, many engines would exceed the time limit.
         only = {"upstream": None, "upstreams": {name: settings.engines()[name]}}
         settings = settings.model_copy(update=only)
-    pool = build_pool(settings, app, Metrics())
+    metrics = Metrics()
+    pool = build_pool(settings, app, metrics, tls=engines_context(settings, metrics))
     try:
         replica = next(replica for replica in pool if replica.name == name)
         return await examine_engine(_needs(settings, replica, **there))

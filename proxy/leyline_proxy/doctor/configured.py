@@ -65,6 +65,8 @@ def examine_keys(settings: Settings, now: float) -> list[Finding]:
     keys = (*keys, *filed)
     if not keys and settings.oidc_issuer is not None:
         found = [ok(name, "none: callers need a token of the identity provider")]
+    elif not keys and settings.tls_tenants:
+        found = [ok(name, "none: callers need a certificate (tls_tenants)")]
     else:
         found = [keys_verdict(keys, settings.host, now)]
     if file is not None:
@@ -113,6 +115,8 @@ def examine_hosts(settings: Settings) -> list[Finding]:
         return [skip(name, "API keys are configured: requests may name any host")]
     if settings.oidc_issuer is not None:
         return [skip(name, "callers need a token: requests may name any host")]
+    if settings.tls_tenants:
+        return [skip(name, "callers need a certificate: requests may name any host")]
     everywhere = settings.host in ANYWHERE
     if everywhere and not listed:
         return [

@@ -23,6 +23,8 @@ from ..tenants import Tenant
 from ..tenants.directory import offered_key
 from ..upstream.summary import replica_document
 from ..wiring.services import Services
+from .budget_routes import all_budgets
+from .caller import READS
 from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
 from .guard import guard_against_pages
@@ -81,6 +83,7 @@ class _Handlers:
         session = f"{ADMIN}/sessions/{{tenant}}/{{session:path}}"
         return [
             ("GET", f"{ADMIN}/tenants", self.tenants),
+            ("GET", f"{ADMIN}/budgets", self.budgets),
             ("GET", f"{ADMIN}/sessions", self.sessions),
             ("GET", session, self.session),
             ("DELETE", session, self.delete_session),
@@ -99,6 +102,8 @@ class _Handlers:
             offered = offered_key(request.headers)
             if not hmac.compare_digest(key_digest(offered), self._digest):
                 raise UnauthorizedError("The admin API needs its key: 'Authorization: Bearer KEY'.")
+            if request.method not in READS and request.url.path != f"{ADMIN}/reload":
+                self._services.audit.check()
             return await endpoint(request)
 
         return checked
@@ -119,6 +124,10 @@ class _Handlers:
                     }
                 )
         return JSONResponse({"open": directory.open, "tenants": documents})
+
+    async def budgets(self, _: Request) -> Response:
+        """Show what tenants have used of their budgets, and the state of the store."""
+        return JSONResponse(await all_budgets(self._services))
 
     async def sessions(self, request: Request) -> Response:
         """List the sessions of all tenants, or of one, latest first."""
@@ -159,7 +168,7 @@ class _Handlers:
         return JSONResponse(await self._services.proofs.prove(tenant, session_id, wanted))
 
     async def reload(self, _: Request) -> Response:
-        """Reload the files of keys and policies now, if they have changed."""
+        """Reload the files of keys, policies and certificates now, if they have changed."""
         services = self._services
         done = await services.files.reload()
         document: dict[str, Any] = {"api_keys": None, "policies": None}
@@ -167,6 +176,8 @@ class _Handlers:
             document["api_keys"] = {"loaded": done.keys, "problem": done.problem}
         if done.policies is not None:
             document["policies"] = {"loaded": done.policies}
+        if done.tls is not None:
+            document["tls"] = {"loaded": done.tls, "problem": done.tls_problem}
         return JSONResponse(document)
 
     async def upstreams(self, _: Request) -> Response:

@@ -88,11 +88,13 @@ async def _alive(
         await services.store.connect()
         stack.push_async_callback(services.pool.aclose)
         stack.push_async_callback(services.evictions.aclose)
+        stack.push_async_callback(services.budgets.aclose)
         stack.push_async_callback(services.ends.aclose)
         await stack.enter_async_context(_handshaking(services))
         await stack.enter_async_context(_running(services.store.run()))
         await stack.enter_async_context(_running(services.erasures.run()))
         await stack.enter_async_context(_running(keep_observing(services)))
+        await stack.enter_async_context(_running(services.budgets.run()))
         for watch in services.claim_watches:
             await stack.enter_async_context(_running(watch.run()))
         if services.fleet is not None:
@@ -100,6 +102,8 @@ async def _alive(
             await stack.enter_async_context(_running(services.fleet.run()))
         if services.tenants.tokens is not None:
             await stack.enter_async_context(_running(services.tenants.tokens.keys.run()))
+        for context in services.tls:
+            await stack.enter_async_context(_running(context.run()))
         if services.key_file is not None:
             await stack.enter_async_context(_running(services.key_file.run()))
         if services.policy_file is not None:

@@ -11,6 +11,7 @@ from leyline_engine.contract import MAX_COMMAND_BYTES, MAX_LISTED
 
 from ..request.parse import decode_body
 from ..wiring.services import Services
+from .caller import caller_of
 from .limits import read_body
 
 CLAIMS = "/v1/leyline/claims"
@@ -25,7 +26,7 @@ def install_claims(app: FastAPI, services: Services) -> None:
     @app.post(CLAIMS, tags=["claims"])
     async def submit(request: Request) -> JSONResponse:
         """Claim tokens of one of the tenant's sessions."""
-        tenant = await services.tenants.identify(request.headers)
+        tenant = await caller_of(services, request)
         document = await claims.submit(tenant.name, await _body(services, request))
         where = {"location": f"{CLAIMS}/{document['id']}"}
         return JSONResponse(document, status_code=201, headers=where)
@@ -33,26 +34,26 @@ def install_claims(app: FastAPI, services: Services) -> None:
     @app.get(CLAIMS, tags=["claims"])
     async def all_live(request: Request, session: str | None = None) -> JSONResponse:
         """List the tenant's live claims, oldest first."""
-        tenant = await services.tenants.identify(request.headers)
+        tenant = await caller_of(services, request)
         return JSONResponse({"claims": await claims.all_live(tenant.name, session)})
 
     @app.get(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
     async def show(claim_id: str, request: Request) -> JSONResponse:
         """Show one claim, also for a while after its end."""
-        tenant = await services.tenants.identify(request.headers)
+        tenant = await caller_of(services, request)
         return JSONResponse(await claims.show(tenant.name, claim_id))
 
     @app.patch(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
     async def revise(claim_id: str, request: Request) -> JSONResponse:
         """Revise a claim; members that aren't given keep their values."""
-        tenant = await services.tenants.identify(request.headers)
+        tenant = await caller_of(services, request)
         body = await _body(services, request)
         return JSONResponse(await claims.revise(tenant.name, claim_id, body))
 
     @app.delete(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
     async def release(claim_id: str, request: Request) -> JSONResponse:
         """Release a claim, and return its end."""
-        tenant = await services.tenants.identify(request.headers)
+        tenant = await caller_of(services, request)
         return JSONResponse(await claims.release(tenant.name, claim_id))
 
     @app.get(f"{CLAIMS}/{{claim_id}}/events", tags=["claims"])
@@ -63,7 +64,7 @@ def install_claims(app: FastAPI, services: Services) -> None:
         limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = _DEFAULT_EVENTS,
     ) -> JSONResponse:
         """List the events of a claim, in order."""
-        tenant = await services.tenants.identify(request.headers)
+        tenant = await caller_of(services, request)
         return JSONResponse(await claims.events(tenant.name, claim_id, after, limit))
 
 

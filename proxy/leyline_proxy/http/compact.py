@@ -30,6 +30,8 @@ class CompactExchange(Exchange):
     """Compacts a conversation. The answer is nothing but the summary's turn, so its errors are the
     client's."""
 
+    spends = True
+
     def __init__(self, services: Services, request: Request) -> None:
         super().__init__(services, request, COMPACT_PATH)
         self._call = ResponsesCall(services, request, self.clock, runs=False)

@@ -12,6 +12,7 @@ when the next turn quotes it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -25,7 +26,6 @@ from starlette.types import Receive
 from leyline_engine.contract import RECORD_MEMBER
 
 from ..apis.chat_answers import count, first_choice, prompt_tokens, text_or_none
-from ..edits.policy_facts import renderer_of, token_counter
 from ..errors import ClientDisconnected, ProxyError, UpstreamRefusalError
 from ..model.clock import TurnClock
 from ..model.compaction import (
@@ -42,6 +42,7 @@ from ..request.compaction import compacted_body, question_body
 from ..request.parse import ChatRequest, parse_chat
 from ..request.wire import take_member
 from ..turns import Account
+from ..turns.charging import prompt_size
 from ..turns.records import record_in
 from ..turns.turn import Turn
 from ..upstream.client import read
@@ -175,8 +176,10 @@ class Compacting:
             parse_chat(raw, chat.headers, chat.tenant), compaction=None, continues=chat.continues
         )
         turn, ends = await self._services.turns.begin(asked, again=again), self._services.ends
-        pending = True
+        pending = left = False
         try:
+            await self._services.charges.reserve(turn)
+            pending = True
             # Whatever is refused before has a status of its own: the stream hasn't begun.
             upstream, body = await signing(self._answered(turn), sign)
             if upstream.status_code != httpx.codes.OK:
@@ -188,10 +191,13 @@ class Compacting:
             came = record_in(turn, member) if member is not None else None
             account = await ends.settle(turn, _usage(answer), came=came, quotable=is_text(answer))
             pending = False
+        except asyncio.CancelledError:
+            left = True
+            raise
         finally:
             try:
                 if pending:
-                    await ends.abandon(turn)
+                    await ends.abandon(turn, client_left=left)
             finally:
                 await ends.release(turn)
         return Written(self._report(turn, answer, account, pause=wish.pause), turn, account)
@@ -238,14 +244,6 @@ class Compacting:
 
     def _unchanged(self, chat: ChatRequest, report: CompactionReport) -> Step:
         return Step(replace(chat, compacted=report))
-
-
-def prompt_size(turn: Turn) -> int:
-    """Return the tokens of a turn's prompt, an approximate number if it can't be rendered here."""
-    if turn.planned.rendered is not None and turn.planned.rendered.tokens:
-        return len(turn.planned.rendered.tokens)
-    tokens = token_counter(renderer_of(turn.status, turn.request.model))
-    return sum(map(tokens, turn.planned.prepared.messages))
 
 
 def _shorter(chat: ChatRequest, report: CompactionReport) -> ChatRequest:

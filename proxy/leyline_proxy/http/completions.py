@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..errors import ClientDisconnected
 from ..plan.outgoing import salted, without_reserved
 from ..request.parse import decode_body, model_of, stream_of
 from ..tenants import Tenant
@@ -22,10 +23,10 @@ from ..upstream.client import read
 from ..upstream.headers import downstream_headers
 from ..upstream.replica import Replica
 from ..wiring.services import Services
+from .bare_charges import BareCharge, ChargedRelay, prompt_tokens_of, usage_in
 from .exchange import Exchange
 from .limits import until_disconnect
 from .refusal import refusal_response
-from .relay import Relay
 from .time_limit import within
 
 COMPLETIONS_PATH = "/v1/completions"
@@ -33,6 +34,8 @@ COMPLETIONS_PATH = "/v1/completions"
 
 class CompletionExchange(Exchange):
     """One bare completion."""
+
+    spends = True
 
     def __init__(self, services: Services, request: Request) -> None:
         super().__init__(services, request, COMPLETIONS_PATH)
@@ -52,15 +55,39 @@ class CompletionExchange(Exchange):
         check_scope(tenant, replica.status)
         searched = await self.services.prompts.searched(tenant, raw, body, replica.status)
         content = salted(without_reserved(searched), tenant.cache_salt)
-        work = self._forward(tenant, replica, content, stream, send)
+        room = self.services.charges.answer_room(body)
+        charge = BareCharge(
+            self.services, tenant, model, prompt=prompt_tokens_of(body), answer=room
+        )
+        self.extra_headers.update(await charge.reserve())
         limit_s = self.services.settings.total_timeout_s
-        answer = await within(limit_s, until_disconnect(receive, work))
+        try:
+            work = self._forward(tenant, replica, content, send, charge if stream else None)
+            answer = await within(limit_s, until_disconnect(receive, work))
+            if answer is not None and answer.status_code == httpx.codes.OK:
+                charge.usage = usage_in(bytes(answer.body))
+                charge.reason, charge.whole = "no_usage", True
+        except ClientDisconnected:
+            charge.reason, charge.whole = "left", not stream
+            raise
+        finally:
+            await charge.settle()
         if answer is not None:
             await self.answer(answer, scope, receive, send)
 
     async def _forward(
-        self, tenant: Tenant, replica: Replica, content: bytes, stream: bool, send: Send
+        self,
+        tenant: Tenant,
+        replica: Replica,
+        content: bytes,
+        send: Send,
+        streamed: BareCharge | None,
     ) -> Response | None:
+        """Return the whole answer or the refusal; None after a stream.
+
+        Args:
+            streamed: the request's charge, if its answer is a stream.
+        """
         async with replica.forward(
             "POST",
             COMPLETIONS_PATH,
@@ -70,10 +97,11 @@ class CompletionExchange(Exchange):
         ) as upstream:
             if upstream.status_code != httpx.codes.OK:
                 return refusal_response(upstream, await read(upstream), self.extra_headers)
-            if not stream:
+            if streamed is None:
                 body = await read(upstream)
-                return Response(body, headers=downstream_headers(upstream.headers))
-            relay = Relay()
+                headers = {**downstream_headers(upstream.headers), **self.extra_headers}
+                return Response(body, headers=headers)
+            relay = ChargedRelay(streamed)
             await self.send_relayed(relay, upstream, send)
         self.complete = True
         if relay.broken:

@@ -22,6 +22,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..shutdown import Shutdown
+from .caller import CERTIFICATE, certificate_names
 from .stalling import StallTimer
 
 _PROBE_AFTER_S = 60
@@ -83,6 +84,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """Bytes read since the parser's last callback."""
         self._upgraded = False
         """True once the connection is a WebSocket's, which has another protocol."""
+        self._names: tuple[str, ...] = ()
+        """Names in the client's certificate."""
         self._leaving = False
         self._discarded: int | None = None
         """Bytes read and discarded since the answer that ends the connection."""
@@ -95,6 +98,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._turn_away()
             return
         super().connection_made(transport)
+        self._names = certificate_names(transport)
         self._expect_headers()
         if self.shared.shutdown.begun:
             self.shutdown()
@@ -127,6 +131,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request."""
         super().on_message_begin()
+        scope: Any = self.scope
+        scope[CERTIFICATE] = self._names
         self._in_headers = True
         self._header_bytes = self._headers = self._unfinished_bytes = 0
         if self._idle_timer is None:

@@ -20,6 +20,7 @@ from ..telemetry.tracing import current_trace, stage_span
 from ..tenants import Tenant
 from ..upstream.headers import downstream_headers
 from ..wiring.services import Services
+from .caller import caller_of
 from .errors import as_proxy_error, error_event, shaped_response
 from .limits import read_body, until_disconnect
 from .relay import Relay
@@ -36,6 +37,9 @@ class Exchange(ABC):
     Args:
         route: name in metrics and traces.
     """
+
+    spends = False
+    """True if requests are charged to budgets."""
 
     def __init__(self, services: Services, request: Request, route: str) -> None:
         self.services = services
@@ -66,10 +70,12 @@ class Exchange(ABC):
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            tenant = await self.services.tenants.identify(self.request.headers)
+            tenant = await caller_of(self.services, self.request)
             self._tenant = tenant.name
             gate, settings = self.services.gate, self.services.settings
             await gate.check_rate(tenant)
+            if self.spends:
+                await self.services.budgets.check(tenant)
             with gate.reading(tenant), stage_span("read"):
                 raw = await read_body(
                     self.request, tenant.limits.max_body_bytes, timeout_s=settings.body_timeout_s

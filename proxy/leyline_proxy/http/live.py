@@ -14,6 +14,7 @@ from ..live.assets import INDEX, SECURITY_HEADERS, Asset, read_assets
 from ..live.stream import LiveStream, Pace, Sources
 from ..tenants import Tenant
 from ..wiring.services import Services
+from .caller import caller_of
 from .limits import until_disconnect
 
 LIVE_PATH: Final = "/v1/leyline/live"
@@ -98,7 +99,7 @@ class LiveResponse(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _tenant(self) -> Tenant:
-        return await self._services.tenants.identify(self._request.headers)
+        return await caller_of(self._services, self._request)
 
 
 async def _pump(stream: LiveStream, send: Send) -> None:

@@ -43,11 +43,13 @@ async def keep_observing(services: Services) -> None:
 async def _observe(services: Services) -> None:
     metrics = services.metrics
     metrics.observe()
+    await services.budgets.observe()
     metrics.erasures_owed.set(services.erasures.waiting)
     metrics.sessions.set(await services.store.count())
     tokens = services.tenants.tokens
     metrics.identity_keys_age.set((tokens.keys.age_s or 0.0) if tokens is not None else 0.0)
     metrics.session_store_up.set(services.store.problem is None)
+    metrics.audit_up.set(services.audit.problem is None)
     if services.recall is not None:
         metrics.recall_store_up.set(services.recall.problem is None)
         metrics.recall_store_entries.set(services.recall.usage.entries)

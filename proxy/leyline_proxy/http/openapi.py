@@ -148,9 +148,12 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Models": _object({"data": {"type": "array", "items": _object({"id": STRING})}}),
     "Counted": _object({"input_tokens": COUNT}, {"context_management": ANYTHING}),
+    "Budgets": _object({"budgets": _OBJECTS}),
     "SessionOverview": _object(
         {
             "id": STRING,
+            "model": STRING,
+            "client": STRING,
             "turns": COUNT,
             "updated": NUMBER,
             "prompt_tokens": COUNT,
@@ -323,6 +326,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Counted", "MessageRequest", error="AnthropicError"
     ),
     ("post", "/v1/leyline/count_tokens"): Operation("Counted", "ChatRequest"),
+    ("get", "/v1/leyline/budgets"): Operation("Budgets"),
     ("get", "/v1/leyline/sessions"): Operation("Sessions"),
     ("get", "/v1/leyline/sessions/{session_id}"): Operation("Session"),
     ("post", "/v1/leyline/sessions/{session_id}/quarantine"): Operation(

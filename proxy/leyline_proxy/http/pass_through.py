@@ -18,7 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..errors import BadRequestError, ForbiddenError, NotFoundError, UpstreamUnreachableError
+from ..errors import (
+    BadRequestError,
+    ClientDisconnected,
+    ForbiddenError,
+    NotFoundError,
+    UpstreamUnreachableError,
+)
 from ..plan.outgoing import PROXY_MEMBERS, salted, without_reserved
 from ..request.wire import WireError, split_body
 from ..settings.other_paths import Passage, is_unknown, passage_of
@@ -28,6 +34,7 @@ from ..upstream.client import chunks, read
 from ..upstream.headers import downstream_headers
 from ..upstream.replica import Replica
 from ..wiring.services import Services
+from .bare_charges import BYTES_PER_TOKEN, BareCharge
 from .exchange import Exchange
 from .limits import until_disconnect
 from .path_hints import hint, is_mistaken
@@ -53,6 +60,7 @@ class PassThroughExchange(Exchange):
 
     def __init__(self, services: Services, request: Request) -> None:
         super().__init__(services, request, "/v1/*")
+        self.spends = request.method == "POST"
 
     async def serve(
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
@@ -70,9 +78,19 @@ class PassThroughExchange(Exchange):
         if passage.reads and tenant.cache_salt is not None:
             check_other_path(tenant, replica.status, path)
             content = _salted(content, tenant.cache_salt, passage)
-        work = self._forward(tenant, replica, path, content, send)
+        tokens = _tokens_of(raw) if self.spends else 0
+        charge = BareCharge(self.services, tenant, model or "", prompt=tokens, answer=0)
+        self.extra_headers.update(await charge.reserve())
         limit_s = self.services.settings.total_timeout_s
-        answer = await within(limit_s, until_disconnect(receive, work))
+        try:
+            work = self._forward(tenant, replica, path, content, send)
+            answer = await within(limit_s, until_disconnect(receive, work))
+            charge.reason = "other_path" if answer is None else None
+        except ClientDisconnected:
+            charge.reason = "left"
+            raise
+        finally:
+            await charge.settle()
         if answer is not None:
             await self.answer(answer, scope, receive, send)
 
@@ -137,6 +155,11 @@ def _model_of(path: str, raw: bytes) -> str | None:
         return msgspec.json.decode(raw, type=_Named).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # no JSON, or none that names a model
+
+
+def _tokens_of(raw: bytes) -> int:
+    """Return what a body counts in budgets: JSON roughly its text, other bytes nothing."""
+    return -(-len(raw) // BYTES_PER_TOKEN) if raw.lstrip()[:1] == b"{" else 0
 
 
 def _cleaned(raw: bytes) -> bytes:

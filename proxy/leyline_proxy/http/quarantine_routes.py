@@ -15,6 +15,7 @@ from ..sessions.ledger import MAX_LISTED, session_ledger
 from ..turns.engine_ledgers import EngineLedgers, with_engines
 from ..turns.quarantine import no_session
 from ..wiring.services import Services
+from .caller import caller_of
 from .limits import read_body
 
 _SESSION = "/v1/leyline/sessions/{session_id}"
@@ -33,7 +34,7 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
     async def quarantine(session_id: str, request: Request) -> JSONResponse:
         """Put messages of a session into quarantine: out of the cache now, out of each prompt from
         now on."""
-        tenant = await services.tenants.identify(request.headers)
+        tenant = await caller_of(services, request)
         limit = min(services.settings.max_body_bytes, _MAX_BODY)
         timeout_s = services.settings.body_timeout_s
         raw = await read_body(request, limit, "Name fewer messages.", timeout_s=timeout_s)
@@ -43,7 +44,7 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
     @app.post(f"{_SESSION}/proof", tags=["leyline"])
     async def proof(session_id: str, request: Request) -> JSONResponse:
         """Forget a session, or messages of it, on every engine, and prove that nothing is left."""
-        tenant = await services.tenants.identify(request.headers)
+        tenant = await caller_of(services, request)
         wanted = await wanted_proof(request, services)
         return JSONResponse(await services.proofs.prove(tenant.name, session_id, wanted))
 
@@ -56,7 +57,7 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
     ) -> JSONResponse:
         """List the messages that a session held, their states, and the turns that read them; no
         text."""
-        tenant = await services.tenants.identify(request.headers)
+        tenant = await caller_of(services, request)
         found = await services.store.get(tenant.name, session_id)
         if found is None or not found.answered:
             raise no_session()

@@ -16,6 +16,7 @@ from ..request.recall import recall_body
 from ..turns.quarantine import no_session
 from ..turns.recalling import Holder
 from ..wiring.services import Services
+from .caller import caller_of
 from .limits import read_body
 
 _SESSION = "/v1/leyline/sessions/{session_id}"
@@ -70,7 +71,7 @@ async def _holder(services: Services, request: Request, session_id: str) -> Hold
         ForbiddenError: the tenant has no recall.
         NotFoundError: it has no such session.
     """
-    tenant = await services.tenants.identify(request.headers)
+    tenant = await caller_of(services, request)
     if not tenant.recall:
         raise ForbiddenError("This tenant has no recall; its operator can switch it on (recall).")
     found = await services.store.get(tenant.name, session_id)

@@ -167,8 +167,13 @@ class TurnRelay(Relay):
 
     def passes(self, chunk: bytes) -> bool:
         """Return True if the chunk has only tokens after the first, and goes out unchanged."""
-        verbatim = self._events is None and self._native is None and self._recalls is None
-        return verbatim and self._turn.request.clock.ttft_s is not None and tells_nothing(chunk)
+        clock, verbatim = self._turn.request.clock, self._events is None and self._native is None
+        if not verbatim or self._recalls is not None or clock.ttft_s is None:
+            return False
+        if not tells_nothing(chunk):
+            return False
+        clock.token(chunk.count(b"data:"))
+        return True
 
     async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
         """Return the event, or the events of the client's API, with the account at the end."""

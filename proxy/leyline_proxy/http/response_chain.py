@@ -18,6 +18,7 @@ from ..model.stored_response import StoredResponse
 from ..sessions.stored_responses import ResponseSource
 from ..tenants import Tenant
 from ..wiring.services import Services
+from .caller import caller_of
 
 LONGEST_CHAIN = 2000
 """Most responses in one conversation."""
@@ -112,7 +113,7 @@ def install_stored_responses(app: FastAPI, services: Services) -> None:
     @app.delete("/v1/responses/{response_id}", tags=["openai"])
     async def delete_response(response_id: str, request: Request) -> Response:
         """Delete a stored response; no conversation can continue from it any more."""
-        tenant = await services.tenants.identify(request.headers)
+        tenant = await caller_of(services, request)
         if not await services.responses.delete(tenant.name, response_id):
             raise _missing()
         return _json({"id": response_id, "object": "response", "deleted": True})
@@ -133,7 +134,7 @@ def install_stored_responses(app: FastAPI, services: Services) -> None:
 async def _found(
     services: Services, request: Request, response_id: str
 ) -> tuple[Tenant, StoredResponse]:
-    tenant = await services.tenants.identify(request.headers)
+    tenant = await caller_of(services, request)
     stored = await services.responses.get(tenant.name, response_id)
     if stored is None:
         raise _missing()

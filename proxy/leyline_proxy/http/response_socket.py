@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
-from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive, Scope, Send
 
 from ..apis.responses.errors import FieldError
@@ -22,6 +21,7 @@ from ..errors import BadRequestError, LimitError, NotFoundError, ProxyError
 from ..sessions.connection_responses import ConnectionResponses
 from ..tenants import Tenant
 from ..wiring.services import Services
+from .caller import caller_of
 from .errors import as_proxy_error
 from .exchange import UNKNOWN
 from .responses import RESPONSES
@@ -120,7 +120,7 @@ class ResponseSockets:
             raise NotFoundError(
                 f"WebSocket connections are taken at {RESPONSES.path} only; use HTTP here."
             )
-        tenant = await self._services.tenants.identify(Headers(scope=scope))
+        tenant = await caller_of(self._services, HTTPConnection(scope))
         most = self._services.settings.max_websockets
         if most == 0:
             raise SocketsOffError(

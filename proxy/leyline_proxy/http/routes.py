@@ -17,6 +17,8 @@ from ..sessions.summary import session_document, session_overview
 from ..upstream.summary import replica_document
 from ..wiring.services import Services
 from .api import Api
+from .budget_routes import install_budgets
+from .caller import caller_of
 from .chat import CHAT
 from .claim_routes import install_claims
 from .compact import COMPACT_PATH, CompactExchange
@@ -46,6 +48,7 @@ def install_routes(app: FastAPI, services: Services) -> None:
     _install_sessions(app, services)
     install_quarantine(app, services)
     install_recall(app, services)
+    install_budgets(app, services)
     install_claims(app, services)
     _install_operations(app, services)
     install_live(app, services)
@@ -67,7 +70,7 @@ def _install_openai(app: FastAPI, services: Services) -> None:
     @app.get("/v1/models", tags=["openai"])
     async def models(request: Request) -> Response:
         """List the models that the engines serve."""
-        tenant = await services.tenants.identify(request.headers)
+        tenant = await caller_of(services, request)
         listed = await model_list(services.pool, tenant.upstreams, request.headers.raw)
         return models_as_asked(request.headers, listed)
 
@@ -107,7 +110,7 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
     @app.get("/v1/leyline/sessions", tags=["leyline"])
     async def sessions(request: Request) -> JSONResponse:
         """List the tenant's sessions, latest first."""
-        tenant = await services.tenants.identify(request.headers)
+        tenant = await caller_of(services, request)
         found = await services.store.sessions(tenant.name)
         return JSONResponse({"sessions": [session_overview(s) for s in found if s.answered]})
 
@@ -119,7 +122,7 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
     @app.get("/v1/leyline/sessions/{session_id}", tags=["leyline"])
     async def session(session_id: str, request: Request) -> JSONResponse:
         """Show one session: its turns, edits and receipts, without prompt text."""
-        tenant = await services.tenants.identify(request.headers)
+        tenant = await caller_of(services, request)
         found = await services.store.get(tenant.name, session_id)
         if found is None or not found.answered:
             raise NotFoundError("No such session; it may have expired.", code="session_not_found")
@@ -173,7 +176,10 @@ def readiness(services: Services) -> dict[str, Any]:
     replicas = tuple(services.pool)
     keys, stopping, recall = services.key_file, services.shutdown.begun, services.recall
     return {
-        "ready": any(each.status.up and not each.warming for each in replicas) and not stopping,
+        "ready": any(each.status.up and not each.warming for each in replicas)
+        and not stopping
+        and not services.audit.closed
+        and not services.tenants.locked_out,
         "stopping": stopping,
         "upstreams": [replica_document(replica) for replica in replicas],
         "sessions": {
@@ -183,5 +189,16 @@ def readiness(services: Services) -> dict[str, Any]:
         },
         **({} if recall is None else {"recall": _recall_document(recall)}),
         **({} if keys is None else {"api_keys": {"problem": keys.problem}}),
+        **_identity_document(services),
+        **({"audit": {"problem": services.audit.problem}} if services.audit.on else {}),
+        **({"tls": {"problem": services.tls.problem}} if any(services.tls) else {}),
         **({} if services.fleet is None else {"worker": services.fleet.index}),
     }
+
+
+def _identity_document(services: Services) -> dict[str, Any]:
+    tokens = services.tenants.tokens
+    if tokens is None:
+        return {}
+    keys = tokens.keys
+    return {"identity": {"usable": keys.usable, "problem": keys.problem}}

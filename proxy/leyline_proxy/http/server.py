@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -20,6 +22,8 @@ from .connection import ConnectionLimits, limited_protocol
 from .listening import Connect, Door, Listener
 from .socket_protocol import limited_socket
 
+log = structlog.get_logger("leyline.tls")
+
 _ADMIN_CONNECTIONS = 64
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
@@ -27,8 +31,12 @@ _BESIDE_BODY = 4096
 """Bytes of a frame besides the request's body."""
 
 
+TLS_HANDSHAKE_S = 10.0
+
 DoorOf = Callable[[Connect], Door]
 """Returns a door whose connections are given on; called within the event loop."""
+
+TlsOf = Callable[[], ssl.SSLContext]
 
 
 def listening(sock: socket.socket) -> DoorOf:
@@ -37,11 +45,19 @@ def listening(sock: socket.socket) -> DoorOf:
 
 
 class _Server(uvicorn.Server):
-    """A server that takes connections through a :class:`Door`, and leaves none open."""
+    """A server that takes connections through a :class:`Door`, and leaves none open.
 
-    def __init__(self, config: uvicorn.Config, door: DoorOf) -> None:
+    Args:
+        tls: returns the context for a new connection; None for plain HTTP.
+        most: connections whose TLS handshake may be under way; others are closed.
+    """
+
+    def __init__(self, config: uvicorn.Config, door: DoorOf, tls: TlsOf | None, most: int) -> None:
         super().__init__(config)
         self._door_of = door
+        self._tls = tls
+        self._most = most
+        self._shaking = 0
         self._door: Door | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -64,7 +80,23 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(0)
 
     async def _connect(self, sock: socket.socket) -> None:
-        await asyncio.get_running_loop().connect_accepted_socket(self._protocol, sock)
+        loop = asyncio.get_running_loop()
+        if self._tls is None:
+            await loop.connect_accepted_socket(self._protocol, sock)
+            return
+        if self._shaking >= self._most:
+            sock.close()
+            return
+        self._shaking += 1
+        try:
+            await loop.connect_accepted_socket(
+                self._protocol, sock, ssl=self._tls(), ssl_handshake_timeout=TLS_HANDSHAKE_S
+            )
+        except OSError as error:
+            # The client learns no reason from asyncio.
+            log.debug("tls_handshake_failed", reason=str(error)[:300])
+        finally:
+            self._shaking -= 1
 
     def _protocol(self) -> asyncio.Protocol:
         kind: Any = self.config.http_protocol_class
@@ -81,6 +113,7 @@ class ProxyServer(_Server):
         door: gives it its connections.
         shutdown: set at the first signal to stop.
         beside: the admin API and its door.
+        tls: returns the context for a new connection to either; None for plain HTTP.
         started: called once both can be reached.
         ticked: called ten times a second with the number of open connections.
     """
@@ -93,10 +126,11 @@ class ProxyServer(_Server):
         *,
         door: DoorOf,
         beside: tuple[ASGIApp, DoorOf] | None = None,
+        tls: TlsOf | None = None,
         started: Callable[[], None] = lambda: None,
         ticked: Callable[[int], None] = lambda _: None,
     ) -> None:
-        super().__init__(_config(app, settings, shutdown), door)
+        super().__init__(_config(app, settings, shutdown), door, tls, settings.max_connections)
         self._ticked = ticked
         self._begun = shutdown
         self._beside = beside
@@ -113,7 +147,8 @@ class ProxyServer(_Server):
             return
         if self._beside is not None:
             app, door = self._beside
-            server = _AdminServer(_admin_config(app), door)
+            config = _admin_config(app)
+            server = _AdminServer(config, door, self._tls, _ADMIN_CONNECTIONS)
             self._admin = server, asyncio.create_task(server.serve(sockets=[]))
         self._when_started()
 

@@ -9,6 +9,7 @@ from typing import Any
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
+from .caller import CERTIFICATE, certificate_names
 from .response_socket import DRAIN
 from .stalling import StallTimer
 
@@ -52,6 +53,7 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         scope: Any = getattr(self, "scope", None)
         if scope is not None:
             scope["extensions"] = {**scope["extensions"], DRAIN: self._drain}
+            scope[CERTIFICATE] = certificate_names(self.transport)
 
     def handle_cont(self, event: Frame) -> None:
         """Take a part of a message. Empty parts count, too."""

@@ -21,7 +21,7 @@ from ..apis.chat_answers import AnswerError
 from ..apis.events import Events
 from ..apis.native import NativeApi
 from ..apis.recall_calls import asked_in
-from ..errors import ProxyError, UpstreamUnreachableError
+from ..errors import ClientDisconnected, ProxyError, UpstreamUnreachableError
 from ..observe.turn_traces import note_failover, note_planned
 from ..plan.outgoing import without_reserved
 from ..request.parse import ChatRequest, decode_body
@@ -66,6 +66,8 @@ class TurnExchange(Exchange):
         api: the client's API.
     """
 
+    spends = True
+
     def __init__(self, services: Services, request: Request, api: Api) -> None:
         super().__init__(services, request, api.path)
         self._api = api
@@ -78,6 +80,8 @@ class TurnExchange(Exchange):
         """True if another engine is left to try."""
         self._pending = False
         """True while the turn isn't settled and the engine may have read it."""
+        self._admitted = False
+        """True once the budgets of the tenant had room for the request."""
         self._loop = RecallLoop(services.recalls)
         self._compacting = Compacting(services, self._call)
         self._spent_s = 0.0
@@ -173,12 +177,17 @@ class TurnExchange(Exchange):
             ReplicaFailedError: it failed before the first byte, and another engine is left.
         """
         self._native = self._native_for(turn)
-        work = self._stream(turn, send) if turn.request.stream else self._fetch(turn)
         limit_s = self.services.settings.total_timeout_s
-        self._pending, begun = True, perf_counter()
+        begun, left, self._pending = perf_counter(), False, False
         try:
+            await self._reserve(turn)
+            self._pending = True
+            work = self._stream(turn, send) if turn.request.stream else self._fetch(turn)
             work = until_disconnect(receive, work)
             return await within(limit_s, work, spent_s=self._spent_s)
+        except ClientDisconnected:
+            left = True
+            raise
         except UpstreamUnreachableError as error:
             self._pending = self._pending and not isinstance(error.__cause__, _NEVER_SENT)
             if self._others and not self._answering:
@@ -189,9 +198,15 @@ class TurnExchange(Exchange):
                 self._spent_s += perf_counter() - begun
             try:
                 if self._pending:
-                    await self.services.ends.abandon(turn)
+                    await self.services.ends.abandon(turn, client_left=left)
             finally:
                 await self.services.ends.release(turn)
+
+    async def _reserve(self, turn: Turn) -> None:
+        """Hold room in the tenant's budgets; a request that has begun isn't cut off by them."""
+        headers = await self.services.charges.reserve(turn, forced=self._admitted)
+        self.extra_headers.update(headers)
+        self._admitted = True
 
     def failure(self, error: ProxyError) -> Response:
         """Return ``error`` in the shape of the client's API."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,10 @@ from .server import Handlers, Member
 from .wire import Method
 
 RECORDS = Method("audit.records", list[bytes], type(None))
+PROBLEM = Method("audit.problem", type(None), str)
+
+_LOOK_S = 0.5
+"""Time between two questions of a worker."""
 
 
 class HubAudit:
@@ -27,6 +32,7 @@ class HubAudit:
     def handlers(self, handlers: Handlers) -> None:
         """Add the answers to workers' records."""
         handlers.add(RECORDS, lambda _, records: self._offer(records))
+        handlers.add(PROBLEM, lambda _, __: self._writer.problem or "")
 
     def left(self, member: Member) -> None:
         """Do nothing: what a worker has sent is in the queue."""
@@ -46,12 +52,20 @@ class SharedLog:
     def __init__(self, link: HubLink, path: Path) -> None:
         self.path = path
         self.is_open = True
+        self.problem: str | None = None
+        """The hub's, as of the last question."""
         self._link = link
 
     @property
     def claims(self) -> Mapping[str, int]:
         """Numbers of the newest claim events in the log, by run of an engine; of this start."""
         return self._link.welcome.claims
+
+    async def watch(self) -> None:
+        """Ask the hub for its problem, until cancelled."""
+        while True:
+            self.problem = await self._link.ask(PROBLEM, None) or None
+            await asyncio.sleep(_LOOK_S)
 
     def claim(self) -> None:
         """Do nothing: the hub has locked the file."""

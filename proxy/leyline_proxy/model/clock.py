@@ -10,7 +10,7 @@ from time import perf_counter
 class TurnClock:
     """Times one request, from its arrival on; all in seconds."""
 
-    __slots__ = ("_arrived", "ahead_s", "own_s", "ttft_s")
+    __slots__ = ("_arrived", "ahead_s", "own_s", "tokens", "ttft_s")
 
     def __init__(self) -> None:
         self._arrived = perf_counter()
@@ -21,6 +21,8 @@ class TurnClock:
         engines that failed, and the proxy's own time."""
         self.ttft_s: float | None = None
         """Time from the arrival to the first token; None until it comes."""
+        self.tokens = 0
+        """Tokens of the answer so far, as events that had some."""
 
     @property
     def elapsed_s(self) -> float:
@@ -54,7 +56,8 @@ class TurnClock:
         """Note that the request is ready for an engine; the last attempt holds."""
         self.ahead_s = self.elapsed_s
 
-    def token(self) -> None:
-        """Note a token; the first one holds."""
+    def token(self, count: int = 1) -> None:
+        """Note tokens; the time of the first one holds."""
+        self.tokens += count
         if self.ttft_s is None:
             self.ttft_s = self.elapsed_s

@@ -197,6 +197,10 @@ class TurnSummary:
     receipt: Receipt | None
     paid: Paid | None = None
     """The reasons for its prefilled tokens."""
+    model: str = ""
+    """The model's name, as the request gave it; empty if it isn't known."""
+    client: str = ""
+    """The program that sent it, by its own word; empty if it gave none."""
 
 
 @dataclass(frozen=True, slots=True)

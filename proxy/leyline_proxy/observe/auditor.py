@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from ..audit.records import (
     turn_record,
 )
 from ..audit.writer import AuditWriter, Job
+from ..errors import AuditUnavailableError
 from ..model.derived import Derived
 from ..model.history import CONTINUES
 from ..model.places import owed
@@ -58,6 +59,8 @@ class Auditor:
 
     Args:
         turns: turns to record: those that edit or forget, or all.
+        refuses: True to refuse what may have to be recorded while the log can't be written.
+        watch: follows the log's state while the auditor is running.
     """
 
     def __init__(
@@ -65,8 +68,13 @@ class Auditor:
         writer: AuditWriter | None = None,
         key: AuditKey | None = None,
         turns: Turns = "edited",
+        *,
+        refuses: bool = False,
+        watch: Callable[[], Coroutine[object, object, None]] | None = None,
     ) -> None:
         self._writer = writer
+        self._refuses = refuses
+        self._watch = watch if refuses else None
         self._key = key
         self._all = turns == "all"
         self._followups = FollowUps(self._tell)
@@ -76,6 +84,25 @@ class Auditor:
     def on(self) -> bool:
         """True if anything is recorded."""
         return self._writer is not None
+
+    @property
+    def problem(self) -> str | None:
+        """The reason that records are lost now; None if the log is written, or off."""
+        return self._writer.problem if self._writer is not None else None
+
+    @property
+    def closed(self) -> bool:
+        """True while requests are refused."""
+        return self._refuses and self.problem is not None
+
+    def check(self) -> None:
+        """Check that what a request changes can be recorded.
+
+        Raises:
+            AuditUnavailableError: it can't, and must be.
+        """
+        if self._refuses and (problem := self.problem) is not None:
+            raise AuditUnavailableError(problem)
 
     def claim(self) -> None:
         """Lock the log's file, before the event loop runs.
@@ -97,9 +124,13 @@ class Auditor:
             yield
             return
         await asyncio.to_thread(self._writer.start)
+        watching = asyncio.create_task(self._watch()) if self._watch is not None else None
         try:
             yield
         finally:
+            if watching is not None:
+                watching.cancel()
+                await asyncio.wait((watching,))
             await self._followups.aclose()
             await asyncio.to_thread(self._writer.close, _PATIENCE_S)
 

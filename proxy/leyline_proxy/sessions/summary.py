@@ -51,6 +51,10 @@ class SessionOverview:
     updated: float
     """Both times are in seconds since the epoch."""
     totals: SessionTotals
+    model: str = ""
+    """The model of its last turn; empty if it isn't known."""
+    client: str = ""
+    """The program that sent its last turn, by its own word."""
 
     @property
     def answered(self) -> bool:
@@ -60,7 +64,15 @@ class SessionOverview:
 
 def overview(session: Session) -> SessionOverview:
     """Return the session's line."""
-    return SessionOverview(session.id, session.created, session.updated, session_totals(session))
+    last = session.history[-1] if session.history else None
+    return SessionOverview(
+        session.id,
+        session.created,
+        session.updated,
+        session_totals(session),
+        last.model if last is not None else "",
+        last.client if last is not None else "",
+    )
 
 
 def receipt_account(receipt: Receipt) -> dict[str, Any]:
@@ -92,6 +104,8 @@ def session_overview(seen: SessionOverview) -> dict[str, Any]:
     totals = seen.totals
     return {
         "id": seen.id,
+        "model": seen.model,
+        "client": seen.client,
         "turns": totals.turns,
         "updated": seen.updated,
         "prompt_tokens": totals.prompt_tokens,

@@ -35,6 +35,9 @@ class AuditSettings(BaseModel):
     """Time between two syncs of the log to disk."""
     audit_queue: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
     """Records that may wait for the disk. Further ones are dropped, and the log counts them."""
+    audit_on_fault: Literal["serve", "refuse"] = "serve"
+    """Requests that change something while the log can't be written: ``serve`` counts what the log
+    lacks, ``refuse`` answers 503 until it can be written again."""
     audit_redis: SecretStr | None = None
     """URL of a Redis whose stream also gets each line: ``redis://`` or ``rediss://``."""
     audit_stream: Annotated[str, Field(min_length=1, max_length=256)] = "leyline:audit"
@@ -46,6 +49,8 @@ class AuditSettings(BaseModel):
     def _check_audit(self) -> AuditSettings:
         if self.audit_file is None and (self.audit_redis or self.audit_key or self.audit_key_file):
             raise ValueError("the other settings of the audit log need audit_file")
+        if self.audit_file is None and self.audit_on_fault == "refuse":
+            raise ValueError("audit_on_fault: refuse needs audit_file")
         if self.audit_key is not None and self.audit_key_file is not None:
             raise ValueError("give the key as audit_key or in audit_key_file, not both")
         return self

@@ -22,17 +22,18 @@ from ..model.undeclared import OwnMode
 from .api_keys import check_tenant, parse_key
 from .audit import AuditSettings
 from .authorities import parse_authority
+from .budgets import BudgetSettings, check_money
 from .cache_scope import CacheScope
 from .file import read_config
 from .identity import IdentitySettings
 from .limits import MIB, LimitSettings
 from .off import Reuse
 from .other_paths import PassThrough
-from .prices import PriceSettings
 from .processes import ProcessSettings
 from .recall import RecallSettings
 from .sockets import SocketSettings
 from .tenant import TenantSettings
+from .tls import TlsSettings
 from .tracing import TraceSettings
 from .upstreams import EngineUrl, RouterSettings, UpstreamSettings
 from .warm_start import WarmStartSettings
@@ -46,13 +47,14 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 class Settings(
     AuditSettings,
+    BudgetSettings,
     IdentitySettings,
     LimitSettings,
-    PriceSettings,
     ProcessSettings,
     RecallSettings,
     RouterSettings,
     SocketSettings,
+    TlsSettings,
     TraceSettings,
     WarmStartSettings,
     BaseSettings,
@@ -275,6 +277,11 @@ class Settings(
         return self
 
     @model_validator(mode="after")
+    def _check_money(self) -> Settings:
+        check_money(self, {name: own.budgets for name, own in self.tenants.items()})
+        return self
+
+    @model_validator(mode="after")
     def _check_policies(self) -> Settings:
         named = self.policy or any(tenant.policy for tenant in self.tenants.values())
         if self.policies_file is not None and named:
@@ -344,7 +351,9 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
             file = InitSettingsSource(settings_cls, document)
             return init_settings, env_settings, file_secret_settings, file
 
-    return FromFile(**given)
+    read = FromFile(**given)
+    # Workers get their settings pickled, for which a class must have a name.
+    return Settings.model_construct(read.model_fields_set, **dict(read))
 
 
 def secret_of(key: SecretStr | None) -> str | None:

@@ -10,6 +10,7 @@ from leyline_engine.contract import MAX_GROUPS
 
 from ..model.fields import GROUP_PATTERN, SHARE_PATTERN
 from ..model.undeclared import OwnMode
+from .budgets import Budget
 from .cache_scope import CacheScope
 from .limits import TenantLimitSettings
 from .off import Reuse
@@ -42,3 +43,5 @@ class TenantSettings(TenantLimitSettings):
     warm_start: bool = True
     """False keeps none of the tenant's prompts for a warm start."""
     recall: OnOff | None = None
+    budgets: tuple[Budget, ...] | None = None
+    """The tenant's budgets instead of the proxy's; an empty list is none."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import traceback
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
 
@@ -29,12 +32,28 @@ def _add_trace_id(
     return event
 
 
+class Stderr(io.TextIOBase):
+    """The current value of ``sys.stderr``. A line that can't be written is lost: a full disk must
+    end neither a request nor a thread."""
+
+    def write(self, text: str) -> int:
+        """Write a text, in one piece: workers write to the same place."""
+        with suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand on what waits."""
+        with suppress(OSError):
+            sys.stderr.flush()
+
+
 class StderrHandler(logging.Handler):
-    """Writes to the current value of ``sys.stderr``."""
+    """Writes to :class:`Stderr`."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line, in one piece: workers write to the same place."""
-        sys.stderr.write(self.format(record) + "\n")
+        """Write one line."""
+        Stderr().write(self.format(record) + "\n")
 
 
 def configure_logging(level: str, style: str) -> None:
@@ -64,7 +83,7 @@ def configure_logging(level: str, style: str) -> None:
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
+        logger_factory=lambda *_: structlog.WriteLogger(cast(TextIO, Stderr())),
         cache_logger_on_first_use=False,
     )
     handler = StderrHandler()

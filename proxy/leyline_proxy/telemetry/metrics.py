@@ -61,7 +61,13 @@ class Metrics:
     queue_running: Gauge
     queue_seconds: Histogram
     limited: Counter
+    budget_used: Gauge
+    budget_estimates: Counter
+    budget_store_errors: Counter
     key_reloads: Counter
+    tls_reloads: Counter
+    tls_begins: Gauge
+    tls_ends: Gauge
     identity_tokens: Counter
     identity_fetches: Counter
     identity_keys_age: Gauge
@@ -119,6 +125,7 @@ class Metrics:
     live_viewers: Gauge
     build_info: Gauge
     label_overflow: Counter
+    audit_up: Gauge
     audit_failures: Counter
     audit_stream_failures: Counter
     warm_start_runs: Counter

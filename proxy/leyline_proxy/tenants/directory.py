@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
-from ..errors import UnauthorizedError
-from ..identity.errors import UnknownTenantError
+from ..errors import ForbiddenError, UnauthorizedError
+from ..identity.errors import KeysGoneError, UnknownTenantError
 from ..identity.tokens import Tokens, looks_like_token
 from ..settings import DEFAULT_TENANT, Settings
 from ..settings.api_keys import ApiKey, key_digest, parse_key, tenants_of
+from ..tls.names import tenants_named
 from .key_file import read_keys
 from .tenant import Tenant, build_tenant
 
@@ -24,6 +26,7 @@ class TenantDirectory:
         build: creates a tenant whose name a replaced file adds.
         is_open: True if everyone is the default tenant, with any key or none.
         tokens: of an identity provider.
+        certificates: tenants by name in a client's certificate; see ``tls_tenants``.
         now: returns the time in seconds since 1970.
     """
 
@@ -36,6 +39,7 @@ class TenantDirectory:
         *,
         is_open: bool,
         tokens: Tokens | None = None,
+        certificates: Mapping[str, str] = MappingProxyType({}),
         now: Callable[[], float] = time.time,
     ) -> None:
         self._fixed = tuple(fixed)
@@ -44,7 +48,9 @@ class TenantDirectory:
         self._now = now
         self.tokens = tokens
         """Tokens of an identity provider; None if there is none."""
-        self._configured = frozenset(names) | (tokens.tenants if tokens is not None else set())
+        self._certificates = certificates
+        named = {*certificates.values(), *(tokens.tenants if tokens is not None else ())}
+        self._configured = frozenset(names) | named
         self._keys: tuple[ApiKey, ...] = ()
         self._tenants: Mapping[str, Tenant] = {}
         self.replace(filed)
@@ -53,6 +59,12 @@ class TenantDirectory:
     def open(self) -> bool:
         """True if no key is configured and everyone is the default tenant."""
         return self._is_open
+
+    @property
+    def locked_out(self) -> bool:
+        """True if nobody can be let in now: tokens are the only way, and can't be checked."""
+        others = self._is_open or self._keys or self._certificates
+        return not others and self.tokens is not None and not self.tokens.keys.usable
 
     @property
     def names(self) -> frozenset[str]:
@@ -83,13 +95,55 @@ class TenantDirectory:
         tenants = {name: self._tenants.get(name) or self._build(name) for name in names}
         self._keys, self._tenants = keys, tenants
 
-    async def identify(self, headers: Mapping[str, str]) -> Tenant:
-        """Return a request's tenant, by token or API key.
+    async def identify(self, headers: Mapping[str, str], names: Sequence[str] = ()) -> Tenant:
+        """Return a request's tenant, by certificate, token or API key.
+
+        A certificate decides. A key beside it may be anything but another tenant's: most clients
+        insist on sending one.
+
+        Args:
+            names: in the certificate of the request's connection.
 
         Raises:
             UnauthorizedError, ForbiddenError: it has none.
             KeysGoneError: tokens can't be checked now.
         """
+        known = bool(names) and bool(self._certificates)
+        own, offered = self._of_certificate(names) if known else None, offered_key(headers)
+        if own is None:
+            if known and not offered:
+                raise UnknownTenantError(
+                    f"The client's certificate ({names[0][:200]}) is no tenant's (tls_tenants), "
+                    "and no API key is given."
+                )
+            return await self._of_credential(headers)
+        try:
+            other = await self._of_credential(headers) if offered else own
+        except (UnauthorizedError, UnknownTenantError, KeysGoneError):
+            return own
+        if other is not own:
+            raise ForbiddenError(
+                "The API key or token is of another tenant than the client's certificate. Send one "
+                "of them.",
+                code="certificate_mismatch",
+            )
+        return own
+
+    def _of_certificate(self, names: Sequence[str]) -> Tenant | None:
+        """Return the tenant of a certificate, or None.
+
+        Raises:
+            ForbiddenError: it names several.
+        """
+        found = tenants_named(names, self._certificates)
+        if len(found) > 1:
+            raise ForbiddenError(
+                "The client's certificate has names of several tenants (tls_tenants).",
+                code="unknown_tenant",
+            )
+        return self._tenants.get(next(iter(found))) if found else None
+
+    async def _of_credential(self, headers: Mapping[str, str]) -> Tenant:
         tokens = self.tokens
         if tokens is None or not looks_like_token(token := offered_key(headers)):
             return self.authenticate(headers)
@@ -148,8 +202,9 @@ def build_directory(settings: Settings, tokens: Tokens | None = None) -> TenantD
     """
     fixed = configured_keys(settings)
     filed = read_keys(settings.api_keys_file) if settings.api_keys_file is not None else ()
-    # A key file and a provider close the proxy, whatever happens to them.
-    is_open = not fixed and settings.api_keys_file is None and settings.oidc_issuer is None
+    # A key file, a provider and certificates close the proxy, whatever happens to them.
+    others = (settings.api_keys_file, settings.oidc_issuer, settings.tls_tenants or None)
+    is_open = not fixed and all(each is None for each in others)
     names = {*settings.tenants, *((DEFAULT_TENANT,) if is_open else ())}
     return TenantDirectory(
         fixed,
@@ -158,6 +213,7 @@ def build_directory(settings: Settings, tokens: Tokens | None = None) -> TenantD
         lambda name: build_tenant(name, settings, alone=is_open),
         is_open=is_open,
         tokens=tokens,
+        certificates=settings.tls_tenants,
     )
 
 

@@ -7,8 +7,10 @@ from typing import TypeVar
 
 from leyline_policies import Policy, load_pipeline
 
+from ..model.budgets import WindowLimit
 from ..model.undeclared import UndeclaredRules
 from ..settings import Settings, TenantSettings, secret_of
+from ..settings.budgets import window_limits
 from ..settings.cache_scope import cache_salt
 from ..settings.off import Reuse
 
@@ -28,6 +30,8 @@ class TenantLimits:
     requests_per_minute: float | None = None
     max_body_bytes: int = 32 * 1024 * 1024
     max_messages: int = 20_000
+    budgets: tuple[WindowLimit, ...] = ()
+    """What it may use, by window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
             requests_per_minute=own.requests_per_minute,
             max_body_bytes=_own(own.max_body_bytes, settings.max_body_bytes),
             max_messages=_own(own.max_messages, settings.max_messages),
+            budgets=window_limits(settings.budgets if own.budgets is None else own.budgets),
         ),
         warm_start=own.warm_start,
         recall=(settings.recall if own.recall is None else own.recall) == "on",

@@ -12,6 +12,7 @@ from ..model.session import RetainedTurn, Session, TurnSummary
 from ..model.spans import ANYTHING
 from ..model.verdicts import with_verdicts
 from ..plan.derivation import readings_after
+from ..request.client_name import client_name
 from ..request.identify import NAMED
 from .placing import Placing
 from .questions import is_same
@@ -20,6 +21,10 @@ from .turn import Turn
 
 MAX_COMPLETIONS = 8
 """Largest number of a session's texts that models wrote for policies."""
+
+
+_MAX_MODEL = 120
+"""Characters of a model's name that a session keeps."""
 
 
 class SessionGoneError(Exception):
@@ -97,6 +102,8 @@ def session_after(
         planned=plan.planned,
         reason=plan.reason,
         paid=settled.paid,
+        model=turn.request.model[:_MAX_MODEL],
+        client=client_name(turn.request.headers),
     )
     return current.retain(kept, summary, keep=keep, now=now)
 

@@ -85,28 +85,31 @@ class Routing:
         """Refuse a request whose KV others would share, because its salt may get lost on the way.
 
         Raises:
-            UnsupportedError: an engine behind the router doesn't unpack it.
+            UnsupportedError: an engine behind the router doesn't unpack it, or has never answered
+                the proxy: the router may reach it all the same.
         """
         if tenant.cache_salt is None or replica.router is None:
             return
         for each in self._pool.behind(replica):
-            if each.status.up and not each.status.unpacks:
+            if not each.status.unpacks:
+                fix = (
+                    "Run Leyline's plugin on all engines behind the router, or list these engines "
+                    "without router."
+                    if each.status.up
+                    else "The proxy hasn't reached this engine yet: make it reachable, or remove "
+                    "it from upstreams and from the router."
+                )
                 raise UnsupportedError(
                     f"The router in front of {each.name} may drop the cache_salt that keeps a "
-                    "tenant's KV apart, as cache_scope: tenant asks for. Run Leyline's plugin on "
-                    "all engines behind the router, or list these engines without router.",
+                    f"tenant's KV apart, as cache_scope: tenant asks for. {fix}",
                     code="cache_scope_unsupported",
                 )
 
     def headers(self, turn: Turn) -> RawHeaders:
         """Return the proxy's own headers of a turn."""
         tenant, session_id = turn.request.tenant.name, turn.identity.session_id
-        if turn.replica.router is not None:
-            known = turn.replica.affinity
-            return steering(tenant, session_id, known, self._affinity_header)
-        if not self._affinity_header:
-            return []
-        return [(self._affinity_header.encode("latin-1"), session_id.encode())]
+        known = turn.replica.affinity if turn.replica.router is not None else None
+        return steering(tenant, session_id, known, self._affinity_header)
 
     def note(self, turn: Turn, headers: Mapping[str, str]) -> None:
         """Keep what an answer's headers say about its engine until the turn is settled."""

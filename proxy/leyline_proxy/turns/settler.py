@@ -23,6 +23,7 @@ from ..telemetry.metrics import Metrics, exemplar
 from ..telemetry.tracing.usage import receipt_span
 from ..upstream.pool import ReplicaPool
 from .accounting import account_headers, caller_account, final_receipt
+from .charging import TurnCharges
 from .erasure import Erasures
 from .paying import paid_for
 from .ports import PinRefusals, TurnObserver
@@ -56,6 +57,7 @@ class TurnSettler:
         pinning: reports refused pins.
         retained_turns: number of a session's turns that stay as sources.
         history_key: keys what is remembered of answers.
+        charges: charges turns to their tenants' budgets.
         price_of: returns a model's price, by the name in the request; None if it has none.
     """
 
@@ -72,6 +74,7 @@ class TurnSettler:
         metrics: Metrics,
         observers: Sequence[TurnObserver],
         retained_turns: int,
+        charges: TurnCharges,
         price_of: Callable[[str], Price | None],
         history_key: bytes = b"",
     ) -> None:
@@ -87,6 +90,7 @@ class TurnSettler:
         self._observers = observers
         self._retained_turns = retained_turns
         self._history_key = history_key
+        self._charges = charges
         self._price_of = price_of
 
     async def aclose(self) -> None:
@@ -177,9 +181,10 @@ class TurnSettler:
         headers = account_headers(record.receipt)
         return RefusedByClaimError(refused.own, refused.others, refused.retry_after_ms, headers)
 
-    async def abandon(self, turn: Turn) -> None:
+    async def abandon(self, turn: Turn, *, client_left: bool = False) -> None:
         """Record a turn that went to the engine and won't be settled: its client has gone, or its
         answer broke off. The KV that the engine read in it has no names here."""
+        await self._charges.abandoned(turn, client_left=client_left)
         for observer in self._observers:
             observer.abandoned(turn, self._pool.label(turn.request.model))
         now = time.time()
@@ -192,6 +197,7 @@ class TurnSettler:
     async def release(self, turn: Turn) -> None:
         """Withdraw a turn that ended without KV in any engine; its forgets are still owed."""
         self._under_way.leave(turn)
+        await self._charges.released(turn)
         if turn.name not in self._under_way:
             return
         if not turn.planned.plan.forgets:
@@ -213,6 +219,7 @@ class TurnSettler:
         # By then the client may have gone on from the list that a policy's question is about.
         chain = turn.identity.chain if turn.asks is None else None
         session = await self._under_way.end(turn, change, chain)
+        await self._charges.settled(settled)
         # Its client may send the next turn before this one's connection is finished.
         self._under_way.leave(turn)
         return session

@@ -12,7 +12,8 @@ headers, and rewrites escapes in URLs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,10 +22,14 @@ import httpx
 from multidict import CIMultiDict
 from yarl import URL
 
+from .tls_faults import BROKE_OFF
+
 _NO_DEFAULTS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """Headers that aiohttp would add."""
 
 _KEEP_ALIVE_S = 60.0
+_FAREWELL_S = 0.1
+"""Time for TLS's close_notify and its answer."""
 
 
 class AiohttpTransport(httpx.AsyncBaseTransport):
@@ -33,15 +38,27 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
     Args:
         max_connections: further requests wait for at most their pool timeout.
         socket: the server's Unix socket; None for TCP.
+        tls: returns the context for a new connection; None for httpx's default.
     """
 
-    def __init__(self, *, max_connections: int, socket: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_connections: int,
+        socket: Path | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        self._tls = tls
         self._socket = str(socket) if socket is not None else None
         self._places = asyncio.Semaphore(max_connections)
         self._max_connections = max_connections
         # Both are created on first use: reading certificates takes tens of milliseconds.
         self._session: aiohttp.ClientSession | None = None
+        self._secure = False
         self._exact: httpx.AsyncHTTPTransport | None = None
+        self._exact_tls: ssl.SSLContext | None = None
+        self._exact_before: httpx.AsyncHTTPTransport | None = None
+        """The transport of the context before the last one; requests may still be under way."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, and return when its response has begun.
@@ -52,7 +69,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         """
         headers = _headers(request)
         if headers is None:
-            return await self._exactly().handle_async_request(request)
+            return await (await self._exactly()).handle_async_request(request)
         timeouts = request.extensions.get("timeout", {})
         await self._take_place(timeouts.get("pool"), request)
         try:
@@ -64,6 +81,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
                     headers=headers,
                     skip_auto_headers=_NO_DEFAULTS,
                     allow_redirects=False,
+                    ssl=self._tls() if self._tls is not None else True,
                     timeout=aiohttp.ClientTimeout(
                         total=None,
                         sock_connect=timeouts.get("connect"),
@@ -81,24 +99,38 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close all connections."""
-        if self._exact is not None:
-            await self._exact.aclose()
+        for exact in (self._exact, self._exact_before):
+            if exact is not None:
+                await exact.aclose()
         if self._session is not None:
             await self._session.close()
+            if self._secure:
+                # Connections of requests that were cancelled just now say farewell, and aiohttp
+                # waits for none of them.
+                await asyncio.sleep(_FAREWELL_S)
 
-    def _exactly(self) -> httpx.AsyncHTTPTransport:
+    async def _exactly(self) -> httpx.AsyncHTTPTransport:
         """Return a transport for header values that aiohttp would write differently."""
+        tls = self._tls() if self._tls is not None else None
+        if self._exact is not None and self._exact_tls is not tls:
+            if self._exact_before is not None:
+                await self._exact_before.aclose()
+            self._exact_before, self._exact = self._exact, None
         if self._exact is None:
             limits = httpx.Limits(
                 max_connections=self._max_connections, max_keepalive_connections=1
             )
-            self._exact = httpx.AsyncHTTPTransport(limits=limits, uds=self._socket)
+            self._exact_tls = tls
+            self._exact = httpx.AsyncHTTPTransport(
+                verify=tls if tls is not None else True, limits=limits, uds=self._socket
+            )
         return self._exact
 
     def _opened(self, secure: bool) -> aiohttp.ClientSession:
         """Return the session, created within its loop. All requests go to one server, so the first
         decides whether certificates are needed."""
         if self._session is None:
+            self._secure = secure
             self._session = aiohttp.ClientSession(
                 connector=self._connector(secure),
                 auto_decompress=False,
@@ -177,7 +209,7 @@ def _mapped(request: httpx.Request) -> Iterator[None]:
     except aiohttp.ServerDisconnectedError as error:
         raise httpx.RemoteProtocolError(str(error), request=request) from error
     except aiohttp.ClientPayloadError as error:
-        raise httpx.RemoteProtocolError("the body broke off", request=request) from error
+        raise httpx.RemoteProtocolError(BROKE_OFF, request=request) from error
     except aiohttp.InvalidURL as error:
         raise httpx.UnsupportedProtocol(str(error), request=request) from error
     except (aiohttp.ClientError, OSError) as error:

@@ -38,6 +38,7 @@ from .bounds import AnswerBounds, bounds_of
 from .headers import RawHeaders, upstream_headers
 from .link import Link
 from .renderer_document import RendererDocument
+from .tls_faults import tls_problem
 
 T = TypeVar("T")
 
@@ -375,7 +376,7 @@ class _faults:  # noqa: N801 - a context manager used like a function
         if isinstance(error, httpx.PoolTimeout):
             raise UpstreamBusyError(self._busy) from error
         if isinstance(error, httpx.TransportError):
-            reason = type(error).__name__
+            reason = tls_problem(error) or type(error).__name__
             raise UpstreamUnreachableError(f"The engine can't be reached ({reason}).") from error
         if isinstance(error, httpx.StreamError | httpx.DecodingError):
             raise UpstreamUnreachableError("The engine broke off its answer.") from error

@@ -29,16 +29,22 @@ def build_auditor(
     """
     if settings.audit_file is None:
         return Auditor()
+    watch = None
     if link is None:
         writer = build_audit_writer(settings, metrics)
     else:
+        shared = SharedLog(link, settings.audit_file)
+        watch = shared.watch
         writer = AuditWriter(
-            SharedLog(link, settings.audit_file),
-            metrics,
-            max_waiting=settings.audit_queue,
-            fsync_s=settings.audit_fsync_s,
+            shared, metrics, max_waiting=settings.audit_queue, fsync_s=settings.audit_fsync_s
         )
-    return Auditor(writer, _key(settings), settings.audit_turns)
+    return Auditor(
+        writer,
+        _key(settings),
+        settings.audit_turns,
+        refuses=settings.audit_on_fault == "refuse",
+        watch=watch,
+    )
 
 
 def build_audit_writer(settings: AuditSettings, metrics: Metrics) -> AuditWriter:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from ..admission import AdmissionGate
 from ..apis.anthropic.diagnostics import RequestPrints
+from ..budgets import Budgets
 from ..claims.pinning import Pinning
 from ..claims.service import ClaimService
 from ..claims.watch import ClaimWatch
@@ -47,6 +48,7 @@ from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import Tracing
 from ..tenants import KeyFile, TenantDirectory, build_directory
 from ..turns import TurnOpener, TurnSettler, TurnsUnderWay
+from ..turns.charging import TurnCharges
 from ..turns.erasure import Erasures
 from ..turns.kept import KeptTexts
 from ..turns.named import NamedSources
@@ -61,9 +63,11 @@ from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
 from ..warm_start.service import WarmStart
 from .audit import build_auditor
+from .budgets import build_charges
 from .identity import build_tokens
 from .recall import build_recall
 from .stores import build_stores
+from .tls import TlsContexts, build_tls
 from .tracing import build_tracing
 from .upstreams import build_pool
 from .warm_start import build_warm_start
@@ -84,6 +88,8 @@ class Services:
     pool: ReplicaPool
     turns: TurnOpener
     ends: TurnSettler
+    budgets: Budgets
+    charges: TurnCharges
     routing: Routing
     prompts: PromptSearch
     erasures: Erasures
@@ -110,6 +116,7 @@ class Services:
     shutdown: Shutdown = field(default_factory=Shutdown)
     bodies: BodyMemory = field(default_factory=BodyMemory)
     prints: RequestPrints = field(default_factory=RequestPrints)
+    tls: TlsContexts = field(default_factory=TlsContexts)
     fleet: Fleet | None = None
     """What operators tell all workers; None if there are no others."""
 
@@ -137,9 +144,9 @@ def build_services(
     tenants = build_directory(settings, build_tokens(settings, metrics))
     hints_secret = secret_of(settings.hints_secret)
     link = worker.link if worker is not None else None
-    pool = build_pool(
-        settings, engine_app, metrics, worker.engine_socket if worker is not None else None
-    )
+    tls = build_tls(settings, metrics)
+    engine_socket = worker.engine_socket if worker is not None else None
+    pool = build_pool(settings, engine_app, metrics, engine_socket, tls.engines)
     store, responses, connected = build_stores(settings, link)
     erasable = responses if connected is responses else AllResponses(responses, connected)
     file = settings.policies_file
@@ -246,6 +253,7 @@ def build_services(
     recall_metrics = RecallMetrics(metrics, evictions)
     counts = (TurnMetrics(metrics), recall_metrics)
     shows = (*counts, TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog())
+    charges = build_charges(settings, metrics, link)
     ends = TurnSettler(
         under_way=under_way,
         pool=pool,
@@ -265,6 +273,7 @@ def build_services(
         observers=(named, predecessors, *shows, *keeping),
         retained_turns=settings.retained_turns,
         history_key=history,
+        charges=charges,
         price_of=settings.price_of,
     )
     key_file = KeyFile(keys, tenants.replace, metrics) if keys is not None else None
@@ -278,6 +287,8 @@ def build_services(
         pool,
         turns,
         ends,
+        charges.budgets,
+        charges,
         routing,
         PromptSearch(editor, catalog),
         erasures,
@@ -288,7 +299,7 @@ def build_services(
         recall_metrics,
         evictions,
         quotes,
-        Files(key_file, policy_file, fleet),
+        Files(key_file, policy_file, fleet, tls),
         claims,
         tuple(watches.values()),
         policy_file,
@@ -307,6 +318,7 @@ def build_services(
             [secret.get_secret_value() for secret in settings.session_secret], own_secret
         ),
         bodies=BodyMemory(settings.text_memory_bytes // 8),
+        tls=tls,
         fleet=fleet,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ssl
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,12 +41,14 @@ def build_pool(
     engine_app: ASGIApp | None,
     metrics: Metrics,
     engine_socket: Path | None = None,
+    tls: Callable[[], ssl.SSLContext] | None = None,
 ) -> ReplicaPool:
     """Return all engines.
 
     Args:
         engine_app: one in this process, which then is the only one.
         engine_socket: Unix socket of one in a process beside, which then is the only one.
+        tls: returns the context for a new connection; None for httpx's own.
 
     Raises:
         ValueError: there is none, or ``fidelity_profile`` is no file of profiles.
@@ -57,9 +60,9 @@ def build_pool(
         raise ValueError("set upstream to the engine's URL, or pass an embedded engine")
     path = settings.fidelity_profile
     profiles = read_profiles(path) if path is not None else ()
-    near = _Near(engine_app, engine_socket)
+    way = _Way(engine_app, engine_socket, tls)
     replicas = [
-        _replica(name, each, settings, near, metrics=metrics, profiles=profiles)
+        _replica(name, each, settings, way, metrics=metrics, profiles=profiles)
         for name, each in engines.items()
     ]
     for replica in replicas:
@@ -72,22 +75,23 @@ def build_pool(
 
 
 @dataclass(frozen=True, slots=True)
-class _Near:
-    """An engine on this machine that isn't reached over TCP."""
+class _Way:
+    """The way to engines: on this machine one may be reached otherwise than over TCP."""
 
     app: ASGIApp | None
     socket: Path | None
+    tls: Callable[[], ssl.SSLContext] | None
 
     def transport(self, connections: int) -> AiohttpTransport:
-        """Return connections to the engine, wherever it is."""
-        return AiohttpTransport(max_connections=connections, socket=self.socket)
+        """Return connections to an engine, wherever it is."""
+        return AiohttpTransport(max_connections=connections, socket=self.socket, tls=self.tls)
 
 
 def _replica(
     name: str,
     own: UpstreamSettings,
     settings: Settings,
-    near: _Near,
+    way: _Way,
     *,
     metrics: Metrics,
     profiles: Sequence[FidelityProfile],
@@ -98,7 +102,7 @@ def _replica(
     def caller(url: str, side: Link | None) -> UpstreamClient:
         """Return a client for callers' requests."""
         return UpstreamClient(
-            _link(url, settings, near),
+            _link(url, settings, way),
             api_key=api_key,
             side=side,
             reserved=reserved_headers(settings.affinity_header, routed=router is not None),
@@ -108,14 +112,14 @@ def _replica(
         )
 
     client = caller(
-        own.url, _side_link(own.url, near, _SIDE_CONNECTIONS) if near.app is None else None
+        own.url, _side_link(own.url, way, _SIDE_CONNECTIONS) if way.app is None else None
     )
 
     def apart(connections: int) -> UpstreamClient:
         """Return a client for small requests, on its own connections."""
-        if near.app is not None:
+        if way.app is not None:
             return client
-        return UpstreamClient(_side_link(own.url, near, connections), api_key=api_key)
+        return UpstreamClient(_side_link(own.url, way, connections), api_key=api_key)
 
     handshake = Handshake(
         apart(_HANDSHAKE_CONNECTIONS),
@@ -149,16 +153,16 @@ def _circuit_open(replica: Replica) -> bool:
     return replica.breaker.state is not BreakerState.CLOSED
 
 
-def _link(url: str, settings: Settings, near: _Near) -> Link:
+def _link(url: str, settings: Settings, way: _Way) -> Link:
     timeout = httpx.Timeout(
         settings.first_token_timeout_s,
         connect=settings.connect_timeout_s,
         pool=settings.connect_timeout_s,
     )
-    if near.app is not None:
-        return Link(url, ASGIStreamTransport(near.app), timeout)
-    return Link(url, near.transport(settings.max_upstream_connections), timeout)
+    if way.app is not None:
+        return Link(url, ASGIStreamTransport(way.app), timeout)
+    return Link(url, way.transport(settings.max_upstream_connections), timeout)
 
 
-def _side_link(url: str, near: _Near, connections: int) -> Link:
-    return Link(url, near.transport(connections))
+def _side_link(url: str, way: _Way, connections: int) -> Link:
+    return Link(url, way.transport(connections))

@@ -15,6 +15,7 @@ from ..live.feed import LiveFeed
 from ..telemetry.metrics import Metrics
 from ..tenants import KeyFile
 from ..upstream.pool import ReplicaPool
+from .tls import TlsContexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,23 @@ class Reloaded(msgspec.Struct, frozen=True):
     problem: str | None = None
     """The reason that the file of keys can't be loaded."""
     policies: bool | None = None
+    tls: bool | None = None
+    tls_problem: str | None = None
 
 
 class Files:
-    """The files of keys and policies, at this worker and at all others."""
+    """The files of keys, policies and certificates, at this worker and at all others."""
 
     def __init__(
-        self, keys: KeyFile | None, policies: PolicyFile | None, fleet: Fleet | None
+        self,
+        keys: KeyFile | None,
+        policies: PolicyFile | None,
+        fleet: Fleet | None,
+        tls: TlsContexts,
     ) -> None:
         self._keys = keys
         self._policies = policies
+        self._tls = tls if any(tls) else None
         self._fleet = fleet
         if fleet is not None:
             fleet.follow(_RELOAD, self._reload_here)
@@ -67,14 +75,18 @@ class Files:
             any(each.keys for each in found) if self._keys is not None else None,
             next((each.problem for each in found if each.problem is not None), None),
             any(each.policies for each in found) if self._policies is not None else None,
+            any(each.tls for each in found) if self._tls is not None else None,
+            next((each.tls_problem for each in found if each.tls_problem is not None), None),
         )
 
     async def _reload(self) -> Reloaded:
-        keys, policies = self._keys, self._policies
+        keys, policies, tls = self._keys, self._policies, self._tls
         return Reloaded(
             await keys.refresh() if keys is not None else None,
             keys.problem if keys is not None else None,
             await policies.refresh() if policies is not None else None,
+            await tls.refresh() if tls is not None else None,
+            tls.problem if tls is not None else None,
         )
 
     async def _reload_here(self, _: bytes) -> bytes:

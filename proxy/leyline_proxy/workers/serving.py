@@ -42,6 +42,7 @@ def server_of(
         services.shutdown,
         door=door,
         beside=(create_admin_app(services), admin) if admin is not None else None,
+        tls=services.tls.clients,
         started=partial(_started, started),
         ticked=ticked,
     )
@@ -62,10 +63,11 @@ def _started(then: Callable[[], None]) -> None:
     then()
 
 
-def url_of(sock: socket.socket) -> str:
+def url_of(sock: socket.socket, *, secure: bool = False) -> str:
     """Return the address of a socket for people."""
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"https://{place}" if secure else f"http://{place}"
 
 
 def banner_of(services: Services) -> dict[str, str]:

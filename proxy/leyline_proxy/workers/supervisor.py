@@ -21,6 +21,7 @@ from ..audit.writer import AuditWriter
 from ..http.handed import ADMIN, PORT
 from ..http.listening import Listener
 from ..hub.audit import HubAudit
+from ..hub.budgets import HubBudgets
 from ..hub.feed import HubFeed
 from ..hub.fleet import HubFleet
 from ..hub.places import HubPlaces
@@ -29,10 +30,10 @@ from ..hub.server import HubServer, Part
 from ..hub.sessions import HubSessions
 from ..hub.spaces import HubSpace
 from ..parts.memory import MemorySpace
-from ..sessions.stored_responses import ResponseShelf
 from ..settings import Settings
 from ..telemetry.metrics import Metrics
 from ..wiring.audit import build_audit_writer
+from ..wiring.stores import build_response_shelf
 from .child import Child
 from .orders import EngineOrder, WorkerOrder
 from .porter import Porter
@@ -119,13 +120,8 @@ class Supervisor:
             idle_pack_s=settings.session_idle_s,
         )
         parts["places"] = HubPlaces(settings.max_concurrent)
-        parts["responses"] = HubResponses(
-            ResponseShelf(
-                max_responses=settings.max_stored_responses,
-                max_bytes=settings.max_stored_response_bytes,
-                ttl_s=settings.stored_response_ttl_s,
-            )
-        )
+        parts["budgets"] = HubBudgets()
+        parts["responses"] = HubResponses(build_response_shelf(settings))
         parts["space"] = HubSpace(MemorySpace(settings.recall_memory_bytes))
         server = HubServer(self._folder / "hub", parts)
         await server.open()

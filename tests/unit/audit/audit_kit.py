@@ -53,8 +53,13 @@ def counters() -> Metrics:
 
 
 def writer(
-    path: Path, *, metrics: Metrics | None = None, max_waiting: int = 4096, **options: object
+    path: Path,
+    *,
+    metrics: Metrics | None = None,
+    max_waiting: int = 4096,
+    fsync_s: float = 0.05,
+    **options: object,
 ) -> AuditWriter:
     """A writer that isn't started yet."""
     file = chain_file(path, **options)
-    return AuditWriter(file, metrics or counters(), max_waiting=max_waiting, fsync_s=0.05)
+    return AuditWriter(file, metrics or counters(), max_waiting=max_waiting, fsync_s=fsync_s)

@@ -128,7 +128,7 @@ async def test_each_upstream_has_a_check_of_its_own() -> None:
         patch.setattr(
             checking,
             "build_pool",
-            lambda own, *rest: made.extend(own.engines()) or build(own, *rest),
+            lambda own, *rest, **named: made.extend(own.engines()) or build(own, *rest, **named),
         )
         checks = checks_for(Situation(settings))
         found = await examine({name: checks[name] for name in checks if "upstream" in name})

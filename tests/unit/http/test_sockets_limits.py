@@ -95,9 +95,7 @@ async def test_the_engine_gets_what_it_gets_over_http(engine: FakeEngine) -> Non
             await client.post("/v1/responses", json=asked, headers=headers)
         async with proxy.socket(headers=headers) as ws:
             await ws.ask(stream_id="a", generate=True)
-    over_http, framed = (
-        engine.sents[-2:] if hasattr(engine, "sents") else map(json.loads, engine.bodies[-2:])
-    )
+    over_http, framed = map(json.loads, engine.bodies[-2:])
     for body in (over_http, framed):
         del body["custom_params"]
     assert framed == over_http

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.certificates import certificate
+from support.certificates import Authority
 from support.redis_server import RedisServer, free_port, redis_server
 from support.sessions import blank
 
@@ -18,12 +18,12 @@ SECRET = "a secret of sixteen characters or more"
 
 @pytest.fixture
 def tls_port(tmp_path: Path) -> Iterator[tuple[int, RedisServer]]:
-    """A server with a port for TLS, and its certificate as ``own.crt``."""
-    public, private = certificate(tmp_path, "own")
+    """A server with a port for TLS, and its authority's certificate as ``own.pem``."""
+    pair = Authority(tmp_path, "own").issue("127.0.0.1")
     port = free_port()
     options = (
         *("--tls-port", str(port), "--tls-auth-clients", "no"),
-        *("--tls-cert-file", str(public), "--tls-key-file", str(private)),
+        *("--tls-cert-file", str(pair.cert), "--tls-key-file", str(pair.key)),
     )
     with redis_server(tmp_path, *options) as server:
         yield port, server
@@ -35,7 +35,7 @@ async def test_sessions_go_through_tls(tls_port: tuple[int, RedisServer], tmp_pa
     settings = Settings(
         session_store=f"rediss://127.0.0.1:{port}/0",
         session_secret=[SECRET],
-        redis_ca_file=tmp_path / "own.crt",
+        redis_ca_file=tmp_path / "own.pem",
         redis_connect_timeout_s=2.0,
         redis_timeout_s=2.0,
     )
@@ -45,8 +45,7 @@ async def test_sessions_go_through_tls(tls_port: tuple[int, RedisServer], tmp_pa
     written = await store.update("t", "a", lambda _: blank("a"))
     assert await store.get("t", "a") == written
     await store.aclose()
-    another, _ = certificate(tmp_path, "another")
-    for file in (another, None):
+    for file in (Authority(tmp_path, "another").ca, None):
         stranger = build_stores(settings.model_copy(update={"redis_ca_file": file}))[0]
         await stranger.connect()
         assert stranger.problem is not None

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import httpx
 import msgspec
 from support.fake_engine import CAPABILITY, MODEL, FakeEngine
+from support.redis_server import free_port
 from support.stack import serving
 from support.switching_router import SwitchingRouter
 
@@ -20,13 +21,19 @@ REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}
 
 
 @contextmanager
-def routed(*engines: FakeEngine) -> Iterator[tuple[httpx.Client, SwitchingRouter]]:
-    """A client of a proxy with cache scopes, and the router in front of the first engine."""
+def routed(
+    *engines: FakeEngine, away: str | None = None
+) -> Iterator[tuple[httpx.Client, SwitchingRouter]]:
+    """A client of a proxy with cache scopes, and the router in front of the first engine.
+
+    Args:
+        away: the address of one more engine.
+    """
     with serving(engines[0]) as first, serving(engines[-1]) as last:
         router = SwitchingRouter(lambda _: first)
         with serving(router.app) as between:
             settings = Settings(
-                upstreams={"a": first, "b": last},
+                upstreams={"a": first, "b": last, **({"c": away} if away else {})},
                 router=between,
                 cache_scope="tenant",
                 log_level="error",
@@ -58,3 +65,14 @@ def test_a_salt_is_carried_to_engines_that_unpack_it() -> None:
     (body,) = router.bodies
     assert "cache_salt" in body["metadata"][CARRIED]
     assert "cache_salt" not in body
+
+
+def test_an_engine_that_never_answered_may_break_a_scope() -> None:
+    """The router may reach an engine that the proxy doesn't, and nobody knows what that unpacks."""
+    engine = FakeEngine(capability=with_carriage(ISOLATES))
+    with routed(engine, away=f"http://127.0.0.1:{free_port()}") as (client, router):
+        answer = client.post("/v1/chat/completions", json=REQUEST)
+    assert answer.status_code == httpx.codes.NOT_IMPLEMENTED, answer.text
+    assert "c may drop" in answer.json()["error"]["message"]
+    assert "hasn't reached" in answer.json()["error"]["message"]
+    assert not router.bodies

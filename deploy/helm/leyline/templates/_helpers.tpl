@@ -81,6 +81,11 @@ seccompProfile: {type: RuntimeDefault}
 {{- toJson (concat $found (.Values.proxy.settings.allowed_hosts | default list) | uniq) -}}
 {{- end -}}
 
+{{/* The scheme of the proxy's ports. */}}
+{{- define "leyline.scheme" -}}
+{{- ternary "https" "http" (or (not (empty .Values.proxy.tls.existingSecret)) (hasKey .Values.proxy.settings "tls_cert")) -}}
+{{- end -}}
+
 {{/* The file of --config. */}}
 {{- define "leyline.settings" -}}
 {{- $own := dict
@@ -99,6 +104,25 @@ seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 {{- if .Values.redis.caKey -}}{{- $_ := set $own "redis_ca_file" "/etc/leyline/redis/ca.crt" -}}{{- end -}}
 {{- if .Values.proxy.tracing.endpoint -}}{{- $_ := set $own "trace" "otlp" -}}{{- end -}}
+{{- with .Values.proxy.tls -}}
+{{- if .existingSecret -}}
+{{- $_ := set $own "tls_cert" "/etc/leyline/tls/tls.crt" -}}
+{{- $_ := set $own "tls_key" "/etc/leyline/tls/tls.key" -}}
+{{- if .clientCaKey -}}
+{{- $_ := set $own "tls_client_ca" "/etc/leyline/tls/clients.crt" -}}
+{{- $_ := set $own "tls_clients" "optional" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.upstreamTls -}}
+{{- if .existingSecret -}}
+{{- $_ := set $own "upstream_tls_ca" "/etc/leyline/upstream-tls/ca.crt" -}}
+{{- if .showsOwn -}}
+{{- $_ := set $own "upstream_tls_cert" "/etc/leyline/upstream-tls/tls.crt" -}}
+{{- $_ := set $own "upstream_tls_key" "/etc/leyline/upstream-tls/tls.key" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.proxy.admin -}}
 {{- if .existingSecret -}}
 {{- $_ := set $own "admin_port" 8791 -}}
@@ -129,6 +153,12 @@ seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 {{- if and .Values.proxy.policies .Values.proxy.settings.policy -}}
 {{- fail "give policies in proxy.policies or as proxy.settings.policy, not both" -}}
+{{- end -}}
+{{- if and .Values.proxy.tls.clientCaKey (not .Values.proxy.tls.existingSecret) -}}
+{{- fail "proxy.tls.clientCaKey needs proxy.tls.existingSecret" -}}
+{{- end -}}
+{{- if eq (.Values.proxy.settings.tls_clients | default "") "required" -}}
+{{- fail "proxy.settings.tls_clients=required would end Kubernetes's own probes, which show no certificate: take optional, and no API keys" -}}
 {{- end -}}
 {{- if and .Values.redis.caKey (not .Values.redis.existingSecret) -}}
 {{- fail "redis.caKey needs redis.existingSecret" -}}

@@ -14,6 +14,8 @@ const PARTS = [
   ["prefilled", "prefilled", "prefilled", "computed"],
   ["freed", "freed", "freed", "given back because of the edits; not part of the prompt"],
 ];
+// Edits for which a prefill was right: nothing to look into.
+const AS_WELL = new Set(["not_worth_it", "nothing_to_reuse", "nothing_cached"]);
 // What the copied KV has read before, the best first.
 const KINDS = [
   ["clean", "after the same beginning"], ["session", "after other text of this session"],
@@ -26,7 +28,7 @@ export function turnView(turn, of, state) {
   return h("article", { class: "turn-view", "aria-label": `Turn ${turn.index + 1}` },
     h("div", { class: "head" },
       h("h3", {}, `Turn ${turn.index + 1} `, h("span", { class: "dim", "data-of": true }, `of ${of}`)),
-      h("span", { class: `badge ${outcome}` }, words(reasonOf(turn))),
+      h("span", { class: `badge ${AS_WELL.has(reasonOf(turn)) ? "" : outcome}` }, words(reasonOf(turn))),
       h("span", { class: "dim" }, `hit ratio ${percent(hitRatio(tokens))}`),
       h("span", { class: "dim right", "data-since": turn.created },
         ago(Math.max(0, state.now - turn.created)))),

@@ -94,6 +94,10 @@ class Keys:
         """Return the name of a stored response."""
         return f"{self.prefix}:r:{_digest('response', tenant, response_id)}"
 
+    def budget(self, tenant: str, window: str, begins: int) -> str:
+        """Return the name of a tenant's usage in a window; see ``budgets/redis.py``."""
+        return f"{self.prefix}:budget:{{{_digest('budget', tenant)}}}:{window}:{begins}"
+
     def opening(self, tenant: str, key: str, value: int) -> str:
         """Return the name of the sessions with this opening."""
         return f"{self.prefix}:a:{_digest('opening', tenant, key, f'{value:x}')}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import QueueFullError, QueueTimeoutError, RateLimitError
+from ...model.tls_side import TlsSide
 from ...model.token_results import Result
 from .entries import SHORT, CatalogueEntry, Group, counter, gauge, histogram
 
@@ -73,7 +74,12 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
         "leyline_limited_requests",
         "Requests that were refused because of a limit of their tenant, by limit.",
         ("tenant", "limit"),
-        starts=((RateLimitError.code,), (QueueFullError.code,), (QueueTimeoutError.code,)),
+        starts=(
+            (RateLimitError.code,),
+            (QueueFullError.code,),
+            (QueueTimeoutError.code,),
+            ("budget_exceeded",),
+        ),
     ),
     counter(
         "key_reloads",
@@ -82,6 +88,31 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
         ("result",),
         bad="'refused': the file is wrong, and the previous keys apply; the log shows where.",
         starts=(("loaded",), ("refused",)),
+    ),
+    counter(
+        "tls_reloads",
+        "leyline_tls_reloads",
+        "Changes of the files of certificates, loaded or refused, by the connections that they "
+        "serve: those of clients, or those to engines.",
+        ("side", "result"),
+        bad="'refused': a file is wrong, or half written for long, and the previous certificate "
+        "serves until it expires; the log shows why.",
+        starts=tuple((side, result) for side in TlsSide for result in ("loaded", "refused")),
+    ),
+    gauge(
+        "tls_begins",
+        "leyline_tls_certificate_not_before_timestamp_seconds",
+        "Time from which the proxy's certificate in use is valid.",
+        ("side",),
+        merge="livemin",
+    ),
+    gauge(
+        "tls_ends",
+        "leyline_tls_certificate_not_after_timestamp_seconds",
+        "Time at which the proxy's certificate in use expires.",
+        ("side",),
+        bad="Less than a fifth of its lifetime left: nobody renews it.",
+        merge="livemin",
     ),
     counter(
         "identity_tokens",
@@ -112,7 +143,39 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
     ),
 )
 
+_BUDGETS: tuple[CatalogueEntry, ...] = (
+    gauge(
+        "budget_used",
+        "leyline_budget_used_ratio",
+        "Used share of a tenant's budget in its present window, by window and unit; as this "
+        "process last saw it.",
+        ("tenant", "window", "unit"),
+        bad="Above 0.9: requests will soon be refused (429) until the window ends.",
+        merge="livemax",
+    ),
+    counter(
+        "budget_estimates",
+        "leyline_budget_estimates",
+        "Requests whose usage the engine didn't report, so that budgets were charged an estimate, "
+        "by reason.",
+        ("reason",),
+        bad="'no_usage' of more than a few: an engine reports no usage.",
+        starts=(("left",), ("broken",), ("no_usage",), ("other_path",)),
+    ),
+    counter(
+        "budget_store_errors",
+        "leyline_budget_store_errors",
+        "Failed operations of the store of budgets, by result: 'open' a request was admitted by "
+        "what the process knows, 'closed' it was refused, 'owed' a charge waits for the store.",
+        ("result",),
+        bad="Above 0: Redis can't be reached. Nothing is lost unless the proxy stops meanwhile, "
+        "but with 'open' several proxies together may exceed a budget.",
+        starts=(("open",), ("closed",), ("owed",)),
+    ),
+)
+
 GROUPS = (
     Group("Requests and latency", "Every request that the proxy answers.", _REQUESTS),
     Group("Admission", "The fair queue, the tenants' limits, and their keys.", _ADMISSION),
+    Group("Budgets", "What tenants use of their budgets.", _BUDGETS),
 )

@@ -39,6 +39,13 @@ _PROXY: tuple[CatalogueEntry, ...] = (
         bad="Above 0: an upstream lists hundreds of models, or a policy makes up names.",
         starts=tuple((label,) for label, cap in CAPS.items() if cap is not None),
     ),
+    gauge(
+        "audit_up",
+        "leyline_audit_up",
+        "1 when the audit log is written, 0 when it fails; also 1 where there is none.",
+        merge="livemin",
+        bad="0: records are lost, or requests refused, as audit_on_fault says.",
+    ),
     counter(
         "audit_failures",
         "leyline_audit_failures",

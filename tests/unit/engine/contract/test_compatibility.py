@@ -83,6 +83,29 @@ def test_the_newer_side_decides(ours: str, theirs: str, plugins: str, proxies: s
     assert found is expected
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours", "plugins", "proxies", "expected"),
+    [
+        ("0.9.0", "0.10.0", ">=0.10.0", "", MismatchReason.PLUGIN_TOO_OLD),
+        ("0.10.0", "0.9.0", "", ">=0.10.0", MismatchReason.PROXY_TOO_OLD),
+        ("0.10.0", "0.11.0", ">=0.9", "", None),
+        ("1.9.8", "2.0.0", ">=1.2,<1.9.9", "", None),
+        ("1.9.9", "2.0.0", ">=1.2,<1.9.9", "", MismatchReason.PLUGIN_TOO_OLD),
+        ("2.0.0", "1.9.9", "", ">=1.2,<1.9.9", MismatchReason.PROXY_TOO_OLD),
+        ("1.3.0rc1", "2.0.0", ">=1.2", "", None),
+        ("2.0.0", "2.0.0", ">=2.0", "every proxy", None),
+    ],
+    ids=str,
+)
+def test_versions_are_compared_as_versions(
+    theirs: str, ours: str, plugins: str, proxies: str, expected: MismatchReason | None
+) -> None:
+    """By their numbers, not as texts; the upper end of a range is outside it, a candidate for a
+    release inside, and equal versions fit whatever they state."""
+    proxy = replace(OLD, version=ours, plugins=plugins)
+    assert reason(judge(of(theirs, proxies), proxy, (proxy,))) is expected
+
+
 @given(st.text(max_size=200), st.text(max_size=200), st.text(max_size=200), st.text(max_size=200))
 def test_any_document_gets_a_judgement(
     version: str, proxies: str, contract: str, engine: str

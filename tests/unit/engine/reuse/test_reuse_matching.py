@@ -254,6 +254,17 @@ def test_no_hit_is_another_tenant_s() -> None:
     assert library.find(doc, scope="a").tokens == 300
 
 
+@given(st.integers(0, 2**32 - 1))
+def test_others_content_serves_only_what_the_tenant_lacks(seed: int) -> None:
+    """A hit of a group never covers what a turn of the tenant's own has, whatever the hashes."""
+    library, sources, prompt = library_and_prompt(seed, 50_000, (1, 40))
+    library.add(prompt, scope="giver", groups=frozenset("g"))
+    hits = library.find(prompt, groups=frozenset("g"))
+    others = Hits(tuple(hit for hit in hits.found if hit.kind is ReuseKind.GROUP))
+    assert not (covered(others, len(prompt)) & recoverable(sources, prompt)).any()
+    assert covered(hits, len(prompt)).all()
+
+
 def test_tenants_over_the_same_kv_have_it_each() -> None:
     """Tenants that share the slots of an exact prefix both find it, and both lose it with them."""
     library = Library()

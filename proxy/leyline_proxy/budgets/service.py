@@ -1,0 +1,288 @@
+"""Budgets of tenants: room is held before a request is sent, and what it used is charged after."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from ..model.budgets import (
+    Amount,
+    Asked,
+    Reserved,
+    Settlement,
+    Standing,
+    asked_at,
+    fits,
+    shortage,
+    standings,
+)
+from ..model.paid import Price
+from ..telemetry.metrics import Metrics
+from ..tenants import Tenant
+from .book import Book
+from .errors import BudgetExceededError, BudgetStoreDownError, UnpricedModelError, rate_headers
+from .owed import OwedSettlements
+from .store import BudgetStore, BudgetStoreGoneError
+
+log = structlog.get_logger("leyline.budgets")
+
+_OBSERVE_S = 5.0
+
+_NANOS_OF_PRICE = 1000
+"""A price per million tokens, in billionths of the currency per token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Room that a request holds in its tenant's budgets."""
+
+    asked: Asked
+    headers: dict[str, str]
+    """What is left, as headers of an answer."""
+    local: bool = False
+    """True if the store was down, so that only this process knows of it."""
+
+
+class Budgets:
+    """Admits requests by their tenants' budgets, and counts what they use.
+
+    Args:
+        open_when_down: True to admit requests while the store can't be reached, by what this
+            process knows.
+        price_of: returns a model's price; None if it has none.
+        now: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        store: BudgetStore,
+        metrics: Metrics,
+        *,
+        open_when_down: bool,
+        currency: str,
+        price_of: Callable[[str], Price | None],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._open = open_when_down
+        self._price_of = price_of
+        self._now = now
+        self.currency = currency
+        self._known = Book()
+        """What this process knows of the store, and counts itself while that is down."""
+        self._owed = OwedSettlements()
+        self._down = False
+        self._shown: dict[tuple[str, str, str], Standing] = {}
+        self._settling: set[asyncio.Task[None]] = set()
+
+    @property
+    def problem(self) -> str | None:
+        """The reason that the store isn't used; None if it is."""
+        return f"{self._store.name} is out of reach" if self._down else None
+
+    @property
+    def owed(self) -> int:
+        """Number of sums that wait for the store."""
+        return len(self._owed)
+
+    def amount(
+        self, tenant: Tenant, model: str, *, prefilled: int, cached: int, generated: int
+    ) -> Amount:
+        """Return what tokens count.
+
+        Raises:
+            UnpricedModelError: the tenant has a money budget, and the model has no price.
+        """
+        tokens = prefilled + cached + generated
+        if all(limit.nanos is None for limit in tenant.limits.budgets):
+            return Amount(tokens)
+        price = self._price_of(model)
+        if price is None:
+            raise UnpricedModelError
+        rates = zip(
+            (prefilled, cached, generated),
+            (price.prefilled, price.cached, price.generated),
+            strict=True,
+        )
+        return Amount(tokens, round(sum(count * each * _NANOS_OF_PRICE for count, each in rates)))
+
+    async def check(self, tenant: Tenant) -> None:
+        """Refuse a tenant early that has used up a budget, as far as this process knows.
+
+        Raises:
+            BudgetExceededError: the store confirms it.
+        """
+        if not tenant.limits.budgets:
+            return
+        asked = asked_at(tenant.name, tenant.limits.budgets, Amount(1, 1), self._now())
+        known = [usage._replace(held=Amount()) for usage in self._known.usages(asked)]
+        if fits(asked, known):
+            return
+        try:
+            usages = await self._store.usages(asked)
+        except BudgetStoreGoneError:
+            return  # the reservation decides
+        self._learn(asked, Reserved(True, usages))
+        settled = [usage._replace(held=Amount()) for usage in usages]
+        if not fits(asked, settled):
+            raise self._refused(asked, Reserved(False, tuple(settled)))
+
+    async def reserve(
+        self, tenant: Tenant, amount: Amount, *, forced: bool = False
+    ) -> Reservation | None:
+        """Hold room for a request; None if its tenant has no budgets.
+
+        Args:
+            forced: True for the rest of a request that has begun, which no budget cuts off.
+
+        Raises:
+            BudgetExceededError: a budget has no room.
+            BudgetStoreDownError: the store is down, and requests are refused then.
+        """
+        if not tenant.limits.budgets:
+            return None
+        now = self._now()
+        asked = asked_at(tenant.name, tenant.limits.budgets, amount, now, forced=forced)
+        local = False
+        await self._pay()
+        try:
+            reserved = await self._store.reserve(asked)
+        except BudgetStoreGoneError:
+            self._failed()
+            self._metrics.budget_store_errors.labels("open" if self._open else "closed").inc()
+            if not self._open and not forced:
+                raise BudgetStoreDownError(self._store.name) from None
+            reserved, local = self._known.reserve(asked, now), True
+        else:
+            self._learn(asked, reserved)
+        if not reserved.admitted:
+            raise self._refused(asked, reserved)
+        found = standings(asked, reserved.usages)
+        self._show(asked.tenant, found)
+        return Reservation(asked, rate_headers(found, now), local)
+
+    async def settle(self, reservation: Reservation, used: Amount) -> None:
+        """End a hold, and charge what was used. Never fails: what the store can't take is owed."""
+        asked = reservation.asked
+        ended = [Settlement(period, used, asked.amount, asked.lapses) for period in asked.periods]
+        if reservation.local:
+            self._known.settle(asked.tenant, ended, self._now())
+            ended = [Settlement(period, used) for period in asked.periods]
+        await self._settle(asked, ended, counted=reservation.local)
+
+    async def charge(self, tenant: Tenant, used: Amount) -> None:
+        """Charge what was used without a hold. Never fails, as :meth:`settle`."""
+        if not tenant.limits.budgets:
+            return
+        asked = asked_at(tenant.name, tenant.limits.budgets, Amount(), self._now())
+        await self._settle(asked, [Settlement(period, used) for period in asked.periods])
+
+    async def standings(self, tenant: Tenant) -> list[Standing]:
+        """Return the state of a tenant's budgets, as far as known while the store is down."""
+        if not tenant.limits.budgets:
+            return []
+        asked = asked_at(tenant.name, tenant.limits.budgets, Amount(), self._now())
+        try:
+            usages = await self._store.usages(asked)
+        except BudgetStoreGoneError:
+            self._failed()
+            usages = self._known.usages(asked)
+        return standings(asked, usages)
+
+    async def observe(self) -> None:
+        """Pay what is owed, and show windows that have ended as unused."""
+        await self._pay()
+        now = self._now()
+        for key, standing in [*self._shown.items()]:
+            if standing.period.ends <= now:
+                self._metrics.budget_used.labels(*key).set(0)
+                del self._shown[key]
+
+    async def run(self) -> None:
+        """Call :meth:`observe` at intervals, forever."""
+        while True:
+            await asyncio.sleep(_OBSERVE_S)
+            await self.observe()
+
+    async def aclose(self) -> None:
+        """Try once more to pay what is owed, and close the store."""
+        if self._settling:
+            await asyncio.wait(self._settling)
+        await self._pay()
+        if self._owed:
+            log.error("budget_charges_lost", store=self._store.name, sums=len(self._owed))
+        await self._store.aclose()
+
+    async def _settle(
+        self, asked: Asked, settlements: Sequence[Settlement], *, counted: bool = False
+    ) -> None:
+        """Settle in this process and in the store, even if the request is cancelled meanwhile.
+
+        Args:
+            counted: True if this process has counted it.
+        """
+        if not counted:
+            used = [each._replace(held=Amount(), lapses=0) for each in settlements]
+            self._known.settle(asked.tenant, used, self._now())
+        if any(each.used != Amount() for each in settlements):
+            self._show(asked.tenant, standings(asked, self._known.usages(asked)))
+        task = asyncio.create_task(self._given(asked.tenant, settlements))
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+        await asyncio.shield(task)
+
+    async def _given(self, tenant: str, settlements: Sequence[Settlement]) -> None:
+        """Give settlements to the store, or owe them."""
+        try:
+            await self._store.settle(tenant, settlements)
+        except BudgetStoreGoneError:
+            self._failed()
+            self._metrics.budget_store_errors.labels("owed").inc()
+            self._owed.add(tenant, settlements, self._now())
+
+    async def _pay(self) -> None:
+        """Give the store what it is owed."""
+        for tenant in self._owed.tenants():
+            owed = self._owed.take(tenant, self._now())
+            try:
+                await self._store.settle(tenant, owed)
+            except BaseException as error:
+                self._owed.add(tenant, owed, self._now())
+                if not isinstance(error, BudgetStoreGoneError):
+                    raise
+                self._failed()
+                return
+
+    def _learn(self, asked: Asked, reserved: Reserved) -> None:
+        """Take over what the store knows."""
+        if self._down:
+            self._down = False
+            log.info("budget_store_up", store=self._store.name)
+        for period, usage in zip(asked.periods, reserved.usages, strict=True):
+            owed = self._owed.used(asked.tenant, period)
+            self._known.learn(asked.tenant, period, usage.used.plus(owed))
+
+    def _failed(self) -> None:
+        if not self._down:
+            self._down = True
+            log.warning("budget_store_down", store=self._store.name, admits=self._open)
+
+    def _refused(self, asked: Asked, reserved: Reserved) -> BudgetExceededError:
+        found, short = standings(asked, reserved.usages), shortage(asked, reserved.usages)
+        assert short is not None  # noqa: S101 - it was refused
+        self._show(asked.tenant, found)
+        self._metrics.limited.labels(asked.tenant, BudgetExceededError.code).inc()
+        return BudgetExceededError(
+            short, found, asked.amount, currency=self.currency, now=self._now()
+        )
+
+    def _show(self, tenant: str, found: list[Standing]) -> None:
+        for each in found:
+            key = (tenant, each.period.window, each.unit)
+            self._shown[key] = each
+            self._metrics.budget_used.labels(*key).set(each.used / each.limit)

@@ -1,0 +1,124 @@
+"""Budgets of requests without a session: bare completions, and other paths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ..budgets import Reservation
+from ..tenants import Tenant
+from ..turns.accounting import tokens_of_usage
+from ..turns.settled import generated_tokens
+from ..wiring.services import Services
+from .relay import Relay
+from .sse import DONE, ChunkFacts, event_data
+
+BYTES_PER_TOKEN = 4
+"""Bytes of a body of another path, and characters of a bare prompt, that count as a token."""
+
+
+class BareCharge:
+    """The reservation of one request, and its charge.
+
+    Args:
+        prompt: tokens of its prompt, roughly.
+        answer: tokens that are held for its answer.
+    """
+
+    def __init__(
+        self, services: Services, tenant: Tenant, model: str, *, prompt: int, answer: int
+    ) -> None:
+        self._services = services
+        self._tenant = tenant
+        self._model = model
+        self._prompt = prompt
+        self._answer = answer
+        self._reservation: Reservation | None = None
+        self.usage: Mapping[str, Any] | None = None
+        """The engine's count, once there is one."""
+        self.came = 0
+        """Events with tokens so far."""
+        self.reason: str | None = None
+        """The reason for which an estimate is charged; None charges none."""
+        self.whole = False
+        """True if an estimate includes all that is held for the answer."""
+
+    async def reserve(self) -> dict[str, str]:
+        """Hold room, and return headers with what is left.
+
+        Raises:
+            BudgetExceededError, BudgetStoreDownError, UnpricedModelError: it must not be sent.
+        """
+        if not self._tenant.limits.budgets or not self._prompt + self._answer:
+            return {}
+        budgets = self._services.budgets
+        amount = budgets.amount(
+            self._tenant, self._model, prefilled=self._prompt, cached=0, generated=self._answer
+        )
+        self._reservation = await budgets.reserve(self._tenant, amount)
+        return self._reservation.headers if self._reservation is not None else {}
+
+    async def settle(self) -> None:
+        """Charge what was used, once."""
+        reservation, self._reservation = self._reservation, None
+        if reservation is None:
+            return
+        prefilled = cached = generated = 0
+        if self.usage is not None:
+            tokens = tokens_of_usage(self.usage)
+            prefilled, cached = tokens.prefilled, tokens.served
+            generated = generated_tokens(None, self.usage) or 0
+        elif self.reason is not None or self.came:
+            self._services.metrics.budget_estimates.labels(self.reason or "broken").inc()
+            prefilled, generated = self._prompt, self._answer if self.whole else self.came
+        budgets = self._services.budgets
+        amount = budgets.amount(
+            self._tenant, self._model, prefilled=prefilled, cached=cached, generated=generated
+        )
+        await budgets.settle(reservation, amount)
+
+
+class ChargedRelay(Relay):
+    """Relays a bare completion, and charges it before its end is passed on."""
+
+    def __init__(self, charge: BareCharge) -> None:
+        super().__init__()
+        self._charge = charge
+
+    async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
+        """Return the event."""
+        self._charge.came += facts.bears_token
+        if facts.usage is not None:
+            self._charge.usage = facts.usage
+        if event_data(event) == DONE:
+            self._charge.reason = self._charge.reason or "no_usage"
+            await self._charge.settle()
+        return event
+
+
+def prompt_tokens_of(body: Mapping[str, Any]) -> int:
+    """Return the tokens of a bare completion's prompts: exactly for ids, else roughly."""
+    return _tokens(body.get("prompt"))
+
+
+def usage_in(answer: bytes) -> Mapping[str, Any] | None:
+    """Return the usage of a whole answer; None if it has none."""
+    try:
+        usage = msgspec.json.decode(answer, type=_Answer).usage
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return usage
+
+
+class _Answer(msgspec.Struct):
+    usage: dict[str, Any] | None = None
+
+
+def _tokens(prompt: object) -> int:
+    if isinstance(prompt, str):
+        return -(-len(prompt) // BYTES_PER_TOKEN)
+    if isinstance(prompt, Sequence):
+        return sum(map(_tokens, prompt))
+    return int(isinstance(prompt, int))

@@ -1,0 +1,43 @@
+"""``/v1/leyline/budgets``: a tenant's own budgets; and all tenants' budgets for operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse
+
+from ..budgets.errors import standing_document
+from ..tenants import Tenant
+from ..wiring.services import Services
+from .caller import caller_of
+
+
+def install_budgets(app: FastAPI, services: Services) -> None:
+    """Register the route on ``app``."""
+
+    @app.get("/v1/leyline/budgets", tags=["leyline"])
+    async def budgets(request: Request) -> JSONResponse:
+        """Show the tenant's budgets: used, reserved and left in their present windows."""
+        tenant = await caller_of(services, request)
+        return JSONResponse({"budgets": await _budgets_of(services, tenant)})
+
+
+async def all_budgets(services: Services) -> dict[str, Any]:
+    """Return the budgets of all tenants that have some, and the state of the store."""
+    directory, tenants = services.tenants, []
+    for name in sorted(directory.names):
+        tenant = directory.get(name)
+        if tenant is not None and tenant.limits.budgets:
+            tenants.append({"name": name, "budgets": await _budgets_of(services, tenant)})
+    return {
+        "store": services.settings.budget_store,
+        "problem": services.budgets.problem,
+        "owed": services.budgets.owed,
+        "tenants": tenants,
+    }
+
+
+async def _budgets_of(services: Services, tenant: Tenant) -> list[dict[str, Any]]:
+    found = await services.budgets.standings(tenant)
+    return [standing_document(each, services.budgets.currency) for each in found]

@@ -1,0 +1,1 @@
+"""TLS: certificates that are reloaded, to engines and from clients."""

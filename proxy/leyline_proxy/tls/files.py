@@ -1,0 +1,89 @@
+"""Files of certificates and keys in PEM. All functions block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+
+_MAX_BYTES = 4 * 1024 * 1024
+
+Signature = tuple[tuple[int, int, int, int], ...]
+
+
+class TlsFilesError(ValueError):
+    """Files that can't serve for TLS; the message names the setting and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """The lifetime of a certificate, in seconds since 1970."""
+
+    begins: float
+    ends: float
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The files of one side, with the settings that name them."""
+
+    certificate: Path | None
+    """Chain of our own certificate, the leaf first."""
+    key: Path | None
+    authorities: Path | None
+    """Certificates of the authorities that sign those of our peers."""
+    settings: tuple[str, str, str]
+    """Names of the three settings, for messages."""
+
+    @property
+    def named(self) -> Mapping[str, Path]:
+        """The files by setting."""
+        pairs = zip(self.settings, (self.certificate, self.key, self.authorities), strict=True)
+        return {setting: path for setting, path in pairs if path is not None}
+
+    def signature(self) -> Signature:
+        """Return the files' versions. A link that is turned to another file changes it."""
+        return tuple(map(_version, self.named.values()))
+
+    def validity(self) -> Validity | None:
+        """Return the lifetime of our own certificate; None if there is none.
+
+        Raises:
+            TlsFilesError: it can't be read.
+        """
+        if self.certificate is None:
+            return None
+        setting = self.settings[0]
+        try:
+            leaf = x509.load_pem_x509_certificates(read(self.certificate, setting))[0]
+        except (ValueError, IndexError) as error:
+            raise TlsFilesError(
+                f"{setting} {self.certificate} holds no certificate in PEM, or only a part of one."
+            ) from error
+        return Validity(leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp())
+
+
+def read(path: Path, setting: str) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        TlsFilesError: it can't be read, or is too large.
+    """
+    try:
+        with path.open("rb") as file:
+            found = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise TlsFilesError(f"{setting} {path} can't be read: {error.strerror}.") from error
+    if len(found) > _MAX_BYTES:
+        raise TlsFilesError(f"{setting} {path} has more than {_MAX_BYTES} bytes.")
+    return found
+
+
+def _version(path: Path) -> tuple[int, int, int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0, 0)
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)

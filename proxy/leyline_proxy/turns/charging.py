@@ -1,0 +1,140 @@
+"""Reservations of turns in their tenants' budgets, and their charges.
+
+A turn holds its prompt as if all of it were prefilled, and the longest answer that its own limit
+or ``budget_answer_tokens`` allows. It is charged by the engine's counts. Without them it is charged
+an estimate: the prompt as prefilled, and a token for each event that came with some; of a whole
+answer whose client has left, as many as it held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, TypeGuard
+
+from leyline_engine.contract import TokenCounts
+
+from ..budgets import Budgets, Reservation
+from ..budgets.errors import UnpricedModelError
+from ..edits.policy_facts import renderer_of, token_counter
+from ..model.budgets import Amount
+from ..telemetry.metrics import Metrics
+from .settled import SettledTurn, generated_tokens
+from .turn import Turn
+
+_MAX_ANSWERS = 128
+"""Largest ``n`` that is believed; engines refuse more."""
+
+
+class TurnCharges:
+    """The budgets of turns.
+
+    Args:
+        answer_tokens: most that are held for an answer.
+    """
+
+    def __init__(self, budgets: Budgets, metrics: Metrics, *, answer_tokens: int) -> None:
+        self.budgets = budgets
+        """Where other requests are charged."""
+        self._metrics = metrics
+        self._answer_tokens = answer_tokens
+        self._reservations: dict[str, Reservation] = {}
+        """Reservations by the turn's name."""
+
+    async def reserve(self, turn: Turn, *, forced: bool = False) -> dict[str, str]:
+        """Hold room for a turn, and return headers with what is left.
+
+        Args:
+            forced: True for the rest of a request that has begun.
+
+        Raises:
+            BudgetExceededError, BudgetStoreDownError, UnpricedModelError: it must not be sent.
+        """
+        request = turn.request
+        if not request.tenant.limits.budgets:
+            return {}
+        amount = self._amount(turn, answer=self.answer_room(request.body))
+        reservation = await self.budgets.reserve(request.tenant, amount, forced=forced)
+        if reservation is None:
+            return {}
+        self._reservations[turn.name] = reservation
+        return reservation.headers
+
+    def answer_room(self, body: Mapping[str, Any]) -> int:
+        """Return the tokens that a request holds for its answers."""
+        limits = (body.get("max_completion_tokens"), body.get("max_tokens"))
+        given = [each for each in limits if _is_count(each)]
+        answers = body.get("n")
+        times = min(answers, _MAX_ANSWERS) if _is_count(answers) else 1
+        return min([*given, self._answer_tokens]) * times
+
+    async def settled(self, settled: SettledTurn) -> None:
+        """Charge a turn that was answered."""
+        turn = settled.turn
+        reservation = self._reservations.pop(turn.name, None)
+        if reservation is None and not turn.request.tenant.limits.budgets:
+            return
+        if reservation is not None:
+            await self.budgets.settle(reservation, self._used(settled))
+            return
+        # A policy's question, which no caller could be refused for.
+        with suppress(UnpricedModelError):
+            await self.budgets.charge(turn.request.tenant, self._used(settled))
+
+    async def abandoned(self, turn: Turn, *, client_left: bool) -> None:
+        """Charge a turn without an account: its client has left, or its answer broke off.
+
+        An engine that failed before it answered is charged to nobody.
+        """
+        reservation = self._reservations.pop(turn.name, None)
+        if reservation is None:
+            return
+        clock, used = turn.request.clock, Amount()
+        if client_left or clock.tokens:
+            whole = client_left and not turn.request.stream
+            answer = self.answer_room(turn.request.body) if whole else clock.tokens
+            used = self._amount(turn, answer=answer)
+            self._metrics.budget_estimates.labels("left" if client_left else "broken").inc()
+        await self.budgets.settle(reservation, used)
+
+    async def released(self, turn: Turn) -> None:
+        """Give back what a turn holds that was neither answered nor abandoned."""
+        reservation = self._reservations.pop(turn.name, None)
+        if reservation is not None:
+            await self.budgets.settle(reservation, Amount())
+
+    def _used(self, settled: SettledTurn) -> Amount:
+        turn, tokens = settled.turn, settled.receipt.tokens
+        generated = generated_tokens(settled.record, settled.usage)
+        if not tokens.prompt or generated is None:
+            self._metrics.budget_estimates.labels("no_usage").inc()
+        if generated is None:
+            generated = turn.request.clock.tokens
+        return self._amount(turn, tokens if tokens.prompt else None, answer=generated)
+
+    def _amount(self, turn: Turn, tokens: TokenCounts | None = None, *, answer: int) -> Amount:
+        """Return what a turn counts.
+
+        Args:
+            tokens: of its prompt; None for an estimate.
+        """
+        prefilled = prompt_size(turn) if tokens is None else tokens.prefilled
+        return self.budgets.amount(
+            turn.request.tenant,
+            turn.request.model,
+            prefilled=prefilled,
+            cached=0 if tokens is None else tokens.prompt - tokens.prefilled,
+            generated=answer,
+        )
+
+
+def prompt_size(turn: Turn) -> int:
+    """Return the tokens of a turn's prompt, an approximate number if it can't be rendered here."""
+    if turn.planned.rendered is not None and turn.planned.rendered.tokens:
+        return len(turn.planned.rendered.tokens)
+    tokens = token_counter(renderer_of(turn.status, turn.request.model))
+    return sum(map(tokens, turn.planned.prepared.messages))
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,60 @@
+"""``leyline doctor`` on certificates."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.certificates import Authority
+
+from leyline_proxy.doctor.findings import Status
+from leyline_proxy.doctor.tls import examine_tls
+from leyline_proxy.settings import Settings
+
+DAY = timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "status", "told"),
+    [
+        (-1, 9, Status.OK, "serves for another 9.0 days"),
+        (-85, 15, Status.WARN, "less than a fifth of its lifetime"),
+        (-2, -1, Status.FAIL, "has expired"),
+        (1, 2, Status.FAIL, "isn't valid yet"),
+    ],
+)
+def test_a_certificates_time_is_told(
+    tmp_path: Path, begins: int, ends: int, status: Status, told: str
+) -> None:
+    """In days, and as a share of its lifetime, which may be an hour."""
+    pair = Authority(tmp_path).issue("proxy.example", begins=begins * DAY, ends=ends * DAY)
+    (found,) = examine_tls(Settings(tls_cert=pair.cert, tls_key=pair.key))
+    assert (found.status, told in found.detail) == (status, True), found
+
+
+def test_nothing_to_check_without_files() -> None:
+    """The finding names the settings."""
+    (found,) = examine_tls(Settings(upstream="https://engine.example"))
+    assert found.status is Status.SKIP
+    assert "tls_cert" in found.detail
+
+
+def test_engines_in_the_clear_are_named(tmp_path: Path) -> None:
+    """A certificate for engines is of no use on plain HTTP; a broken file is a failure."""
+    authority = Authority(tmp_path)
+    pair = authority.issue("spiffe://td/proxy")
+    given: dict[str, Any] = {
+        "upstreams": {"plain": "http://a.example", "good": "https://b.example"},
+        "upstream_tls_ca": authority.ca,
+        "upstream_tls_cert": pair.cert,
+        "upstream_tls_key": pair.key,
+    }
+    serves, clear = examine_tls(Settings(**given))
+    assert (serves.status, clear.status) == (Status.OK, Status.WARN)
+    assert "requests to plain go" in clear.detail
+    pair.key.write_text("nothing")
+    broken, _ = examine_tls(Settings(**given))
+    assert broken.status is Status.FAIL
+    assert "upstream_tls_key" in broken.detail
