@@ -93,19 +93,23 @@ def session_after(
     kept = replace(source, index=index) if source is not None else None
     current = _with_readings(current, settled, kept)
     current = _with_recalls(_with_policies(current, turn, written), settled)
-    summary = TurnSummary(
+    return current.retain(kept, _summary(settled, index, now), keep=keep, now=now)
+
+
+def _summary(settled: SettledTurn, index: int, now: float) -> TurnSummary:
+    turn, plan = settled.turn, settled.turn.planned.plan
+    return TurnSummary(
         index=index,
         turn=turn.name,
         created=now,
         edits=plan.edits,
-        receipt=receipt,
+        receipt=settled.receipt,
         planned=plan.planned,
         reason=plan.reason,
         paid=settled.paid,
         model=turn.request.model[:_MAX_MODEL],
         client=client_name(turn.request.headers),
     )
-    return current.retain(kept, summary, keep=keep, now=now)
 
 
 def session_without(
