@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -386,3 +386,12 @@ def _own_claims(ids: Sequence[str]) -> str:
     more = len(ids) - _NAMED_CLAIMS
     named = ", ".join(ids[:_NAMED_CLAIMS])
     return f"your {named} and {more} more" if more > 0 else f"your {named}"
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, then the one from which each was raised."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -41,11 +40,6 @@ class Secured:
         """The context of a client with a certificate."""
         return self.authority.issue(name).context(self.authority.ca)
 
-    def replace(self, pair: Pair) -> None:
-        """Give the proxy another certificate."""
-        shutil.copyfile(pair.cert, self.own.cert)
-        shutil.copyfile(pair.key, self.own.key)
-
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
@@ -53,8 +47,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     authority = Authority(folder / "ca")
     own = Pair(folder / "proxy.pem", folder / "proxy.key")
     first, engine = authority.issue("127.0.0.1"), authority.issue("spiffe://td/engines/a")
-    shutil.copyfile(first.cert, own.cert)
-    shutil.copyfile(first.key, own.key)
+    own.put(first)
     shown = authority.issue("spiffe://td/proxy")
     admin = free_port()
     files = {
@@ -126,7 +119,7 @@ def test_a_renewed_certificate_reaches_every_worker_and_the_admin_port(secured: 
     with httpx.Client(verify=secured.context(), timeout=30) as client:
         before = serial(client, secured.running.origin)
         assert serial(client, secured.admin) == before
-        secured.replace(secured.authority.issue("127.0.0.1"))
+        secured.own.put(secured.authority.issue("127.0.0.1"))
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         done = client.post(f"{secured.admin}/admin/reload", headers=headers).json()
         # A worker may have looked by itself a moment ago.

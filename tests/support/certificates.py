@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shutil
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -41,6 +42,11 @@ class Pair:
 
     cert: Path
     key: Path
+
+    def put(self, other: Pair) -> None:
+        """Put other files in the place of these, the certificate first."""
+        shutil.copyfile(other.cert, self.cert)
+        shutil.copyfile(other.key, self.key)
 
     def context(self, ca: Path) -> ssl.SSLContext:
         """The context of a client that shows the certificate."""

@@ -12,9 +12,9 @@ import structlog
 from ..model.budgets import (
     Amount,
     Asked,
-    Reserved,
     Settlement,
     Standing,
+    Usage,
     asked_at,
     fits,
     shortage,
@@ -127,10 +127,10 @@ class Budgets:
             usages = await self._store.usages(asked)
         except BudgetStoreGoneError:
             return  # the reservation decides
-        self._learn(asked, Reserved(True, usages))
+        self._learn(asked, usages)
         settled = [usage._replace(held=Amount()) for usage in usages]
         if not fits(asked, settled):
-            raise self._refused(asked, Reserved(False, tuple(settled)))
+            raise self._refused(asked, settled)
 
     async def reserve(
         self, tenant: Tenant, amount: Amount, *, forced: bool = False
@@ -159,9 +159,9 @@ class Budgets:
                 raise BudgetStoreDownError(self._store.name) from None
             reserved, local = self._known.reserve(asked, now), True
         else:
-            self._learn(asked, reserved)
+            self._learn(asked, reserved.usages)
         if not reserved.admitted:
-            raise self._refused(asked, reserved)
+            raise self._refused(asked, reserved.usages)
         found = standings(asked, reserved.usages)
         self._show(asked.tenant, found)
         return Reservation(asked, rate_headers(found, now), local)
@@ -258,12 +258,12 @@ class Budgets:
                 self._failed()
                 return
 
-    def _learn(self, asked: Asked, reserved: Reserved) -> None:
+    def _learn(self, asked: Asked, usages: Sequence[Usage]) -> None:
         """Take over what the store knows."""
         if self._down:
             self._down = False
             log.info("budget_store_up", store=self._store.name)
-        for period, usage in zip(asked.periods, reserved.usages, strict=True):
+        for period, usage in zip(asked.periods, usages, strict=True):
             owed = self._owed.used(asked.tenant, period)
             self._known.learn(asked.tenant, period, usage.used.plus(owed))
 
@@ -272,8 +272,8 @@ class Budgets:
             self._down = True
             log.warning("budget_store_down", store=self._store.name, admits=self._open)
 
-    def _refused(self, asked: Asked, reserved: Reserved) -> BudgetExceededError:
-        found, short = standings(asked, reserved.usages), shortage(asked, reserved.usages)
+    def _refused(self, asked: Asked, usages: Sequence[Usage]) -> BudgetExceededError:
+        found, short = standings(asked, usages), shortage(asked, usages)
         assert short is not None  # noqa: S101 - it was refused
         self._show(asked.tenant, found)
         self._metrics.limited.labels(asked.tenant, BudgetExceededError.code).inc()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
+
+from ..errors import causes_of
 
 _CERTIFICATE = "certificate"
 _MOST_BYTES = 16 * 1024 * 1024
@@ -21,7 +22,7 @@ def why_unreachable(error: BaseException, what: str) -> tuple[str, str]:
         error: as raised, with its causes.
         what: ``Redis``, ``the engine``.
     """
-    chain = list(_chain(error))
+    chain = list(causes_of(error))
     if any(isinstance(each, socket.gaierror) for each in chain):
         return "its host name is unknown", "Correct the host in the URL, or the DNS entry."
     if any(
@@ -53,14 +54,6 @@ def why_unreachable(error: BaseException, what: str) -> tuple[str, str]:
         f"it can't be reached ({kind})",
         f"Check whether {what} runs there, and look into its log.",
     )
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 async def document(client: httpx.AsyncClient, path: str, **query: str) -> Any:

@@ -27,11 +27,11 @@ log = structlog.get_logger("leyline.tls")
 _ADMIN_CONNECTIONS = 64
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
+_HANDSHAKE_S = 10.0
+"""Longest TLS handshake."""
 _BESIDE_BODY = 4096
 """Bytes of a frame besides the request's body."""
 
-
-TLS_HANDSHAKE_S = 10.0
 
 DoorOf = Callable[[Connect], Door]
 """Returns a door whose connections are given on; called within the event loop."""
@@ -90,7 +90,7 @@ class _Server(uvicorn.Server):
         self._shaking += 1
         try:
             await loop.connect_accepted_socket(
-                self._protocol, sock, ssl=self._tls(), ssl_handshake_timeout=TLS_HANDSHAKE_S
+                self._protocol, sock, ssl=self._tls(), ssl_handshake_timeout=_HANDSHAKE_S
             )
         except OSError as error:
             # The client learns no reason from asyncio.

@@ -11,11 +11,10 @@ import structlog
 from leyline_policies import PolicyError
 
 from ..settings.api_keys import ApiKey, parse_keys
+from ..settings.named_files import FileVersion, file_version, read_within
 from ..telemetry.metrics import Metrics
 
 log = structlog.get_logger("leyline.keys")
-
-Signature = tuple[int, int, int, int]
 
 _MAX_BYTES = 4 * 1024 * 1024
 
@@ -44,7 +43,7 @@ class KeyFile:
         self._metrics = metrics
         self._interval_s = interval_s
         # The file may have changed since the start: the first look reads again.
-        self._signature: Signature | None = None
+        self._signature: FileVersion | None = None
         self._problem: str | None = None
 
     @property
@@ -60,7 +59,7 @@ class KeyFile:
 
     async def refresh(self) -> bool:
         """Read the file if it has changed; return True if its keys are now in force."""
-        signature = await asyncio.to_thread(_signature, self._path)
+        signature = await asyncio.to_thread(file_version, self._path)
         if signature == self._signature:
             return False
         first = self._signature is None
@@ -86,13 +85,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     Raises:
         ValueError: it can't be read, a line is wrong (not quoted), or it has no key.
     """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise ValueError(f"api_keys_file {path} can't be read: {error.strerror}") from error
-    if len(raw) > _MAX_BYTES:
-        raise ValueError(f"api_keys_file {path} has more than {_MAX_BYTES} bytes")
+    raw = read_within(path, "api_keys_file", _MAX_BYTES)
     try:
         # Some editors write a byte order mark, which would become part of a tenant's name.
         keys = parse_keys(raw.decode("utf-8-sig"))
@@ -103,13 +96,3 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     if not keys:
         raise ValueError(f"api_keys_file {path} holds no key")
     return keys
-
-
-def _signature(path: Path) -> Signature:
-    """Return a file version's identity; editors that replace a file change its inode."""
-    try:
-        found = path.stat()
-    except OSError:
-        return (0, 0, 0, 0)
-    # Includes the time of the status change, because a file may become readable.
-    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)

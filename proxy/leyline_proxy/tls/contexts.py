@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import httpx
@@ -32,7 +33,7 @@ def for_clients(files: TlsFiles, *, required: bool) -> ssl.SSLContext:
     context.set_alpn_protocols(_PROTOCOLS)
     _load_own(context, files)
     if files.authorities is not None:
-        _load_authorities(context, files)
+        _load_authorities(context, files.authorities, files.settings[2])
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
         # A resumed session's certificate isn't checked again, though it may have expired.
         context.options |= ssl.OP_NO_TICKET
@@ -55,7 +56,7 @@ def for_engines(files: TlsFiles, *, names: Sequence[str] = ()) -> ssl.SSLContext
         context = httpx.create_ssl_context()
     else:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        _load_authorities(context, files)
+        _load_authorities(context, files.authorities, files.settings[2])
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(_PROTOCOLS)
     if files.certificate is not None:
@@ -91,10 +92,7 @@ def _load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
         ) from error
 
 
-def _load_authorities(context: ssl.SSLContext, files: TlsFiles) -> None:
-    path, setting = files.authorities, files.settings[2]
-    if path is None:
-        return
+def _load_authorities(context: ssl.SSLContext, path: Path, setting: str) -> None:
     read(path, setting)
     try:
         context.load_verify_locations(cafile=path)

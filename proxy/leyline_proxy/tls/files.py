@@ -8,9 +8,11 @@ from pathlib import Path
 
 from cryptography import x509
 
+from ..settings.named_files import FileVersion, file_version, read_within
+
 _MAX_BYTES = 4 * 1024 * 1024
 
-Signature = tuple[tuple[int, int, int, int], ...]
+Signature = tuple[FileVersion, ...]
 
 
 class TlsFilesError(ValueError):
@@ -45,7 +47,7 @@ class TlsFiles:
 
     def signature(self) -> Signature:
         """Return the files' versions. A link that is turned to another file changes it."""
-        return tuple(map(_version, self.named.values()))
+        return tuple(map(file_version, self.named.values()))
 
     def validity(self) -> Validity | None:
         """Return the lifetime of our own certificate; None if there is none.
@@ -72,18 +74,6 @@ def read(path: Path, setting: str) -> bytes:
         TlsFilesError: it can't be read, or is too large.
     """
     try:
-        with path.open("rb") as file:
-            found = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise TlsFilesError(f"{setting} {path} can't be read: {error.strerror}.") from error
-    if len(found) > _MAX_BYTES:
-        raise TlsFilesError(f"{setting} {path} has more than {_MAX_BYTES} bytes.")
-    return found
-
-
-def _version(path: Path) -> tuple[int, int, int, int]:
-    try:
-        found = path.stat()
-    except OSError:
-        return (0, 0, 0, 0)
-    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+        return read_within(path, setting, _MAX_BYTES)
+    except ValueError as error:
+        raise TlsFilesError(f"{error}.") from error

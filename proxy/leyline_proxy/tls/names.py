@@ -8,6 +8,7 @@ and no DNS name. Common names don't count.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 MAX_NAMES = 64
@@ -28,7 +29,7 @@ def names_of(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
     if len(uris) > 1 and any(each.startswith(_SPIFFE) for each in uris):
         return ()  # an SVID has one (X509-SVID, section 2)
     found = (value for kind, value in listed if kind in _KINDS)
-    return tuple(name for name, _ in zip(found, range(MAX_NAMES), strict=False))
+    return tuple(islice(found, MAX_NAMES))
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
 
 import aiohttp
 import httpx
+
+from ..errors import causes_of
 
 BROKE_OFF = "the body broke off"
 """The text of an error after the beginning of an answer."""
@@ -19,7 +20,7 @@ def tls_problem(error: BaseException) -> str:
 
     The text holds no name of a certificate: callers see it.
     """
-    for each in _chain(error):
+    for each in causes_of(error):
         if isinstance(each, aiohttp.ClientError):
             continue  # it is one of ssl's errors without what that says
         if isinstance(each, ssl.SSLCertVerificationError):
@@ -42,16 +43,3 @@ def _is_secured(error: httpx.RequestError) -> bool:
         return error.request.url.scheme == "https"
     except RuntimeError:  # a transport may raise it without its request
         return False
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        # aiohttp keeps the original in attributes.
-        for name in ("certificate_error", "os_error"):
-            inner = getattr(error, name, None)
-            if isinstance(inner, BaseException):
-                yield inner
-        error = error.__cause__ or error.__context__

@@ -36,12 +36,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder / "ca")
         self.own = Pair(folder / "proxy.pem", folder / "proxy.key")
-        self.put(self.authority.issue("127.0.0.1"))
-
-    def put(self, pair: Pair) -> None:
-        """Put files in the place of the proxy's, the certificate first."""
-        shutil.copyfile(pair.cert, self.own.cert)
-        shutil.copyfile(pair.key, self.own.key)
+        self.own.put(self.authority.issue("127.0.0.1"))
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """Settings with clients' certificates."""
@@ -287,7 +282,7 @@ async def test_an_expired_certificate_replaces_no_good_one(
     with socket_proxy(engine, **place.settings(tls_reload_s=3600)) as proxy:
         context = proxy.services.tls.clients
         ends = context.validity.ends
-        place.put(
+        place.own.put(
             place.authority.issue("127.0.0.1", begins=-timedelta(hours=3), ends=-timedelta(hours=2))
         )
         assert not await context.refresh()
@@ -323,7 +318,7 @@ def test_files_that_cannot_serve_are_named_at_the_start(
     elif broken == "stranger":
         shutil.copyfile(place.authority.issue("127.0.0.1").key, place.own.key)
     elif broken == "encrypted":
-        place.put(place.authority.issue("127.0.0.1", passphrase=b"secret"))
+        place.own.put(place.authority.issue("127.0.0.1", passphrase=b"secret"))
     elif broken == "no PEM":
         place.own.cert.write_text("no certificate")
     else:

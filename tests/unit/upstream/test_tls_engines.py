@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,12 +31,7 @@ class Place:
         self.authority = Authority(folder / "ca")
         self.others = Authority(folder / "others", "others")
         self.own = Pair(folder / "proxy.pem", folder / "proxy.key")
-        self.put(self.authority.issue("spiffe://td/proxy"))
-
-    def put(self, pair: Pair) -> None:
-        """Put files in the place of the proxy's."""
-        shutil.copyfile(pair.cert, self.own.cert)
-        shutil.copyfile(pair.key, self.own.key)
+        self.own.put(self.authority.issue("spiffe://td/proxy"))
 
     @contextmanager
     def engine(self, fake: FakeEngine, pair: Pair, *, asks: bool = False) -> Iterator[str]:
@@ -136,7 +130,7 @@ def test_a_failed_handshake_is_named(place: Place, kind: str) -> None:
     signs = place.others if kind == "another authority" else place.authority
     shown: dict[str, Any] = {}
     if kind == "a stranger's":
-        place.put(place.others.issue("spiffe://td/proxy"))
+        place.own.put(place.others.issue("spiffe://td/proxy"))
         shown = place.shown
     pair = signs.issue("127.0.0.1")
     with (
@@ -158,13 +152,13 @@ def test_a_renewed_certificate_is_shown_from_then_on(place: Place) -> None:
     """The connection that is open continues; the next one shows the new certificate."""
     fake, pair = FakeEngine(), place.authority.issue("127.0.0.1")
     fake.answers += [chat_json(), chat_json()]
-    place.put(place.others.issue("spiffe://td/proxy"))
+    place.own.put(place.others.issue("spiffe://td/proxy"))
     with (
         place.engine(fake, pair, asks=True) as origin,
         asking(origin, place, **place.shown) as client,
     ):
         assert client.post(CHAT, json=REQUEST).status_code == httpx.codes.BAD_GATEWAY
-        place.put(place.authority.issue("spiffe://td/proxy"))
+        place.own.put(place.authority.issue("spiffe://td/proxy"))
         assert asyncio.run(client.tls.refresh())
         assert client.post(CHAT, json=REQUEST).status_code == httpx.codes.OK
         place.own.key.write_text("half a k")
