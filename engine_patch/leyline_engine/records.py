@@ -28,15 +28,15 @@ class RecordBook:
         self._records: OrderedDict[str, TurnRecord] = OrderedDict()
         self._scopes: dict[str, str] = {}
 
-    def put(self, record: TurnRecord, scope: str = "") -> None:
-        """Add a record, or replace the earlier one of the same message.
+    def put(self, record: TurnRecord, scope: str = "") -> TurnRecord:
+        """Add a record, or replace the earlier one of the same message; return it as it is kept.
 
         News of a forget and its proof since the request began stays.
 
         Args:
             scope: tenant scope of the record's session.
         """
-        record = self.signed(record)
+        record = self._of_this_run(record)
         with self._lock:
             key = record.receipt.message_id
             self._scopes[key] = scope
@@ -52,9 +52,9 @@ class RecordBook:
             while len(self._records) > self._limit:
                 gone, _ = self._records.popitem(last=False)
                 self._scopes.pop(gone, None)
+            return record
 
-    def signed(self, record: TurnRecord) -> TurnRecord:
-        """Return a record with the name of the engine's run."""
+    def _of_this_run(self, record: TurnRecord) -> TurnRecord:
         return msgspec.structs.replace(record, instance=self.instance)
 
     def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
@@ -73,7 +73,7 @@ class RecordBook:
             record = self._records.get(message_id)
             if record is None:
                 # Its session is known as soon as the record itself comes.
-                record = self.signed(TurnRecord(receipt=Receipt(message_id=message_id)))
+                record = self._of_this_run(TurnRecord(receipt=Receipt(message_id=message_id)))
             self._records[message_id] = self._proven(record, proof)
 
     def _proven(self, record: TurnRecord, proof: Proof) -> TurnRecord:

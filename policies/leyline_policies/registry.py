@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -60,7 +61,24 @@ class PolicyDefinition:
             raise PluginError(
                 f"policy {self.name!r} ({self.origin}) can't be built: {_described(error)}"
             ) from error
-        _check(policy, self)
+        return self.check(policy)
+
+    def check(self, policy: Policy) -> Policy:
+        """Return the policy. An error that would otherwise fail every turn is found here.
+
+        Raises:
+            PluginError: it is no policy, or not the one of this name.
+        """
+        name, mode = getattr(policy, "name", None), getattr(policy, "mode", None)
+        problem = ""
+        if not callable(getattr(policy, "transform", None)):
+            problem = "it has no method transform(messages, turn_idx)"
+        elif name != self.name:
+            problem = f"its attribute name is {name!r}, which must be the registered name"
+        elif mode not in MODES:
+            problem = f"its attribute mode is {mode!r}, which must be 'amortize' or 'forget'"
+        if problem:
+            raise PluginError(f"policy {self.name!r} ({self.origin}) is no policy: {problem}")
         return policy
 
 
@@ -94,6 +112,11 @@ class Registry:
         points = entry_points(group=ENTRY_POINT_GROUP)
         return cls((*built_in_candidates(), *map(_from_entry_point, points)))
 
+    def having(self, candidate: Candidate) -> Registry:
+        """Return these policies with one more, in place of those of its name."""
+        others = (each for name, each in self._candidates.items() if name != candidate.name)
+        return Registry((*itertools.chain.from_iterable(others), candidate))
+
     def names(self) -> tuple[str, ...]:
         """Return every name that is claimed, sorted; imports nothing."""
         return tuple(sorted(self._candidates))
@@ -114,7 +137,7 @@ class Registry:
         if len(candidates) > 1:
             claims = " and ".join(candidate.origin for candidate in candidates)
             raise NameClashError(f"the policy name {name!r} is claimed twice: {claims}")
-        return _define(candidates[0])
+        return define(candidates[0])
 
     def all(self) -> tuple[PolicyDefinition, ...]:
         """Return every policy, sorted by name; imports every plugin.
@@ -146,7 +169,13 @@ def _from_entry_point(point: EntryPoint) -> Candidate:
     )
 
 
-def _define(candidate: Candidate) -> PolicyDefinition:
+def define(candidate: Candidate) -> PolicyDefinition:
+    """Return the policy of a candidate.
+
+    Raises:
+        PluginError: it can't be imported, or isn't a class or function of which a policy can be
+        made.
+    """
     try:
         loaded = candidate.load()
     except (Exception, SystemExit) as error:  # whatever a plugin's import raises, it is named
@@ -197,22 +226,6 @@ def _own_parameters(target: Callable[..., object], skip: int = 0) -> tuple[Param
             f"its parameter {min(reserved)} has a name that every policy takes already; rename it"
         )
     return parameters
-
-
-def _check(policy: Policy, definition: PolicyDefinition) -> None:
-    """Refuse at load an error that would otherwise fail every turn."""
-    name, mode = getattr(policy, "name", None), getattr(policy, "mode", None)
-    problem = ""
-    if not callable(getattr(policy, "transform", None)):
-        problem = "it has no method transform(messages, turn_idx)"
-    elif name != definition.name:
-        problem = f"its attribute name is {name!r}, which must be the registered name"
-    elif mode not in MODES:
-        problem = f"its attribute mode is {mode!r}, which must be 'amortize' or 'forget'"
-    if problem:
-        raise PluginError(
-            f"policy {definition.name!r} ({definition.origin}) is no policy: {problem}"
-        )
 
 
 def _summary(documented: object) -> str:

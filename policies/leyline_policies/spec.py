@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 from leyline_policies.errors import SpecError
 from leyline_policies.grammar import MAX_STEPS, Step, Value, parse_steps
 from leyline_policies.kinds import POLICIES
 from leyline_policies.modifiers import MODIFIERS, Modifiers
 from leyline_policies.parameters import SettingError, convert_settings
-from leyline_policies.policy import Policy
-from leyline_policies.registry import Registry
+from leyline_policies.policy import FunctionPolicy, Policy, TransformFunction
+from leyline_policies.registry import Candidate, Registry, define
 
-__all__ = ["Step", "Value", "build_policy", "load_pipeline", "parse_steps"]
+__all__ = ["Step", "Value", "build_policy", "load_pipeline", "parse_steps", "policy_of"]
+
+_NOT_INSTALLED = "not installed"
 
 
 def load_pipeline(spec: str, registry: Registry | None = None) -> tuple[Policy, ...]:
@@ -55,6 +58,41 @@ def build_policy(name: str, settings: Iterable[tuple[str, object]], registry: Re
         return Modifiers(**around).around(policy) if around else policy
     except ValueError as error:
         raise SpecError(f"{name}: {error}") from error
+
+
+def policy_of(
+    offered: Policy | type[Policy] | TransformFunction,
+    settings: Mapping[str, object] | None = None,
+    *,
+    name: str | None = None,
+) -> Policy:
+    """Return the policy of a class or function, as if a package offered it.
+
+    Args:
+        offered: a class, a function, or a policy that was made of one already.
+        settings: typed values for a class or function: its own settings, and those that every
+            policy takes.
+        name: the one to register it under; without it, its own.
+
+    Raises SpecError and PluginError as `load_pipeline`; also SpecError for settings of a policy
+    that was made already.
+    """
+    own = name or getattr(offered, "name", None)
+    if not isinstance(own, str):
+        own = str(getattr(offered, "__name__", type(offered).__name__))
+    if not _is_made(offered):
+        candidate = Candidate(own, _NOT_INSTALLED, lambda: offered)
+        return build_policy(own, (settings or {}).items(), Registry.discover().having(candidate))
+    if settings:
+        raise SpecError(f"{own} has its settings already; give its class or function with settings")
+    source = offered if isinstance(offered, FunctionPolicy) else type(offered)
+    return define(Candidate(own, _NOT_INSTALLED, lambda: source)).check(cast("Policy", offered))
+
+
+def _is_made(offered: object) -> bool:
+    if isinstance(offered, FunctionPolicy):
+        return bool(offered.settings)
+    return not inspect.isclass(offered) and callable(getattr(offered, "transform", None))
 
 
 def _inner(name: str, key: str, specs: Any, registry: Registry) -> tuple[Policy, ...]:

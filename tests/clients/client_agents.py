@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from client_cases import INSTALLED, TASK, Client, Files, libraries, work
+from client_frameworks import frameworks
 from client_stack import KEY, Place
+from client_terminals import terminals
 from client_verdict import LAST, MEASURE, NOTES, SHOW, TEXT
 from support.scripted_model import SCRIPTED, Call, Reply
 
@@ -17,6 +19,7 @@ def clients() -> tuple[Client, ...]:
     claude = _claude()
     return (
         *libraries(),
+        *frameworks(),
         _mini(),
         claude,
         _searching(claude),
@@ -25,6 +28,7 @@ def clients() -> tuple[Client, ...]:
         _codex(websockets=True),
         _aider(),
         _qwen(),
+        *terminals(),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from client_stack import KEY, Place, Ran, Stack, client_stack, run_client
 from client_verdict import LAST, MEASURE, NOTES, SHOW, TEXT, Verdict, judge
-from support.scripted_model import SCRIPTED, Call, Reply, follow
+from support.scripted_model import SCRIPTED, Call, Reply, follow, follow_marks
 
 TASK = "Write notes.txt, then measure it into size.txt, then show both."
 PROGRAMS = Path(__file__).parent / "programs"
@@ -49,6 +49,10 @@ class Client:
     """True if it leaves its history as it is from turn to turn."""
     websocket: bool = False
     """True if its turns must all come over WebSocket."""
+    mark: str = ""
+    """Occurs once per step in the user message of a client that sends no other messages."""
+    asks: frozenset[str] = frozenset()
+    """Hosts that it asks whatever it is told; it gets no answer."""
     timeout_s: float = 240.0
 
     @property
@@ -74,10 +78,16 @@ def play(client: Client, files: Path, folder: Path, *, proxied: bool = True) -> 
         proxied: False for the engine alone.
     """
     replies = client.replies(folder / "work")
-    with client_stack(files, folder, follow(TASK, *replies), proxied=proxied) as stack:
+    script = follow_marks(TASK, client.mark, *replies) if client.mark else follow(TASK, *replies)
+    with client_stack(files, folder, script, proxied=proxied) as stack:
         ran = _run(client, stack)
         verdict = judge(
-            stack, ran, steps=len(replies), appends=client.appends, websocket=client.websocket
+            stack,
+            ran,
+            steps=len(replies),
+            appends=client.appends,
+            websocket=client.websocket,
+            asks=client.asks,
         )
         return Outcome(verdict, ran)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from client_stack import Ran, Stack
 from support.scripted_model import ModelTurn
@@ -37,7 +38,13 @@ class Verdict:
 
 
 def judge(
-    stack: Stack, ran: Ran, *, steps: int, appends: bool = True, websocket: bool = False
+    stack: Stack,
+    ran: Ran,
+    *,
+    steps: int,
+    appends: bool = True,
+    websocket: bool = False,
+    asks: frozenset[str] = frozenset(),
 ) -> Verdict:
     """Check that the session ended well, was recognised and used the cache.
 
@@ -45,6 +52,7 @@ def judge(
         steps: answers that the session takes.
         appends: whether the client leaves its history as it is.
         websocket: True if the client must have used WebSocket alone.
+        asks: hosts that it may ask.
     """
     ran_all = stack.model.turns()
     turns = [turn for turn in ran_all if turn.followed]
@@ -57,7 +65,11 @@ def judge(
         *(edit_problems(sessions, turns) if appends else ()),
         *(f"{s.method} {s.path} answered {s.status}" for s in stack.refused()),
         *(_transport_problems(stack) if websocket else ()),
-        *(f"wanted to reach {target}" for target in stack.place.trip.wanted),
+        *(
+            f"wanted to reach {target}"
+            for target in stack.place.trip.wanted
+            if _host(target) not in asks
+        ),
     ]
     return Verdict(
         turns=len(turns),
@@ -66,6 +78,12 @@ def judge(
         sessions=len(sessions),
         problems=tuple(problems),
     )
+
+
+def _host(target: str) -> str:
+    """Return the host of a forward proxy's request line."""
+    address = target.partition(" ")[2]
+    return urlsplit(address if "://" in address else f"//{address}").hostname or ""
 
 
 def _ending(stack: Stack, ran: Ran) -> list[str]:

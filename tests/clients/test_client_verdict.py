@@ -16,6 +16,7 @@ from support.scripted_model import (
     Reply,
     build_scripted,
     follow,
+    follow_marks,
 )
 
 from leyline_engine.contract import Receipt, TokenCounts
@@ -72,6 +73,8 @@ def test_a_session_that_fails_is_told_in_full(tmp_path: Path) -> None:
         told = {"ORIGIN": stack.place.origin, "KEY": KEY}
         ran = run_client([python, "-c", code], stack.place, told, timeout_s=60)
         problems = " ".join(judge(stack, ran, steps=1).problems)
+        asks = frozenset({"example.invalid"})
+        assert "example.invalid" not in " ".join(judge(stack, ran, steps=1, asks=asks).problems)
     for problem in ("exit status", "0 turns", "answered 404", "example.invalid", "notes.txt"):
         assert problem in problems
 
@@ -88,3 +91,19 @@ def test_replies_follow_the_conversation(tools: bool) -> None:
     text += f"<|im_start|>assistant\n{write.spelled}<|im_end|>\n"
     assert script(Prompt.of(text)) == ((Reply("Done."), True) if tools else aside)
     assert script(Prompt.of(text.replace("TASK", "other"))) == aside
+
+
+def test_a_system_prompt_may_speak_of_tools_itself() -> None:
+    """The tools are those that the template lists at the end."""
+    listed = '\n<tools>\n{"function": {"name": "write"}}\n</tools>'
+    text = f"<|im_start|>system\nUse\n<tools>\nnone.\n</tools>{listed}<|im_end|>\n"
+    assert Prompt.of(text).tools == {"write"}
+
+
+def test_replies_follow_the_marks_of_a_growing_message() -> None:
+    """A client with one message has come as far as the marks in it; other tasks are no steps."""
+    script = follow_marks("TASK", "[seen]", Reply("One."), Reply("Two."))
+    text = "<|im_start|>user\nTASK{}<|im_end|>\n"
+    assert script(Prompt.of(text.format(""))) == (Reply("One."), True)
+    assert script(Prompt.of(text.format(" [seen] 1"))) == (Reply("Two."), True)
+    assert script(Prompt.of(text.format("").replace("TASK", "other"))) == (Reply("One."), False)

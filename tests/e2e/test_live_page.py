@@ -471,28 +471,63 @@ def test_sessions_are_found_by_name_model_and_client(browser: Browser, proxy: Pr
         other = page.get_by_role("option", name=re.compile("^Session search-b"))
         expect(other.locator(".who")).to_have_text("leyline-recall")
         search = page.get_by_role("searchbox", name="Search sessions")
+        known = page.locator(".session").count()
         for words, shown in (("codex", 1), ("RECALL search-", 2), ("search-b codex", 0)):
             search.fill(words)
             expect(page.locator(".session")).to_have_count(shown)
+            expect(page.locator("#sessions-count")).to_have_text(f"{shown} of {known}")
+            expect(page.locator("#announcer")).to_have_text(f"{shown} of {known} sessions fit.")
+            assert violations(page) == []
         assert "No session fits." in page.evaluate(
             "getComputedStyle(document.getElementById('sessions'), '::after').content"
         )
+        search.fill("search-")
+        search.press("ArrowDown")
+        page.keyboard.press("End")
+        expect(page.locator(".session:focus")).to_have_attribute("data-id", "search-a")
+        expect(page.locator(".detail .who")).to_have_text("leyline-recall · codex_exec/0.169.0")
         search.fill("")
-        expect(found).to_be_visible()
+        expect(page.locator(".session")).to_have_count(known)
+        expect(page.locator("#sessions-count")).to_have_text(str(known))
+
+
+def test_the_chosen_session_is_in_sight(browser: Browser, proxy: Proxy) -> None:
+    """A link to a session far down scrolls the list to it, and nothing else."""
+    names = [f"far-{number}" for number in range(8)]
+    for name in names:
+        proxy.replay(1, session=name)
+    size = {"width": 400, "height": 800}
+    with opened(browser, proxy.origin, viewport=size) as watched:
+        page = watched.page
+        page.evaluate("name => { location.hash = `session=${name}` }", names[0])
+        page.reload()
+        row = page.locator(".session[aria-selected=true]")
+        expect(row).to_have_attribute("data-id", names[0])
+        inside = """row => {
+            const [at, list] = [row, row.parentElement].map((each) => each.getBoundingClientRect());
+            return at.top >= list.top - 1 && at.bottom <= list.bottom + 1;
+        }"""
+        assert row.evaluate(inside)
+        assert page.locator("#sessions").evaluate("each => each.scrollTop") > 0
+        assert page.evaluate("scrollY") == 0
 
 
 def test_a_short_session_uses_the_width_and_a_prefill_that_was_right_is_no_warning(
     browser: Browser, proxy: Proxy
 ) -> None:
     """Columns grow with the room; "not worth it" looks like a turn without edits."""
-    proxy.replay(6, session="short")
+    for turns in (6, 1):
+        proxy.replay(turns, session=f"short-{turns}")
     with opened(browser, proxy.origin) as watched:
         page = watched.page
-        page.get_by_role("option", name=re.compile("^Session short")).click()
-        expect(page.locator(".turn")).to_have_count(6)
-        width = page.evaluate("document.querySelector('.columns').getBoundingClientRect().width")
-        room = page.evaluate("document.querySelector('.scroller').clientWidth")
-        assert width > 0.6 * room
+        for turns in (6, 1):
+            page.get_by_role("option", name=re.compile(f"^Session short-{turns}")).click()
+            expect(page.locator(".turn")).to_have_count(turns)
+            wide = "all => all.map(each => each.getBoundingClientRect().width)"
+            (room,) = page.locator(".detail .place").evaluate_all(wide)
+            columns = page.locator(".turn").evaluate_all(wide)
+            assert room - 60 < sum(columns) <= room  # the axis has the rest
+            assert max(page.locator(".turn .band").evaluate_all(wide)) <= 72
         module = f"{proxy.origin}/live/turn.js"
         classes = page.evaluate(
             """async (module) => {
@@ -520,6 +555,10 @@ def test_narrow_windows_scroll_inside_alone(browser: Browser, proxy: Proxy) -> N
         assert page.evaluate("document.documentElement.scrollWidth") == 400
         wide, seen = table.evaluate("each => [each.scrollWidth, each.clientWidth]")
         assert wide > seen
+        table.evaluate("each => { each.scrollLeft = each.scrollWidth }")
+        left = "each => each.getBoundingClientRect().left"
+        number = table.get_by_role("rowheader").first
+        assert number.evaluate(left) == pytest.approx(table.evaluate(left), abs=1)
 
 
 def test_a_restart_under_the_page_is_survived(browser: Browser, proxy: Proxy) -> None:
@@ -576,6 +615,11 @@ def test_keys_are_asked_for_and_tenants_are_apart(
             assert "key-of-red" not in json.dumps(stored)
             page.reload()
             expect(page.get_by_role("option", name=re.compile("^Session private"))).to_be_visible()
+            expect(page.locator("#tenant")).to_have_text("Tenant red")
+            for words, shown in (("red priv", 1), ("blue", 0)):
+                page.get_by_role("searchbox", name="Search sessions").fill(words)
+                expect(page.locator(".session")).to_have_count(shown)
+            assert violations(page) == []
             page.get_by_role("button", name="Change key").click()
             field.fill("key-of-blue")
             page.keyboard.press("Enter")

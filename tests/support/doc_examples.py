@@ -56,14 +56,31 @@ NOT_RUN: Mapping[str, str] = {
     "make": "is what runs this test, or takes minutes",
     "aider": "an agent; bench/clients.py runs it",
     "claude": "an agent; bench/clients.py runs it",
+    "cline": "an agent; bench/clients.py runs it",
+    "cn": "an agent; bench/clients.py runs it",
     "codex": "an agent; bench/clients.py runs it",
+    "copilot": "an agent; bench/clients.py runs it",
     "mini": "an agent; bench/clients.py runs it",
     "opencode": "an agent; bench/clients.py runs it",
+    "pi": "an agent; bench/clients.py runs it",
     "qwen": "an agent; bench/clients.py runs it",
 }
 """Programs that examples name and tests don't run, and why. All else in a block is run."""
 
-NOT_INSTALLED = frozenset({"litellm", "smolagents", "langchain_openai"})
+NOT_INSTALLED = frozenset(
+    {
+        "crewai",
+        "deepagents",
+        "dspy",
+        "google",
+        "langchain_openai",
+        "litellm",
+        "openhands",
+        "semantic_kernel",
+        "smolagents",
+        "strands",
+    }
+)
 """Libraries whose examples are only compiled: bench/clients.py brings and runs them."""
 
 _PREAMBLE = r"""

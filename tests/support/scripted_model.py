@@ -39,7 +39,7 @@ _SMALL = {
 """A prompt of 30,000 tokens is prefilled in a few seconds on one core."""
 _CERTAIN = 50.0
 _MESSAGE = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", re.DOTALL)
-_TOOLS = re.compile(r"\n<tools>\n(.*)\n</tools>$", re.DOTALL)
+_TOOLS = re.compile(r".*\n<tools>\n(.*)\n</tools>$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,20 @@ def follow(task: str, *replies: Reply, aside: str = "A session.") -> Script:
         if not next_calls <= prompt.tools or (known and not known & prompt.tools):
             return Reply(aside), False
         return replies[done], True
+
+    return script
+
+
+def follow_marks(task: str, mark: str, *replies: Reply) -> Script:
+    """Answer requests whose last user message holds ``task`` with ``replies`` in turn.
+
+    Serves clients that write the session into that message: how far it has come is the number of
+    ``mark`` in it.
+    """
+
+    def script(prompt: Prompt) -> tuple[Reply, bool]:
+        text = next((text for role, text in reversed(prompt.messages) if role == "user"), "")
+        return replies[text.count(mark)], task in text
 
     return script
 

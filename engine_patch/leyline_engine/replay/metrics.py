@@ -39,11 +39,10 @@ class Filing:
 
     def ended(self, spec: JobSpec, record: TurnRecord) -> TurnRecord:
         """Record that a request ended; returns its record as filed."""
-        record = self.records.signed(_with_fault(spec, record))
+        record = _with_fault(spec, record)
         if spec.enveloped:
             self._metrics.request(record.receipt)
-        self.records.put(record, spec.scope)
-        return record
+        return self.records.put(record, spec.scope)
 
     def refused(self, spec: JobSpec, record: TurnRecord, *, began: bool = False) -> None:
         """Record that a request ended because of claims.

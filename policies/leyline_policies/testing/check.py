@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import cast
 
 from leyline_policies.context import Context, State, run
 from leyline_policies.errors import did_you_mean
 from leyline_policies.marks import without_dropped
 from leyline_policies.memo import Memo
-from leyline_policies.policy import FunctionPolicy, Message, Policy, TransformFunction
+from leyline_policies.policy import Message, Policy, TransformFunction
+from leyline_policies.spec import policy_of
 from leyline_policies.testing.rules import (
     CHECKS,
     RULES,
@@ -50,9 +49,11 @@ class Report:
 
 
 def check_policy(
-    policy: Policy | TransformFunction,
+    policy: Policy | type[Policy] | TransformFunction,
     sessions: Sequence[Session] | None = None,
     *,
+    settings: Mapping[str, object] | None = None,
+    name: str | None = None,
     render: Render | None = None,
     window: int | None = 128_000,
     without: Collection[str] = (),
@@ -63,23 +64,24 @@ def check_policy(
     message that stays is the same object from turn to turn.
 
     Args:
-        policy: a policy, or a plain function that is one.
+        policy: a policy, or the class or function of one.
         sessions: see `Session`; without them, `synthetic_sessions`.
+        settings: of the class or function, typed: its own, and those that every policy takes.
+        name: the one that it is registered under; without it, its own.
         render: called with the messages to send (a chat template, say); may raise anything. Turns
             whose given messages it refuses aren't rendered.
         window: the model's context window in tokens.
         without: rules that are not checked.
 
     Raises:
-        RuleBrokenError: the policy breaks a rule. It is an AssertionError. ValueError: ``without``
-        names an unknown rule, or there is no turn to check.
+        RuleBrokenError: the policy breaks a rule. It is an AssertionError. PluginError: no package
+        could offer it. SpecError: it doesn't take the settings. ValueError: ``without`` names an
+        unknown rule, or there is no turn to check.
     """
-    for name in without:
-        if name not in RULES:
-            raise ValueError(f"no rule is called {name!r}{did_you_mean(name, RULES)}")
-    if inspect.isfunction(policy):
-        policy = FunctionPolicy(policy.__name__, "amortize", policy)
-    tried = cast("Policy", policy)
+    for rule in without:
+        if rule not in RULES:
+            raise ValueError(f"no rule is called {rule!r}{did_you_mean(rule, RULES)}")
+    tried = policy_of(policy, settings, name=name)
     played = synthetic_sessions() if sessions is None else sessions
     checker = _Checker(tried, render, window, frozenset(without))
     totals = Report(tried.name, len(played))

@@ -178,7 +178,8 @@ def readiness(services: Services) -> dict[str, Any]:
     return {
         "ready": any(each.status.up and not each.warming for each in replicas)
         and not stopping
-        and not services.audit.closed,
+        and not services.audit.closed
+        and not services.tenants.locked_out,
         "stopping": stopping,
         "upstreams": [replica_document(replica) for replica in replicas],
         "sessions": {
@@ -188,7 +189,16 @@ def readiness(services: Services) -> dict[str, Any]:
         },
         **({} if recall is None else {"recall": _recall_document(recall)}),
         **({} if keys is None else {"api_keys": {"problem": keys.problem}}),
+        **_identity_document(services),
         **({"audit": {"problem": services.audit.problem}} if services.audit.on else {}),
         **({"tls": {"problem": services.tls.problem}} if any(services.tls) else {}),
         **({} if services.fleet is None else {"worker": services.fleet.index}),
     }
+
+
+def _identity_document(services: Services) -> dict[str, Any]:
+    tokens = services.tenants.tokens
+    if tokens is None:
+        return {}
+    keys = tokens.keys
+    return {"identity": {"usable": keys.usable, "problem": keys.problem}}

@@ -181,6 +181,12 @@ class KeySet:
         """Seconds since the last good look; None before the first."""
         return None if self._good_at is None else self._clock() - self._good_at
 
+    @property
+    def usable(self) -> bool:
+        """True if there are keys that aren't too old."""
+        age_s = self.age_s
+        return age_s is not None and age_s <= self._max_age_s
+
     async def run(self) -> None:
         """Look at the keys at intervals, until cancelled."""
         while True:
@@ -193,16 +199,16 @@ class KeySet:
         Raises:
             KeysGoneError: no keys may be used.
         """
-        found = self._held().get(key_id) if self._usable() else None
+        found = self._held().get(key_id) if self.usable else None
         if found is None and (self._looking is not None or self._due()):
             await self.look()
-        if not self._usable():
+        if not self.usable:
             raise KeysGoneError(self.problem or "they are too old")
         return found or self._held().get(key_id)
 
     def knows(self, key_id: str) -> bool:
         """Return True if a key may be used without another look."""
-        return self._usable() and key_id in self._held()
+        return self.usable and key_id in self._held()
 
     async def look(self) -> None:
         """Read the keys; callers at the same time share one look."""
@@ -234,10 +240,6 @@ class KeySet:
 
     def _held(self) -> Mapping[str, jwt.PyJWK]:
         return self._keys
-
-    def _usable(self) -> bool:
-        age_s = self.age_s
-        return age_s is not None and age_s <= self._max_age_s
 
     def _due(self) -> bool:
         return self._looked_at is None or self._clock() - self._looked_at >= _SOONEST_S

@@ -16,6 +16,7 @@ from ..model.spans import SpanNames
 from ..model.undeclared import UndeclaredRules
 from .causes import Cause, CauseFinder, strictest
 from .forgetting import Demand, new_demands
+from .left_out import left_out
 from .quotes import Quotes, compacted_messages
 from .stripped import Decode, strips_thinking
 from .token_diff import Hunk, Kept, SourceView, TokenDiff, continued, diff_tokens
@@ -66,7 +67,8 @@ def consider(
 
     Args:
         names: of this turn's messages.
-        decode: for finding thinking that the template strips; None finds none.
+        decode: for finding thinking that the template strips, and texts of an answer that the
+            caller left out; None finds none.
         recompute: tokens after each edit to compute again.
         quotes: answers that the prompt quotes.
         later: the session's turns since; one of them may show the turn's answer as a message.
@@ -94,6 +96,9 @@ def consider(
         same_context=turn.rendered.context == rendered.context,
         strips_thinking=lambda hunk: (
             decode is not None and strips_thinking(hunk, turn.tokens, rendered.tokens, decode)
+        ),
+        left_out=lambda hunk: (
+            left_out(hunk, turn, prepared, decode) if decode is not None else None
         ),
         compacted=compacted_messages(turn, sent, client, quotes),
         edited_answer=view.prompt_length if _answer_is_edited(before, prepared, later) else None,

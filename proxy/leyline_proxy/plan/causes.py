@@ -50,6 +50,8 @@ class CauseFinder:
             demand, met long ago, makes no later edit of the message a forget.
         same_context: True if tool definitions and template options are the source's.
         strips_thinking: returns True if a hunk only removes the model's own thinking.
+        left_out: returns the caller's message of the source's answer if a hunk only removes a text
+            that the caller didn't send back.
         compacted: sent messages that the caller's compaction removed, and those that came for them.
         edited_answer: first token of the source's answer, if the caller has sent it as a message
             and no longer sends that message as it was; else None.
@@ -66,6 +68,7 @@ class CauseFinder:
         demanded: Collection[int] = (),
         same_context: bool = True,
         strips_thinking: Callable[[Hunk], bool] = lambda _: False,
+        left_out: Callable[[Hunk], int | None] = lambda _: None,
         compacted: tuple[Collection[int], Collection[int]] = ((), ()),
         edited_answer: int | None = None,
     ) -> None:
@@ -75,6 +78,7 @@ class CauseFinder:
         self._demanded = demanded
         self._same_context = same_context
         self._strips_thinking = strips_thinking
+        self._left_out = left_out
         self._gone, self._came = compacted
         self._edited_answer = edited_answer
         self._new_of = {s.old: s.new for s in sent.steps if s.kind == "replaced"}
@@ -165,10 +169,14 @@ class CauseFinder:
         return Cause(cause, mode, role, message, self._rules.withholds(rule))
 
     def _template(self, hunk: Hunk) -> Cause:
-        """Return the cause if no message differs: the template, or other tools or options."""
+        """Return the cause if no message differs: the template, other tools or options, or a caller
+        that left out a text of the answer."""
         if not self._same_context:
             return Cause("tools", "exact", "tools", None)
         thinking = self._strips_thinking(hunk)
+        answer = None if thinking else self._left_out(hunk)
+        if answer is not None:
+            return self._callers("assistant", answer, False)
         rule = THINKING if thinking else "template"
         mode: EditMode = "amortize" if self._rules.amortizes(rule) else "exact"
         return Cause("template", mode, "template", None, self._rules.withholds(rule), thinking)

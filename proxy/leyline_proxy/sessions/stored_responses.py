@@ -159,19 +159,10 @@ class ResponseShelf:
 
 
 class MemoryResponseStore:
-    """A :class:`ResponseStore` for one process; for the bounds, see :class:`ResponseShelf`."""
+    """A :class:`ResponseStore` for one process, above its shelf."""
 
-    def __init__(
-        self,
-        *,
-        max_responses: int,
-        max_bytes: int,
-        ttl_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._shelf = ResponseShelf(
-            max_responses=max_responses, max_bytes=max_bytes, ttl_s=ttl_s, clock=clock
-        )
+    def __init__(self, shelf: ResponseShelf) -> None:
+        self._shelf = shelf
 
     async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> None:
         self._shelf.put(tenant, response_id, encode(stored), stored.session, stored.turn)

@@ -61,6 +61,12 @@ class TenantDirectory:
         return self._is_open
 
     @property
+    def locked_out(self) -> bool:
+        """True if nobody can be let in now: tokens are the only way, and can't be checked."""
+        others = self._is_open or self._keys or self._certificates
+        return not others and self.tokens is not None and not self.tokens.keys.usable
+
+    @property
     def names(self) -> frozenset[str]:
         """Names of all tenants."""
         return frozenset(self._tenants)

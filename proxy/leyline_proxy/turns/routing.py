@@ -108,12 +108,8 @@ class Routing:
     def headers(self, turn: Turn) -> RawHeaders:
         """Return the proxy's own headers of a turn."""
         tenant, session_id = turn.request.tenant.name, turn.identity.session_id
-        if turn.replica.router is not None:
-            known = turn.replica.affinity
-            return steering(tenant, session_id, known, self._affinity_header)
-        if not self._affinity_header:
-            return []
-        return [(self._affinity_header.encode("latin-1"), session_id.encode())]
+        known = turn.replica.affinity if turn.replica.router is not None else None
+        return steering(tenant, session_id, known, self._affinity_header)
 
     def note(self, turn: Turn, headers: Mapping[str, str]) -> None:
         """Keep what an answer's headers say about its engine until the turn is settled."""

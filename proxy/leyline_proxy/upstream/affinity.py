@@ -30,17 +30,18 @@ def routing_key(tenant: str, session_id: str) -> str:
 
 
 def steering(
-    tenant: str, session_id: str, known: Mapping[str, str], header: str | None
+    tenant: str, session_id: str, known: Mapping[str, str] | None, header: str | None
 ) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a turn that goes through a router.
+    """Return the proxy's own headers of a turn.
 
     Args:
-        known: values of headers by which the router names the engine.
+        known: values of headers by which the router names the engine; None without a router.
         header: a further one for the session's id.
     """
-    key = routing_key(tenant, session_id).encode()
-    headers = dict.fromkeys(KEY_HEADERS, key)
-    headers |= {name: value.encode("latin-1") for name, value in known.items()}
+    headers: dict[str, bytes] = {}
+    if known is not None:
+        headers = dict.fromkeys(KEY_HEADERS, routing_key(tenant, session_id).encode())
+        headers |= {name: value.encode("latin-1") for name, value in known.items()}
     if header:
         headers[header.lower()] = session_id.encode()
     return [(name.encode("latin-1"), value) for name, value in headers.items()]

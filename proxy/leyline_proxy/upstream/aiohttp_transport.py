@@ -22,10 +22,14 @@ import httpx
 from multidict import CIMultiDict
 from yarl import URL
 
+from .tls_faults import BROKE_OFF
+
 _NO_DEFAULTS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """Headers that aiohttp would add."""
 
 _KEEP_ALIVE_S = 60.0
+_FAREWELL_S = 0.1
+"""Time for TLS's close_notify and its answer."""
 
 
 class AiohttpTransport(httpx.AsyncBaseTransport):
@@ -50,6 +54,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         self._max_connections = max_connections
         # Both are created on first use: reading certificates takes tens of milliseconds.
         self._session: aiohttp.ClientSession | None = None
+        self._secure = False
         self._exact: httpx.AsyncHTTPTransport | None = None
         self._exact_tls: ssl.SSLContext | None = None
         self._exact_before: httpx.AsyncHTTPTransport | None = None
@@ -99,6 +104,10 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
                 await exact.aclose()
         if self._session is not None:
             await self._session.close()
+            if self._secure:
+                # Connections of requests that were cancelled just now say farewell, and aiohttp
+                # waits for none of them.
+                await asyncio.sleep(_FAREWELL_S)
 
     async def _exactly(self) -> httpx.AsyncHTTPTransport:
         """Return a transport for header values that aiohttp would write differently."""
@@ -121,6 +130,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         """Return the session, created within its loop. All requests go to one server, so the first
         decides whether certificates are needed."""
         if self._session is None:
+            self._secure = secure
             self._session = aiohttp.ClientSession(
                 connector=self._connector(secure),
                 auto_decompress=False,
@@ -199,7 +209,7 @@ def _mapped(request: httpx.Request) -> Iterator[None]:
     except aiohttp.ServerDisconnectedError as error:
         raise httpx.RemoteProtocolError(str(error), request=request) from error
     except aiohttp.ClientPayloadError as error:
-        raise httpx.RemoteProtocolError("the body broke off", request=request) from error
+        raise httpx.RemoteProtocolError(BROKE_OFF, request=request) from error
     except aiohttp.InvalidURL as error:
         raise httpx.UnsupportedProtocol(str(error), request=request) from error
     except (aiohttp.ClientError, OSError) as error:

@@ -169,5 +169,4 @@ class ReplicaPool:
 
     async def aclose(self) -> None:
         """Close all connections."""
-        for replica in self:
-            await replica.aclose()
+        await asyncio.gather(*(replica.aclose() for replica in self))

@@ -5,7 +5,13 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator
 
+import aiohttp
 import httpx
+
+BROKE_OFF = "the body broke off"
+"""The text of an error after the beginning of an answer."""
+
+_BROKEN = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 
 
 def tls_problem(error: BaseException) -> str:
@@ -14,6 +20,8 @@ def tls_problem(error: BaseException) -> str:
     The text holds no name of a certificate: callers see it.
     """
     for each in _chain(error):
+        if isinstance(each, aiohttp.ClientError):
+            continue  # it is one of ssl's errors without what that says
         if isinstance(each, ssl.SSLCertVerificationError):
             why = getattr(each, "verify_message", "") or str(each.args[-1])
             # Host names follow the reason.
@@ -23,7 +31,7 @@ def tls_problem(error: BaseException) -> str:
             if "alert" in reason:
                 return f"it refuses the proxy's certificate or TLS version: {reason}"
             return f"TLS failed: {reason}"
-    if isinstance(error, httpx.RemoteProtocolError) and _is_secured(error):
+    if isinstance(error, _BROKEN) and _is_secured(error) and str(error) != BROKE_OFF:
         # Many servers, uvicorn among them, give no reason when they refuse a certificate.
         return "it closed the connection; it may refuse the proxy's certificate, or its lack of one"
     return ""

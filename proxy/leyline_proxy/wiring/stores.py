@@ -8,9 +8,18 @@ from ..hub.shared_sessions import SharedSessions
 from ..sessions.memory import MemorySessionStore
 from ..sessions.redis import RedisLink, RedisOptions, RedisResponseStore, RedisSessionStore, Seal
 from ..sessions.store import SessionStore
-from ..sessions.stored_responses import MemoryResponseStore, ResponseStore
+from ..sessions.stored_responses import MemoryResponseStore, ResponseShelf, ResponseStore
 from ..settings import Settings
 from ..settings.sessions import MEMORY
+
+
+def build_response_shelf(settings: Settings) -> ResponseShelf:
+    """Return the shelf of stored responses of one process, or of the hub."""
+    return ResponseShelf(
+        max_responses=settings.max_stored_responses,
+        max_bytes=settings.max_stored_response_bytes,
+        ttl_s=settings.stored_response_ttl_s,
+    )
 
 
 def build_stores(
@@ -29,11 +38,7 @@ def build_stores(
     if link is not None:
         responses = SharedResponses(link)
     else:
-        responses = MemoryResponseStore(
-            max_responses=settings.max_stored_responses,
-            max_bytes=settings.max_stored_response_bytes,
-            ttl_s=settings.stored_response_ttl_s,
-        )
+        responses = MemoryResponseStore(build_response_shelf(settings))
     connected = responses
     if settings.session_store.get_secret_value() == MEMORY:
         if link is not None:

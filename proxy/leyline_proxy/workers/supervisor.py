@@ -30,10 +30,10 @@ from ..hub.server import HubServer, Part
 from ..hub.sessions import HubSessions
 from ..hub.spaces import HubSpace
 from ..parts.memory import MemorySpace
-from ..sessions.stored_responses import ResponseShelf
 from ..settings import Settings
 from ..telemetry.metrics import Metrics
 from ..wiring.audit import build_audit_writer
+from ..wiring.stores import build_response_shelf
 from .child import Child
 from .orders import EngineOrder, WorkerOrder
 from .porter import Porter
@@ -121,13 +121,7 @@ class Supervisor:
         )
         parts["places"] = HubPlaces(settings.max_concurrent)
         parts["budgets"] = HubBudgets()
-        parts["responses"] = HubResponses(
-            ResponseShelf(
-                max_responses=settings.max_stored_responses,
-                max_bytes=settings.max_stored_response_bytes,
-                ttl_s=settings.stored_response_ttl_s,
-            )
-        )
+        parts["responses"] = HubResponses(build_response_shelf(settings))
         parts["space"] = HubSpace(MemorySpace(settings.recall_memory_bytes))
         server = HubServer(self._folder / "hub", parts)
         await server.open()

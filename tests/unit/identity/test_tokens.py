@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from support.clock import Clock
 from support.fake_engine import MODEL, FakeEngine, proxy_before
 from support.provider import AUDIENCE, Provider, provider
+from support.redis_server import free_port
 from support.waiting import until
 
 from leyline_proxy.identity.errors import KeysGoneError, TokenRefusedError, UnknownTenantError
@@ -323,6 +324,22 @@ async def test_every_route_takes_tokens(idp: Provider) -> None:
         assert (await http.post(CHAT, json=BODY, headers=blue)).status_code == 200
         text = (await http.get("/metrics")).text
         assert 'leyline_identity_tokens_total{result="verified"} 2.0' in text
+
+
+async def test_readiness_knows_whether_tokens_can_be_checked(idp: Provider) -> None:
+    """Not ready if nobody can get in; keys that were read, or another way in, make it ready."""
+    away = {"oidc_issuer": f"http://127.0.0.1:{free_port()}"}
+    alone = {"tenants": {"red": {}}}
+    found = []
+    for settings in ({**away, **alone}, away, alone):
+        async with proxy(idp, **settings) as http:
+            for _ in range(200):
+                answer = await http.get("/readyz")
+                if answer.json()["identity"]["problem"] != "they were not read yet":
+                    break
+                await asyncio.sleep(0.02)
+            found.append((answer.status_code, answer.json()["identity"]["usable"]))
+    assert found == [(503, False), (200, False), (200, True)]
 
 
 async def test_errors_have_the_apis_shape(idp: Provider) -> None:

@@ -155,6 +155,15 @@ def test_first_policy_can_be_registered_and_tested() -> None:
     assert parameter.help == "characters that stay"
 
 
+def test_a_function_is_tested_with_settings() -> None:
+    """The test of the first policy with settings passes, and fails without their effect."""
+    function = _run("def short_pastes")["short_pastes"]
+    test = "test_the_rules_are_kept_with_settings"
+    _run(f"def {test}", short_pastes=function)[test]()
+    with pytest.raises(AssertionError):
+        _run(f"def {test}", short_pastes=lambda messages, turn_idx, *, limit=1: messages)[test]()
+
+
 def test_marks_and_context_examples_keep_the_rules() -> None:
     """The policies that mark single edits and keep a state keep the rules, and edit."""
     tidy = _run("def tidy", is_old_screen=lambda m, turn: "image_url" in str(m["content"]))["tidy"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from leyline_proxy.model.stored_response import StoredResponse
 from leyline_proxy.sessions.connection_responses import AllResponses, ConnectionResponses
-from leyline_proxy.sessions.stored_responses import MemoryResponseStore
+from leyline_proxy.sessions.stored_responses import MemoryResponseStore, ResponseShelf
 
 
 def store() -> MemoryResponseStore:
     """An empty store."""
-    return MemoryResponseStore(max_responses=9000, max_bytes=10**7, ttl_s=60)
+    return MemoryResponseStore(ResponseShelf(max_responses=9000, max_bytes=10**7, ttl_s=60))
 
 
 def response(name: str) -> StoredResponse:

@@ -12,7 +12,11 @@ from support.redis_server import RedisServer, redis_server
 
 from leyline_proxy.model.stored_response import StoredResponse
 from leyline_proxy.sessions.redis import RedisLink, RedisOptions, RedisResponseStore, Seal
-from leyline_proxy.sessions.stored_responses import MemoryResponseStore, ResponseStore
+from leyline_proxy.sessions.stored_responses import (
+    MemoryResponseStore,
+    ResponseShelf,
+    ResponseStore,
+)
 from leyline_proxy.settings import Settings
 from leyline_proxy.wiring.stores import build_stores
 
@@ -40,7 +44,8 @@ async def opener(request: pytest.FixtureRequest) -> AsyncIterator[Opener]:
 
     def open_store(ttl_s: float = 60.0, most: int = 100) -> ResponseStore:
         if not links:
-            return MemoryResponseStore(max_responses=most, max_bytes=1 << 20, ttl_s=ttl_s)
+            shelf = ResponseShelf(max_responses=most, max_bytes=1 << 20, ttl_s=ttl_s)
+            return MemoryResponseStore(shelf)
         return RedisResponseStore(links[0], ttl_s=ttl_s, seal=Seal([SECRET]), max_responses=most)
 
     yield open_store

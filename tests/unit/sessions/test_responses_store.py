@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.clock import Clock
 
 from leyline_proxy.model.stored_response import StoredResponse, encode
-from leyline_proxy.sessions.stored_responses import MemoryResponseStore
+from leyline_proxy.sessions.stored_responses import MemoryResponseStore, ResponseShelf
 
 
 def response(name: str, text: str = "") -> StoredResponse:
@@ -19,9 +19,8 @@ def response(name: str, text: str = "") -> StoredResponse:
 
 def store(**bounds: Any) -> MemoryResponseStore:
     """A store; generous where nothing else is said."""
-    return MemoryResponseStore(
-        **{"max_responses": 100, "max_bytes": 1 << 20, "ttl_s": 100.0, **bounds}
-    )
+    generous = {"max_responses": 100, "max_bytes": 1 << 20, "ttl_s": 100.0}
+    return MemoryResponseStore(ResponseShelf(**{**generous, **bounds}))
 
 
 async def test_a_tenant_finds_its_own() -> None:

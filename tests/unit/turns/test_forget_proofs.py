@@ -31,7 +31,7 @@ from leyline_proxy.model.session import Place, Session
 from leyline_proxy.request.proof import ProofBody
 from leyline_proxy.sessions.contents import ContentIndex
 from leyline_proxy.sessions.memory import MemorySessionStore
-from leyline_proxy.sessions.stored_responses import MemoryResponseStore
+from leyline_proxy.sessions.stored_responses import MemoryResponseStore, ResponseShelf
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.metrics import Metrics
 from leyline_proxy.turns.erasure import Erasures
@@ -85,7 +85,7 @@ async def world(*, untraced: int = 0, known: bool = True) -> AsyncIterator[World
     proofs = ForgetProofs(
         pool=pool,
         store=store,
-        responses=MemoryResponseStore(ttl_s=60, max_responses=9, max_bytes=9_999),
+        responses=MemoryResponseStore(ResponseShelf(ttl_s=60, max_responses=9, max_bytes=9_999)),
         placing=Placing(pool),
         erasures=erasures,
         named=NamedSources(ContentIndex()),

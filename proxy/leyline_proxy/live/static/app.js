@@ -2,7 +2,7 @@
 
 import { Detail } from "./detail.js";
 import { byId, setText } from "./dom.js";
-import { count, percent } from "./format.js";
+import { count, percent, plural } from "./format.js";
 import { Key, problemOf } from "./key.js";
 import {
   Redrawn, enginesDown, renderClaims, renderEngines, tellRunning, withoutRunning,
@@ -36,7 +36,7 @@ class Page {
 
   constructor() {
     this.list = new SessionList(
-      byId("sessions"), byId("session-search"), (id) => this.choose(id), () => this.draw());
+      byId("sessions"), byId("session-search"), (id) => this.choose(id), () => this.#searched());
     this.detail = new Detail(byId("detail"), (name) => this.chooseTurn(name), () => this.draw());
     this.stream = new Stream(new URL("live", API), this.key, {
       event: (kind, data) => this.#event(kind, data),
@@ -85,9 +85,11 @@ class Page {
     this.#settleSelection();
     renderOverview(byId("tiles"), byId("trend"), state);
     const hidden = state.total - state.sessions.size;
-    setText(byId("sessions-count"), state.known ? count(state.total) : "");
     byId("sessions-count").title = hidden > 0 ? `showing the latest ${count(state.sessions.size)}` : "";
-    this.list.render(state, this.session);
+    const found = this.list.render(state, this.session);
+    const sessions = this.list.searched
+      ? `${count(found)} of ${count(state.sessions.size)}` : count(state.total);
+    setText(byId("sessions-count"), state.known ? sessions : "");
     const session = state.sessions.get(this.session);
     const turns = session ? state.turnsOf(this.session) : null;
     if (this.#atEnd) this.turn = turns?.at(-1)?.turn ?? null;
@@ -103,7 +105,13 @@ class Page {
     setText(byId("claims-count"), state.claims.length ? count(state.claims.length) : "");
     setText(byId("version"), state.version);
     byId("key-button").hidden = !state.keyed;
+    setText(byId("tenant"), state.keyed ? `Tenant ${state.tenant}` : "");
     this.#notice();
+  }
+
+  #searched() {
+    this.#render();
+    if (this.list.searched) this.#say(`${byId("sessions-count").textContent} sessions fit.`);
   }
 
   #settleSelection() {

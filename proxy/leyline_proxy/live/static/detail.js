@@ -2,6 +2,7 @@
 
 import { h, setText } from "./dom.js";
 import { ago, count, percent, plural } from "./format.js";
+import { whoOf } from "./state.js";
 import { Timeline } from "./timeline.js";
 import { turnTable, turnView } from "./turn.js";
 
@@ -16,10 +17,11 @@ export class Detail {
   #select;
   #timeline;
   #title = h("code", { class: "id" });
+  #who = h("p", { class: "dim who" });
   #sums = h("p", { class: "dim" });
   #when = h("span", { class: "dim right" });
   #choice = h("button", { type: "button", class: "quiet", "aria-pressed": "false" }, "Table");
-  #place = h("div", {});
+  #place = h("div", { class: "place" });
   #turn = h("div", { class: "one" });
   #legend = legend();
   #asTable = false;
@@ -44,10 +46,11 @@ export class Detail {
     if (!this.#root.contains(this.#title)) {
       this.#root.replaceChildren(
         h("div", { class: "head" }, h("h2", {}, "Session ", this.#title), this.#choice, this.#when),
-        this.#sums, this.#legend, this.#place, this.#turn);
+        this.#who, this.#sums, this.#legend, this.#place, this.#turn);
     }
     setText(this.#title, session.id);
     setText(this.#when, ago(Math.max(0, state.now - session.updated)));
+    setText(this.#who, whoOf(session));
     setText(this.#sums, `${plural(session.turns, "turn")}, ` +
       `${plural(session.prompt_tokens, "prompt token")}, hit ratio ${percent(session.hit_ratio)}, ` +
       `${count(session.spliced_tokens)} spliced, ${count(session.reused_tokens)} reused`);

@@ -60,7 +60,8 @@ function trendChart(steps, state, wide) {
   if (!points.length) {
     return h("p", { class: "empty" }, "The hit ratio over time appears with the first turns.");
   }
-  const end = state.now;
+  // The step that isn't over is drawn whole.
+  const end = Math.max(state.now, points.at(-1).start + state.stepSeconds);
   const start = Math.min(points[0].start, end - LEAST_SPAN_S);
   const x = (time) =>
     PAD.left + ((time - start) / (end - start)) * (wide - PAD.left - PAD.right);
@@ -68,9 +69,7 @@ function trendChart(steps, state, wide) {
   const ratios = points.map((step) => served(step) / step.prompt);
   const most = Math.max(...points.map((step) => step.prompt));
   const width = Math.max((x(start + state.stepSeconds) - PAD.left) * 0.7, 1);
-  // The step that isn't over stands before the edge.
-  const at = (step) =>
-    Math.min(x(step.start + state.stepSeconds / 2), wide - PAD.right - width / 2);
+  const at = (step) => x(step.start + state.stepSeconds / 2);
   const picture = svg("svg", {
     width: wide, height: HEIGHT, role: "img",
     "aria-label": `Hit ratio over the last ${span(end - start)}: now ${percent(ratios.at(-1))}, ` +

@@ -2,6 +2,7 @@
 
 import { arrange, h, moveByKeys, setText } from "./dom.js";
 import { ago, count, percent, plural } from "./format.js";
+import { whoOf } from "./state.js";
 
 export class SessionList {
   #list;
@@ -9,6 +10,7 @@ export class SessionList {
   #rows = new Map();
   #order = [];
   #words = [];
+  #shown = null;
 
   // `select` is told the id of a session that was chosen, `searched` that others are shown.
   constructor(list, search, select, searched) {
@@ -19,6 +21,11 @@ export class SessionList {
       list.toggleAttribute("data-searched", this.#words.length > 0);
       searched();
     });
+    search.addEventListener("keydown", (event) => {
+      if (event.key !== "ArrowDown" || !list.firstChild) return;
+      event.preventDefault();
+      list.querySelector("[tabindex='0']").focus();
+    });
     list.addEventListener("keydown", (event) => {
       const next = moveByKeys(event, [...list.children], event.target.closest("[role=option]"), "y");
       if (next) {
@@ -28,10 +35,15 @@ export class SessionList {
     });
   }
 
+  get searched() {
+    return this.#words.length > 0;
+  }
+
+  // The number of sessions that the search lets through.
   render(state, selected) {
     this.#sort(state);
     for (const id of this.#rows.keys()) if (!state.sessions.has(id)) this.#rows.delete(id);
-    const shown = this.#order.filter((id) => this.#fits(state.sessions.get(id)));
+    const shown = this.#order.filter((id) => this.#fits(state, state.sessions.get(id)));
     const rows = shown.map((id) => this.#row(id));
     const inOrder = shown.includes(selected) ? selected : shown[0];
     for (const row of rows) {
@@ -41,15 +53,27 @@ export class SessionList {
       this.#fill(row, state.sessions.get(id), state.now);
     }
     arrange(this.#list, rows);
+    if (selected !== this.#shown && shown.includes(selected)) {
+      this.#shown = selected;
+      this.#show(this.#rows.get(selected));
+    }
+    return rows.length;
   }
 
   focus(id) {
     this.#rows.get(id)?.focus();
   }
 
-  // Whether each word of the search is in a session's name, model or client.
-  #fits(session) {
-    const text = `${session.id} ${session.model} ${session.client}`.toLowerCase();
+  // Scrolls the list alone, and not under somebody who points at it.
+  #show(row) {
+    if (this.#list.matches(":hover")) return;
+    const [list, at] = [this.#list, row].map((each) => each.getBoundingClientRect());
+    this.#list.scrollTop += Math.min(0, at.top - list.top) + Math.max(0, at.bottom - list.bottom);
+  }
+
+  // Whether each word of the search is in a session's name, model or client, or in the tenant.
+  #fits({ keyed, tenant }, { id, model, client }) {
+    const text = [id, model, client, keyed ? tenant : ""].join(" ").toLowerCase();
     return this.#words.every((word) => text.includes(word));
   }
 
@@ -84,7 +108,7 @@ export class SessionList {
     setText(hit, percent(session.hit_ratio));
     setText(what, `${plural(session.turns, "turn")}, ${plural(session.prompt_tokens, "token")}`);
     setText(when, ago(Math.max(0, now - session.updated)));
-    setText(who, [session.model, session.client].filter((each) => each).join(" · "));
+    setText(who, whoOf(session));
     who.title = who.textContent;
     const whole = Math.max(1, session.prompt_tokens);
     const { cached_tokens: served, spliced_tokens: spliced, reused_tokens: reused } = session;

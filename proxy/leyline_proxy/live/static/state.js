@@ -142,6 +142,9 @@ export function hitRatio({ prompt, prefix, spliced, reused }) {
   return prompt ? (prefix + spliced + reused) / prompt : null;
 }
 
+// A session's model and the program that sends it, as far as they are known.
+export const whoOf = ({ model, client }) => [model, client].filter((each) => each).join(" · ");
+
 export function reasonOf(turn) {
   return turn.receipt?.reason ?? turn.receipt?.outcome ?? turn.planned;
 }

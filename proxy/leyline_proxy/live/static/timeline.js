@@ -6,7 +6,7 @@ import { hitRatio, reasonOf, tokensOf } from "./state.js";
 
 const BAND = 180; // pixels of the longest prompt
 const LANE = 44; // of the hit ratio
-const WIDEST = 96;
+const CRISP = 24; // columns below this width are whole pixels
 const NARROWEST = 9;
 const AXIS = 52;
 
@@ -121,20 +121,22 @@ export class Timeline {
     this.#grid.replaceChildren(...lines);
   }
 
-  // Columns as wide as there is room; the line of hit ratios through their middles.
+  // Columns fill the width; the line of hit ratios through their middles.
   #place() {
     const turns = this.#turns;
     if (!turns.length) return;
     const room = this.element.clientWidth - AXIS;
-    const width = Math.min(WIDEST, Math.max(NARROWEST, Math.floor(room / turns.length)));
-    this.#track.style.width = `${width * turns.length}px`;
+    const share = room / turns.length;
+    const width = Math.max(NARROWEST, share < CRISP ? Math.floor(share) : share);
+    const wide = Math.max(room, width * turns.length);
+    this.#track.style.width = `${wide}px`;
     this.element.style.setProperty("--column", `${width}px`);
     const every = [1, 2, 5, 10].find((number) => number * width >= 24) ?? 10;
     [...this.#columns.children].forEach((column, index) => {
       const number = turns[index].index + 1;
       column.lastChild.textContent = number % every === 0 || (number === 1 && every > 2) ? number : "";
     });
-    this.#line.setAttribute("width", width * turns.length);
+    this.#line.setAttribute("width", wide);
     this.#line.setAttribute("height", LANE);
     const points = [];
     turns.forEach((turn, index) => {
@@ -142,8 +144,8 @@ export class Timeline {
       if (ratio !== null) points.push([(index + 0.5) * width, 4 + (1 - ratio) * (LANE - 8)]);
     });
     this.#line.replaceChildren(
-      svg("line", { class: "grid", x1: 0, x2: width * turns.length, y1: 4, y2: 4 }),
-      svg("line", { class: "grid", x1: 0, x2: width * turns.length, y1: LANE - 4, y2: LANE - 4 }),
+      svg("line", { class: "grid", x1: 0, x2: wide, y1: 4, y2: 4 }),
+      svg("line", { class: "grid", x1: 0, x2: wide, y1: LANE - 4, y2: LANE - 4 }),
       svg("polyline", { class: "ratio", points: points.map((at) => at.join(",")).join(" ") }),
       ...(width >= 12
         ? points.map(([cx, cy]) => svg("circle", { class: "ratio-dot", cx, cy, r: 2 }))
