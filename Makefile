@@ -71,7 +71,7 @@ check: setup ## lint, types and tests of what changed, in under a minute: make c
 nightly: tools sglang-setup vllm-setup clients-setup ## the tests that are too slow for every commit
 	@HYPOTHESIS_PROFILE=nightly LANES=2 deploy/test.sh "nightly and not gpu"
 
-clients: clients-setup ## run real agents and SDKs, unmodified, against the proxy (3 GB; needs Node)
+clients: clients-setup ## run real agents and SDKs, unmodified, against the proxy (8 GB; needs Node and Python 3.12)
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/clients.py --json out/clients.json $(ARGS)
 
 lint: setup ## ruff, mypy and import-linter, without the tests

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Put the clients of deploy/clients.txt below .clients: npm's in folders, pip's in environments of
 # their own. Does nothing where the pinned versions stand already. Needs .venv, Node 20, npm and, for
-# openhands-sdk, Python 3.12; 7 GB.
+# openhands-sdk, Python 3.12; 8 GB.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=deploy/lib.sh

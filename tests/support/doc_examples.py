@@ -72,7 +72,7 @@ NOT_INSTALLED = frozenset(
         "crewai",
         "deepagents",
         "dspy",
-        "google",
+        "google.adk",
         "langchain_openai",
         "litellm",
         "openhands",

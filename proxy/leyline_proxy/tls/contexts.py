@@ -34,6 +34,9 @@ def for_clients(files: TlsFiles, *, required: bool) -> ssl.SSLContext:
     if files.authorities is not None:
         _load_authorities(context, files)
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+        # A resumed session's certificate isn't checked again, though it may have expired.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
     return context
 
 

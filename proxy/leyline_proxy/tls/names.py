@@ -14,15 +14,19 @@ MAX_NAMES = 64
 """Names of one certificate that are looked at."""
 _KINDS = ("URI", "DNS")
 _ALL_BELOW = "/*"
+_SPIFFE = "spiffe://"
 
 
 def names_of(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return the names of a peer's certificate.
+    """Return the names of a peer's certificate; none for an SVID with several URIs.
 
     Args:
         certificate: as of :meth:`ssl.SSLObject.getpeercert`; empty or None without a certificate.
     """
     listed = (certificate or {}).get("subjectAltName", ())
+    uris = [value for kind, value in listed if kind == "URI"]
+    if len(uris) > 1 and any(each.startswith(_SPIFFE) for each in uris):
+        return ()  # an SVID has one (X509-SVID, section 2)
     found = (value for kind, value in listed if kind in _KINDS)
     return tuple(name for name, _ in zip(found, range(MAX_NAMES), strict=False))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,11 @@ from support.sockets import SocketProxy, socket_proxy
 from websockets.exceptions import InvalidStatus
 
 RED_KEY = "key-of-the-red-tenant"
-TENANTS = {"spiffe://td/agents/red": "red", "spiffe://td/agents/blue/*": "blue"}
+TENANTS = {
+    "spiffe://td/agents/red": "red",
+    "spiffe://td/agents/blue/*": "blue",
+    "red.example": "red",
+}
 REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}
 CHAT = "/v1/chat/completions"
 
@@ -108,11 +113,29 @@ def test_a_certificate_is_a_tenants(engine: FakeEngine, place: Place) -> None:
             403,
             "unknown_tenant",
         )
-        both = place.context("spiffe://td/agents/red", "spiffe://td/agents/blue/7")
+        both = place.context("spiffe://td/agents/blue/7", "red.example")
         assert answer_of(proxy, both) == (403, "unknown_tenant")
         with pytest.raises(httpx.TransportError), client(proxy, place.context()) as asked:
             asked.get("/healthz")
         assert len(engine.bodies) == 2
+
+
+def test_a_session_cannot_be_resumed(engine: FakeEngine, place: Place) -> None:
+    """Each connection's certificate is checked: one may have expired since the last."""
+    red = place.context("spiffe://td/agents/red")
+    request = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+    session, reused = None, []
+    with socket_proxy(engine, **place.settings()) as proxy:
+        for _ in range(2):
+            with (
+                socket.create_connection(proxy.address) as plain,
+                red.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as secured,
+            ):
+                secured.sendall(request)
+                assert b"200 OK" in secured.recv(4096)
+                session = secured.session
+                reused.append(secured.session_reused)
+    assert reused == [False, False]
 
 
 @pytest.mark.parametrize("kind", ["of another authority", "expired", "not valid yet"])

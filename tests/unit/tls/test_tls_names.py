@@ -69,6 +69,14 @@ def test_only_uris_and_dns_names_count_and_not_endlessly_many() -> None:
     assert names_of({}) == names_of(None) == ()
 
 
+def test_a_workload_has_one_name() -> None:
+    """A certificate with a SPIFFE ID and a second URI is nobody's."""
+    red, other = ("URI", "spiffe://td/red"), ("URI", "https://red.example")
+    assert names_of({"subjectAltName": (red, ("DNS", "red.example"))}) == (red[1], "red.example")
+    assert names_of({"subjectAltName": (red, other)}) == ()
+    assert names_of({"subjectAltName": (other, ("URI", "https://b.example"))}) != ()
+
+
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
