@@ -14,7 +14,7 @@ import pytest
 from support.redis_server import free_port
 from support.stack import embedded_stack
 from support.waiting import wait
-from support.worker_fleet import LEYLINE, Fleet
+from support.worker_fleet import LEYLINE, Fleet, fleet
 
 CHAT = "/v1/chat/completions"
 ADMIN_KEY = "admin-key-of-the-tests"
@@ -33,7 +33,7 @@ REQUEST: dict[str, Any] = {
 )
 def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
     """A proxy that refuses, and its admin API."""
-    fleet = Fleet(
+    started = Fleet(
         tmp_path,
         "--audit-file",
         str(tmp_path / "audit.jsonl"),
@@ -48,16 +48,16 @@ def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
         LEYLINE_ADMIN_KEY=ADMIN_KEY,
     )
     try:
-        fleet.wait_ready()
-        yield fleet
+        started.wait_ready()
+        yield started
     finally:
-        fleet.close()
+        started.close()
 
 
-def limit_files(fleet: Fleet, most: int) -> None:
+def limit_files(proxy: Fleet, most: int) -> None:
     """Let the process that writes the log make files of this size at most."""
-    hard = resource.prlimit(fleet.process.pid, resource.RLIMIT_FSIZE)[1]
-    resource.prlimit(fleet.process.pid, resource.RLIMIT_FSIZE, (most, hard))
+    hard = resource.prlimit(proxy.process.pid, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(proxy.process.pid, resource.RLIMIT_FSIZE, (most, hard))
 
 
 def test_a_log_that_cannot_be_written_closes_the_proxy_until_it_can(
@@ -120,6 +120,26 @@ def test_a_log_that_cannot_be_opened_refuses_until_it_can(tmp_path: Path) -> Non
         wait(lambda: client.get("/readyz").json()["ready"], seconds=60)
         assert client.post(CHAT, json=REQUEST).status_code == httpx.codes.OK
         assert "\nleyline_audit_up 1.0\n" in client.get("/metrics").text
+
+
+@pytest.mark.nightly
+def test_workers_know_that_the_supervisors_log_fails(tmp_path: Path) -> None:
+    """By default, too, /readyz and the metric have the problem, and requests are served."""
+    folder = tmp_path / "later"
+    with (
+        fleet(tmp_path, "--audit-file", str(folder / "audit.jsonl")) as running,
+        httpx.Client(base_url=running.origin, timeout=60) as client,
+    ):
+
+        def up() -> bool:
+            return "\nleyline_audit_up 1.0\n" in client.get("/metrics").text
+
+        wait(lambda: client.get("/readyz").json()["audit"]["problem"])
+        assert not up()
+        assert client.post(CHAT, json=REQUEST).status_code == httpx.codes.OK
+        folder.mkdir()
+        wait(up, seconds=60)
+        assert client.get("/readyz").json()["audit"]["problem"] is None
 
 
 def test_by_default_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:

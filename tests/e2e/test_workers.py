@@ -200,6 +200,16 @@ def states(client: httpx.Client) -> set[bool]:
     return {each["draining"] for each in found}
 
 
+def test_the_supervisor_sets_no_gauge(two: Fleet) -> None:
+    """It has the audit log's counters; stores and log are up as the workers see them."""
+    with httpx.Client(base_url=two.origin, headers=key(RED)) as client:
+
+        def shown() -> set[str]:
+            return set(client.get("/metrics").text.splitlines())
+
+        wait(lambda: {"leyline_session_store_up 1.0", "leyline_audit_up 1.0"} <= shown())
+
+
 def test_metrics_are_those_of_all(two: Fleet) -> None:
     """Either worker's page counts the requests of both."""
     with two.clients() as (first, second):

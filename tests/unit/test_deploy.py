@@ -7,16 +7,13 @@ import re
 import subprocess
 import sys
 import tomllib
-from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from support.image_build import Stage, copied_from_context, ignored_by, stages_of
-from typer.main import get_command
 
-from leyline_proxy.cli.main import build_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.settings.authorities import Authority, allowed_hosts, parse_authority
 
@@ -290,29 +287,3 @@ def test_chart_has_the_project_s_version() -> None:
     """The chart installs the images of this version."""
     chart = yaml.safe_load((DEPLOY / "helm" / "leyline" / "Chart.yaml").read_text())
     assert chart["appVersion"] == PROJECT["version"]
-
-
-def test_the_service_of_one_big_machine_starts_and_stops_as_the_proxy_does() -> None:
-    """Its flags exist, and systemd waits longer than the proxy may take to stop."""
-    unit = ConfigParser(interpolation=None, strict=False)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read(DEPLOY / "systemd" / "leyline.service")
-    service = unit["Service"]
-    program, command, *words = service["ExecStart"].split()
-    assert (program.rpartition("/")[2], command) == ("leyline", "serve")
-    serve = get_command(build_app()).commands["serve"]  # type: ignore[attr-defined]
-    flags = {name for parameter in serve.params for name in parameter.opts}
-    assert {word for word in words if word.startswith("--")} <= flags
-    settings = Settings(workers=words[words.index("--workers") + 1])
-    assert int(service["TimeoutStopSec"]) > settings.shutdown_delay_s + settings.shutdown_grace_s
-    assert int(service["LimitNOFILE"]) >= 2 * settings.max_connections * settings.workers
-
-
-def test_the_chart_requests_what_a_proxy_needs() -> None:
-    """The memory is that of the operations page; the limit is more."""
-    told = re.search(r"give it (\d+) GB", (DEPLOY.parent / "docs/operations.md").read_text())
-    values = yaml.safe_load((DEPLOY / "helm/leyline/values.yaml").read_text())
-    resources = values["proxy"]["resources"]
-    assert told is not None
-    assert resources["requests"]["memory"] == f"{told[1]}Gi"
-    assert int(resources["limits"]["memory"].removesuffix("Gi")) > int(told[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import msgspec
 from ..audit.chain_file import WriteFailedError
 from ..audit.records import Record
 from ..audit.writer import AuditWriter
-from .link import HubLink
+from .link import HubGoneError, HubLink
 from .server import Handlers, Member
 from .wire import Method
 
@@ -63,9 +64,10 @@ class SharedLog:
 
     async def watch(self) -> None:
         """Ask the hub for its problem, until cancelled."""
-        while True:
-            self.problem = await self._link.ask(PROBLEM, None) or None
-            await asyncio.sleep(_LOOK_S)
+        with suppress(HubGoneError):  # then this worker stops
+            while True:
+                self.problem = await self._link.ask(PROBLEM, None) or None
+                await asyncio.sleep(_LOOK_S)
 
     def claim(self) -> None:
         """Do nothing: the hub has locked the file."""

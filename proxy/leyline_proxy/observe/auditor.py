@@ -74,7 +74,7 @@ class Auditor:
     ) -> None:
         self._writer = writer
         self._refuses = refuses
-        self._watch = watch if refuses else None
+        self._watch = watch
         self._key = key
         self._all = turns == "all"
         self._followups = FollowUps(self._tell)

@@ -31,6 +31,7 @@ from ..hub.sessions import HubSessions
 from ..hub.spaces import HubSpace
 from ..parts.memory import MemorySpace
 from ..settings import Settings
+from ..telemetry.exposition import leave
 from ..telemetry.metrics import Metrics
 from ..wiring.audit import build_audit_writer
 from ..wiring.stores import build_response_shelf
@@ -139,6 +140,7 @@ class Supervisor:
         if self._settings.audit_file is None:
             return None
         writer = build_audit_writer(self._settings, Metrics())
+        leave()  # the workers set the gauges; here each would stay 0
         writer.claim()
         await asyncio.to_thread(writer.start)
         return writer

@@ -59,6 +59,9 @@ _ATTEMPTS = 8
 _PAUSE_S = 0.01
 """Longest pause between attempts, times their number; random, so that rivals separate."""
 
+CACHED_BYTES = 256 << 20
+"""Bytes of sessions that a process keeps decoded."""
+
 _MAX_IN_FLIGHT = 64
 _BEAT_S = 1.0
 _SILENT_S = 5.0
@@ -85,7 +88,7 @@ class RedisSessionStore:
         prefix: str = "leyline",
         max_session_bytes: int = 4 << 20,
         max_sessions: int | None = None,
-        max_cached_bytes: int = 256 << 20,
+        max_cached_bytes: int = CACHED_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._link = link
