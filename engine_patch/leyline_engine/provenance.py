@@ -7,14 +7,17 @@ no tokens.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from secrets import token_bytes
 
 import numpy as np
+from numpy.typing import NDArray
 
 from leyline_engine.contract import CopySegment
+from leyline_engine.lineage import TOKEN_BITS, unnamed_keys
 from leyline_engine.paths import SECRET_BYTES, Paths, Sums, head
 from leyline_engine.sources import SessionKey, SourceTurn
 
@@ -113,17 +116,28 @@ class Provenance:
         session: SessionKey,
     ) -> Iterator[tuple[SessionKey, Sums]]:
         """Yield the paths of copies, by the session that sent them."""
-        exact, last = source.exact_length, max(copy.end for copy in taken)
-        state, end = self.paths.root(), min(last, exact)
-        for start in range(0, end, _PORTION):
-            heads = self.paths.heads(source.tokens[start : min(end, start + _PORTION)], state)
-            inside = [heads[max(0, c.start - start) : max(0, c.end - start)] for c in taken]
-            yield sender, np.concatenate(inside)
-        if last > exact and sender != session:
+        keys, last = source.keys(), max(copy.end for copy in taken)
+        own = self._own(keys[:last], taken)
+        state, unnamed = self.paths.root(), unnamed_keys(keys[:last])
+        for start in range(0, last, _PORTION):
+            heads = self.paths.heads(unnamed[start : start + _PORTION], state)
+            yield sender, heads[own[start : start + _PORTION]]
+        if last > source.exact_length and sender != session:
             # Copies of copies: their senders are the source's.
             for other, known in tuple(self._sent.get(sender, {}).items()):
                 for start in range(0, len(known), _PORTION):
                     yield other, known[start : start + _PORTION]
+
+    def _own(self, keys: array[int], taken: Sequence[CopySegment]) -> NDArray[np.bool_]:
+        """Return ``[len(keys)]``, True for what copies take that is no copy itself."""
+        found = np.zeros(len(keys), dtype=np.bool_)
+        for copy in taken:
+            found[copy.start : copy.end] = True
+        lineages = np.frombuffer(keys, dtype=np.int64) >> TOKEN_BITS
+        for lineage in np.unique(lineages).tolist():
+            for start, end in self._copied.get(lineage, ()):
+                found[start:end] &= lineages[start:end] != lineage
+        return found
 
     def _add(self, session: SessionKey, sender: SessionKey, heads: Sums) -> None:
         if not len(heads):

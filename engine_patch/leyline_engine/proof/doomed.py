@@ -23,7 +23,7 @@ class DoomedRow(NamedTuple):
     """A row that has to go: what it has read, and its token."""
 
     path: bytes | None
-    """Its path; None if it is a copy, and so the KV of another place."""
+    """Path of its unnamed keys; None if it is a copy, and so the KV of another place."""
     token: int
 
 

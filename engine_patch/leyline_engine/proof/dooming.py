@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from leyline_engine.ledger import Carried, SpanKey, SpanLedger, Struck
-from leyline_engine.lineage import MAX_TOKEN, TOKEN_BITS, lineage_bits
+from leyline_engine.lineage import MAX_TOKEN, TOKEN_BITS, lineage_bits, unnamed_keys
+from leyline_engine.paths import Paths
 from leyline_engine.proof.doomed import DoomedRow
 from leyline_engine.proof.session_proof import SessionProof
 from leyline_engine.proof.witness import Slots
@@ -47,6 +49,7 @@ class Doomed:
         slots: Sequence[int],
         keys: Sequence[int],
         paths: Sequence[bytes],
+        reads: Sequence[bytes],
         *,
         start: int,
         own: bool,
@@ -54,6 +57,8 @@ class Doomed:
         """Add those slots of a run of cached keys that have to go.
 
         Args:
+            paths: paths of the keys.
+            reads: paths of the unnamed keys.
             start: position of the first.
             own: True if the session published them.
         """
@@ -61,14 +66,29 @@ class Doomed:
             first = self.lineages.get(key >> TOKEN_BITS) if key > MAX_TOKEN else None
             read = first is not None and first <= start + at
             if read or (own and paths[at] not in self.kept):
-                self.found[slot] = doomed_row(key, paths[at], start + at, self.provenance)
+                self.found[slot] = doomed_row(key, reads[at], start + at, self.provenance)
 
 
-def doomed_row(key: int, path: bytes, position: int, provenance: Provenance) -> DoomedRow:
-    """Return a row as its path and token, given its radix key."""
+def doomed_row(key: int, read: bytes, position: int, provenance: Provenance) -> DoomedRow:
+    """Return a row as its path and token, given its radix key. See :func:`row_path`."""
+    return DoomedRow(row_path(key, read, position, provenance), key & MAX_TOKEN)
+
+
+def paths_of(keys: array[int], paths: Paths) -> tuple[list[bytes], list[bytes]]:
+    """Return the paths of keys, and those of the unnamed keys: the same if nothing is spliced."""
+    found, unnamed = paths.of(keys), unnamed_keys(keys)
+    return found, found if unnamed is keys else paths.of(unnamed)
+
+
+def row_path(key: int, read: bytes, position: int, provenance: Provenance) -> bytes | None:
+    """Return the path of a row that was computed in its place; None for a copy.
+
+    Args:
+        key: its radix key.
+        read: path of the unnamed keys up to it.
+    """
     lineage = key >> TOKEN_BITS
-    copied = bool(lineage) and provenance.is_copy(lineage, position)
-    return DoomedRow(None if copied else path, key & MAX_TOKEN)
+    return None if lineage and provenance.is_copy(lineage, position) else read
 
 
 def doomed_text(
@@ -106,11 +126,12 @@ def doomed_text(
         for (owner, name), at in ledger.lineages_reading(session[0], proof.spans).items()
     }
     struck = Struck(session, frozenset(proof.spans), {}, whole=spans is None)
-    proof.readers |= lineages.keys() | {
-        lineage_bits(carried.lineage, owner)
-        for owner, carried in splices
-        if any(map(struck.names, carried.readers))
-    }
+    proof.readers |= lineages
+    for owner, carried in splices:
+        read = [at for span, at in carried.readers.items() if struck.names(span)]
+        bits = lineage_bits(carried.lineage, owner)
+        if read:
+            proof.readers[bits] = min(*read, proof.readers.get(bits, sys.maxsize))
     return Doomed(kept, lineages, ledger.provenance)
 
 

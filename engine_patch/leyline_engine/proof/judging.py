@@ -6,7 +6,7 @@ same tokens from the beginning of its prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,7 +27,7 @@ class Judgement(Enum):
     SENT_AGAIN = "sent_again"
     """The session sent them again after the forget."""
     CHANCE = "chance"
-    """The smaller part of a row that another session computed of the same token is equal."""
+    """The smaller part of another session's row of the same token is equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,21 @@ class Holder:
     place: str
     """``pool.tree`` or ``pool.running``."""
     path: bytes | None
-    """Its exact path; None if something was spliced into it."""
+    """Path of its unnamed keys; None if it is a copy, and so the KV of another place."""
     owners: frozenset[Owner]
     key: int
     """Its radix key."""
+    position: int
 
     @property
     def lineage(self) -> int:
         """Its lineage, as radix keys carry it; 0 for none."""
         return self.key >> TOKEN_BITS
+
+    @property
+    def spliced(self) -> bool:
+        """True if something was spliced in front of it, or it is a copy."""
+        return self.key > MAX_TOKEN
 
     @property
     def token(self) -> int:
@@ -72,8 +78,12 @@ class Equal:
         """True if the session had it only as a copy, perhaps of what another one computed."""
         return all(row.path is None for row in self.rows)
 
+    def computed_at(self, path: bytes | None) -> bool:
+        """Return True if a row that was computed on this path has read the same tokens."""
+        return path is not None and any(row.path == path for row in self.rows)
+
     def by_chance(self, token: int) -> bool:
-        """Return True if a computed row of a token may be equal by chance: its smaller part is."""
+        """Return True if a row of a token may be equal by chance: its smaller part is."""
         same = any(row.token == token for row in self.rows)
         return same and 2 * self.parts < self.of
 
@@ -84,7 +94,7 @@ def judge(
     session: SessionKey,
     sent: Callable[[Collection[Owner]], Container[object]],
     *,
-    readers: Collection[int],
+    readers: Mapping[int, int],
     again: bool,
 ) -> Judgement:
     """Judge one row.
@@ -93,18 +103,22 @@ def judge(
         holders: those that reach its slot; none for a free slot.
         session: the session that forgot.
         sent: returns the exact paths that sessions sent, as far as that is known.
-        readers: lineages that had read the session's spans when it forgot.
+        readers: lineages that had read the session's spans when it forgot, and the position from
+            which on.
         again: True if the session may have sent the tokens again since the forget.
     """
     found = Judgement.SURVIVOR
     for holder in holders:
         others = holder.owners - {session}
-        lent = row.copied and others and holder.lineage not in readers
-        if lent or _sent_by(row, holder, others, sent):
+        reader = readers.get(holder.lineage, holder.position + 1) <= holder.position
+        lent = row.copied and others and not reader
+        computed = not reader and row.computed_at(holder.path)
+        if lent or (computed and others) or _sent_by(row, holder, others, sent):
             return Judgement.KEPT
-        if again and _sent_by(row, holder, holder.owners & {session}, sent):
+        own = holder.owners & {session}
+        if again and own and (computed or _sent_by(row, holder, own, sent)):
             found = Judgement.SENT_AGAIN
-        elif others and holder.path is not None and row.by_chance(holder.token):
+        elif others and not reader and row.by_chance(holder.token):
             found = Judgement.CHANCE
     return found
 
@@ -115,11 +129,8 @@ def _sent_by(
     owners: Collection[Owner],
     sent: Callable[[Collection[Owner]], Container[object]],
 ) -> bool:
-    """Return True if one of ``owners`` sent the tokens that a doomed row has read."""
-    if not owners:
+    """Return True if a spliced row is of what one of its ``owners`` sent at another place."""
+    if not owners or not holder.spliced:
         return False
-    if holder.path is not None:
-        return any(doomed.path == holder.path for doomed in row.rows)
-    # Spliced: a copy of what its owner sent at another place.
     known = sent(owners)
     return any(doomed.path in known for doomed in row.rows)

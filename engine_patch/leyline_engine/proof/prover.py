@@ -10,6 +10,7 @@ from typing import Protocol
 
 from leyline_engine.contract import ForgetCounts, Proof, ProvePayload
 from leyline_engine.ledger import SpanKey
+from leyline_engine.lineage import unnamed_keys
 from leyline_engine.proof.doomed import MAX_BYTES
 from leyline_engine.proof.dooming import Doomed, doomed_row
 from leyline_engine.proof.session_proof import ProofSite, SessionProof
@@ -131,11 +132,11 @@ class Prover(ForgetWitness):
                 _fail(proof, error)
 
     def _doom_late(self, proof: SessionProof, slots: Slots, keys: array[int], start: int) -> None:
-        digests, provenance = proof.paths.of(keys), self._site.provenance()
+        reads, provenance = proof.paths.of(unnamed_keys(keys)), self._site.provenance()
         # A slot that its request never wrote still holds what others left there.
         written = self._site.written(slots)
         rows = [
-            doomed_row(keys[at], digests[at], at, provenance) for at in (start + written).tolist()
+            doomed_row(keys[at], reads[at], at, provenance) for at in (start + written).tolist()
         ]
         proof.doom(self._site, slots[written], rows)
         proof.waiting.update(slots.tolist())

@@ -95,8 +95,8 @@ class SessionProof:
     """Paths of doomed text, cached or not."""
     spans: set[SpanKey] = field(default_factory=set)
     """Doomed spans."""
-    readers: set[int] = field(default_factory=set)
-    """Lineages that have read them, as radix keys carry them."""
+    readers: dict[int, int] = field(default_factory=dict)
+    """Lineages that have read them, as radix keys carry them, and the position from which on."""
     waiting: set[int] = field(default_factory=set)
     """Slots that are to be overwritten when their holders end."""
     doomed: set[int] = field(default_factory=set)
@@ -220,6 +220,7 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
     sent = _Sent(site, proof)
     filled = site.filled_free()
     tallies: dict[str, Counter[Judgement]] = {place: Counter() for place in (*rows, "origin")}
+    by_chance: set[DoomedRow] = set()
     for place, some in by_place.items():
         equals = _equals(proof, some, None)
         holders = site.holders(equals.keys() - proof.waiting, proof.paths)
@@ -237,6 +238,10 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
             )
             if found is Judgement.KEPT and not _in_tenant(proof.session, held):
                 continue  # a count would tell one tenant what another sends
+            if found is Judgement.CHANCE:
+                if by_chance.issuperset(equal.rows):
+                    continue  # the same row again, in another's KV or as it was computed
+                by_chance.update(equal.rows)
             where = held[0].place if held else FREE
             tallies[where if place == "pool" else place][found] += 1
         # A forget overwrites all free slots. The first layer of one gives its token away, and what

@@ -10,10 +10,10 @@ import numpy as np
 
 from leyline_engine.contract import ProofPlace
 from leyline_engine.ledger import SpanKey
-from leyline_engine.lineage import MAX_TOKEN, exact_length, fold_keys
+from leyline_engine.lineage import fold_keys, unnamed_keys
 from leyline_engine.paths import Paths, PathState
 from leyline_engine.proof.digests import Part, filled
-from leyline_engine.proof.dooming import Doomed, doomed_row, doomed_text
+from leyline_engine.proof.dooming import Doomed, doomed_row, doomed_text, paths_of, row_path
 from leyline_engine.proof.judging import Holder, Owner
 from leyline_engine.proof.session_proof import IndexEntry, SessionProof
 from leyline_engine.provenance import Provenance
@@ -34,8 +34,19 @@ class _Stretch(NamedTuple):
     """Position of its first slot."""
     paths: list[bytes]
     """Path of each of its slots."""
-    exact: int
-    """Number of its leading slots under plain keys."""
+    reads: list[bytes]
+    """Path of each of its slots by unnamed keys."""
+
+
+class _OwnRow(NamedTuple):
+    """A row that a request has computed and not published."""
+
+    slot: int
+    position: int
+    path: bytes
+    read: bytes
+    """Path by unnamed keys."""
+    key: int
 
 
 class ReplaySite:
@@ -55,16 +66,15 @@ class ReplaySite:
 
     def walk(self, paths: Paths) -> Iterator[_Stretch]:
         """Yield each node of the tree."""
-        stack: list[tuple[Node, PathState, int, bool]] = [
-            (child, paths.root(), 0, True) for child in self._cache.tree.root.children.values()
+        stack: list[tuple[Node, PathState, PathState]] = [
+            (child, paths.root(), paths.root()) for child in self._cache.tree.root.children.values()
         ]
         while stack:
-            node, state, start, exact = stack.pop()
-            found = paths.along(state, node.keys)
-            length = exact_length(node.keys) if exact else 0
-            yield _Stretch(node, start, found, length)
-            end, whole = start + len(node.keys), length == len(node.keys)
-            stack += [(child, state.copy(), end, whole) for child in node.children.values()]
+            node, named, unnamed = stack.pop()
+            start = named.position
+            reads = paths.along(unnamed, unnamed_keys(node.keys))
+            yield _Stretch(node, start, paths.along(named, node.keys), reads)
+            stack += [(child, named.copy(), unnamed.copy()) for child in node.children.values()]
 
     def detached(self, paths: Paths) -> Iterator[_Stretch]:
         """Yield the nodes that only running requests hold any more."""
@@ -73,7 +83,8 @@ class ReplaySite:
             for each in reversed([*self._cache.tree.path(node)]):
                 keys += each.keys
             start = len(keys) - len(node.keys)
-            yield _Stretch(node, start, paths.of(keys)[start:], max(0, exact_length(keys) - start))
+            found, reads = paths_of(keys, paths)
+            yield _Stretch(node, start, found[start:], reads[start:])
 
     def holders(self, slots: Collection[int], paths: Paths) -> Mapping[int, Sequence[Holder]]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
@@ -85,15 +96,19 @@ class ReplaySite:
                 owners = cast("frozenset[Owner]", frozenset(each.node.owners))
                 for at, slot in enumerate(each.node.slots.tolist()):
                     if slot in slots:
-                        path = each.paths[at] if at < each.exact else None
-                        key = each.node.keys[at]
-                        found.setdefault(slot, []).append(Holder(place, path, owners, key))
+                        key, read = each.node.keys[at], each.reads[at]
+                        path = row_path(key, read, each.start + at, self.provenance())
+                        found.setdefault(slot, []).append(
+                            Holder(place, path, owners, key, each.start + at)
+                        )
         for request in self._running:
-            for slot, _, path, key in own_rows(request, paths):
-                if slot in slots:
-                    exact = path if key <= MAX_TOKEN else None
-                    holder = Holder(RUNNING, exact, frozenset({request.session}), key)
-                    found.setdefault(slot, []).append(holder)
+            for row in own_rows(request, paths):
+                if row.slot in slots:
+                    path = row_path(row.key, row.read, row.position, self.provenance())
+                    holder = Holder(
+                        RUNNING, path, frozenset({request.session}), row.key, row.position
+                    )
+                    found.setdefault(row.slot, []).append(holder)
         return found
 
     def filled_free(self) -> Mapping[str, Slots]:
@@ -173,14 +188,17 @@ class ReplaySite:
                     each.node.slots.tolist(),
                     each.node.keys,
                     each.paths,
+                    each.reads,
                     start=each.start,
                     own=proof.session in each.node.owners,
                 )
         for request in self._running:
             if request.session == proof.session:
-                for slot, at, path, key in own_rows(request, proof.paths):
-                    doomed.found[slot] = doomed_row(key, path, at, self.provenance())
-                    proof.text.add(path)
+                for row in own_rows(request, proof.paths):
+                    doomed.found[row.slot] = doomed_row(
+                        row.key, row.read, row.position, self.provenance()
+                    )
+                    proof.text.add(row.path)
         return doomed
 
     def waiting(self) -> set[int]:
@@ -200,15 +218,11 @@ class ReplaySite:
         self._cache.pool.erase(self._cache.pool.left())
 
 
-def own_rows(request: Running, paths: Paths) -> Iterator[tuple[int, int, bytes, int]]:
-    """Yield the slots that a request has computed and not published.
-
-    Yields:
-        (slot, position, path, radix key).
-    """
+def own_rows(request: Running, paths: Paths) -> Iterator[_OwnRow]:
+    """Yield the rows that a request has computed and not published."""
     keys = request.keys()
-    digests = paths.of(keys)
+    digests, reads = paths_of(keys, paths)
     waiting = {at for step in request.pending for at in range(step.start, step.end)}
     for at in range(request.owned_from, min(len(keys), len(request.held))):
         if at not in waiting:
-            yield int(request.held[at]), at, digests[at], keys[at]
+            yield _OwnRow(int(request.held[at]), at, digests[at], reads[at], keys[at])

@@ -11,10 +11,10 @@ import numpy as np
 
 from leyline_engine.contract import Proof, ProofPlace
 from leyline_engine.ledger import SpanKey, SpanLedger
-from leyline_engine.lineage import exact_length, fold_keys
+from leyline_engine.lineage import fold_keys, unnamed_keys
 from leyline_engine.paths import Paths
 from leyline_engine.proof.digests import Part, filled
-from leyline_engine.proof.dooming import Doomed, doomed_row, doomed_text
+from leyline_engine.proof.dooming import Doomed, doomed_row, doomed_text, paths_of, row_path
 from leyline_engine.proof.judging import Holder, Owner
 from leyline_engine.proof.prover import Prover
 from leyline_engine.proof.session_proof import IndexEntry, SessionProof
@@ -114,12 +114,12 @@ class SchedulerSite:
         held = [(at, slot) for at, slot in enumerate(slots.tolist(), start) if slot in wanted]
         if not held:
             return
-        digests, exact = paths.of(keys), exact_length(keys)
+        reads = paths.of(unnamed_keys(keys))
         for at, slot in held:
-            path = digests[at] if at < exact else None
+            path = row_path(keys[at], reads[at], at, self.provenance())
             # A forget spares nothing of requests without a session.
             owners = frozenset({owner} if owner is not None else ())
-            holder = Holder(place, path, owners, keys[at])
+            holder = Holder(place, path, owners, keys[at], at)
             found.setdefault(slot, []).append(holder)
 
     def filled_free(self) -> Mapping[str, Slots]:
@@ -209,11 +209,19 @@ class SchedulerSite:
                     self._doom(doomed, proof, copies, path.keys, start, own=own)
         for each in self._cache.condemned:
             # An earlier forget waits for it, perhaps of this session: nothing tells whose it is.
-            keys, every = each.path.keys, proof.paths.of(each.path.keys)
+            keys = each.path.keys
+            every, reads = paths_of(keys, proof.paths)
             on_device = (each.start, self.cached(each.path)[each.start :])
             for start, slots in (on_device, *self._copies.runs(each.path, each.start, alone=True)):
                 end = start + len(slots)
-                doomed.add(slots.tolist(), keys[start:end], every[start:end], start=start, own=True)
+                doomed.add(
+                    slots.tolist(),
+                    keys[start:end],
+                    every[start:end],
+                    reads[start:end],
+                    start=start,
+                    own=True,
+                )
         for turn in running:
             # Its own KV is withheld, or its forget is this one's.
             if turn.session == proof.session and turn.withheld:
@@ -232,12 +240,13 @@ class SchedulerSite:
         own: bool,
     ) -> None:
         """Add a run of slots, and note their text if the session published them."""
-        paths = proof.paths.of(keys)
+        paths, reads = paths_of(keys, proof.paths)
         end = start + len(slots)
         doomed.add(
             slots.tolist(),
             keys[start:end],
             paths[start:end],
+            reads[start:end],
             start=start,
             own=own,
         )
@@ -252,14 +261,15 @@ class SchedulerSite:
         parts = self._pool.draft_parts() if self._pool is not None else ()
         if not parts:
             return
-        paths, provenance = proof.paths.of(keys), self._ledger.provenance
+        paths, reads = paths_of(keys, proof.paths)
         seams = [
             at
             for at in range(start, min(start + len(slots), len(paths) - 1))
             if paths[at] in doomed.kept and paths[at + 1] not in doomed.kept
         ]
         if seams:
-            rows = [doomed_row(keys[at], paths[at], at, provenance) for at in seams]
+            provenance = self._ledger.provenance
+            rows = [doomed_row(keys[at], reads[at], at, provenance) for at in seams]
             proof.rows.add(slots[np.array(seams) - start], rows, parts)
 
     def waiting(self) -> set[int]:
