@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import CopySegment, LineageRun
+from leyline_engine.lineage import lineage_bits, unnamed_keys
 from leyline_engine.paths import Paths, head
 from leyline_engine.provenance import MAX_RANGES, Provenance, Sent
 from leyline_engine.sources import SessionKey, SourceTurn
@@ -71,6 +73,21 @@ def test_copied_paths_are_those_of_exact_tokens() -> None:
     )
     assert [at for at in range(20) if provenance.is_copy(7, at)] == [9, 10, 11]
     assert not provenance.is_copy(8, 9)
+
+
+def test_what_a_source_computed_after_its_own_splice_is_noted_and_its_copies_are_not() -> None:
+    """Its path has no lineage's name, so that it equals those of other sessions."""
+    provenance, bits = Provenance(), lineage_bits("l", "t")
+    provenance.note(Y, bits, [source(X, [1, 2, 3])], [CopySegment(0, 0, 3, 2)])
+    spliced = source(Y, [9, 9, 1, 2, 3, 4, 5], exact=2)
+    provenance.note(ME, 8, [spliced], [CopySegment(0, 2, 6, 0)])
+    paths = provenance.paths.of(unnamed_keys(spliced.keys()))
+    known = Sent(set(), provenance.sent([ME], X))
+    assert [path in known for path in paths] == [False] * 5 + [True, False]
+    renamed = source(X, [9, 9, 1, 2, 3, 4, 5])
+    assert paths != provenance.paths.of(unnamed_keys(renamed.keys()))
+    other = replace(spliced, lineage=(LineageRun(2, "k"),))
+    assert paths == provenance.paths.of(unnamed_keys(other.keys()))
 
 
 def test_copies_of_copies_keep_their_sender() -> None:

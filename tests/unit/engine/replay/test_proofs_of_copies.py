@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from proof_kit import OTHER, TEXT, place_of, plant, proven, survivors
+from proof_kit import OTHER, TEXT, place_of, plant, proven, same_rows, survivors
 from support.replay_engine import (
     BASE,
     LIVE,
@@ -20,7 +20,7 @@ from support.replay_engine import (
     run,
 )
 
-from leyline_engine.contract import Directive, EditPayload, SpanLabel
+from leyline_engine.contract import Directive, EditPayload, ReusePayload, SpanLabel
 from leyline_engine.lineage import MAX_TOKEN
 from leyline_engine.replay.engine import ReplayEngine
 
@@ -80,6 +80,50 @@ def test_a_row_computed_after_a_splice_is_found_with_others() -> None:
     assert survivors(proven(engine))["pool.tree"] == 1
 
 
+def spliced_tail(
+    engine: ReplayEngine, session: str, *last: int, reuse: ReusePayload | None = None
+) -> list[int]:
+    """Two turns of a session: a text with a last token, and that without a few tokens, but more.
+
+    Sessions with other last tokens copy the same rows under other lineages.
+    """
+    source = [*TEXT, *last]
+    run(engine, source, labelled(register("a1", session=session), len(source)))
+    cuts = [CUT, Directive(len(TEXT), len(source))]
+    prompt, payload = edit(source, cuts, tail=OTHER, session=session, source_turn="a1", turn="a2")
+    run(engine, prompt, labelled(payload, len(prompt)), reuse=reuse)
+    return prompt
+
+
+def labelled(payload: EditPayload, length: int) -> EditPayload:
+    """The payload of a prompt that is one message."""
+    return replace(payload, spans=(SpanLabel("m0", 0, length),))
+
+
+def tail_slots(engine: ReplayEngine, session: str, prompt: list[int]) -> list[int]:
+    """Slots of what a session computed after its splice."""
+    turn = engine.cache.registry.get((SCOPE, session), "a2")
+    assert turn is not None
+    found: list[int] = cached(engine, prompt, turn.lineage)[-len(OTHER) :].tolist()
+    return found
+
+
+def test_what_others_computed_after_the_same_splice_is_no_survivor() -> None:
+    """It is theirs, and so are copies of it; in any other place, it is a survivor."""
+    engine = make_engine(pool=1200)
+    prompt = spliced_tail(engine, "q", 9, reuse=LIVE)
+    copy = [*TEXT[50:70], *OTHER, 5]
+    _, record = run(engine, copy, labelled(register("t1", session="z"), len(copy)), reuse=LIVE)
+    assert spliced_tail(engine, "s", 8) == prompt
+    own, others = (tail_slots(engine, session, prompt) for session in ("s", "q"))
+    assert not {*own} & {*others} and same_rows(engine, own[40], others[40])
+    plant(engine, own[3], others[5])
+    proof = proven(engine)
+    assert survivors(proof)["pool.tree"] == 1
+    assert record.receipt.tokens.reused > len(OTHER) // 2
+    assert place_of(proof, "pool.tree").kept > len(prompt) + record.receipt.tokens.reused - 2
+
+
 def deep() -> ReplayEngine:
     """An engine of several layers, and two sessions with other text."""
     config = LlamaConfig(**{**BASE, "num_hidden_layers": LAYERS}, num_key_value_heads=1)
@@ -104,13 +148,16 @@ def test_one_layer_of_a_row_is_found_with_others(layer: int) -> None:
 @pytest.mark.damages
 @pytest.mark.parametrize(("rows", "complete"), [(1, True), (2, False)])
 def test_few_parts_may_be_equal_by_chance(rows: int, complete: bool) -> None:
-    """A part of one row of the same token may be; of more rows, the proof isn't complete."""
+    """A part of one row of the same token may be, in any number of sessions; of more rows, the
+    proof isn't complete."""
     engine = deep()
-    source, target = cached(engine, TEXT), cached(engine, OTHER)
+    run(engine, OTHER[1:], register("t1", session="y"))
+    source, targets = cached(engine, TEXT), (cached(engine, OTHER)[1:], cached(engine, OTHER[1:]))
     # The first row depends on its token alone.
     same = {token: at for at, token in enumerate(TEXT) if at and token in OTHER[1:]}
     for token, at in [*same.items()][:rows]:
-        plant(engine, int(source[at]), int(target[OTHER.index(token, 1)]), layer=2)
+        for target in targets:
+            plant(engine, int(source[at]), int(target[OTHER.index(token, 1) - 1]), layer=2)
     proof = proven(engine)
     assert not proof.survivors and place_of(proof, "pool.tree").chance == rows
     assert proof.complete is complete
