@@ -313,9 +313,9 @@ def _add_identity(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Certificates",
-            "Share of the lifetime that is left to the proxy's certificates, and changes of their "
-            "files that were refused. Bad: less than a fifth (LeylineCertificateNotRenewed), or a "
-            "refused change.",
+            "Share of the lifetime that is left to the proxy's certificates, changes of their "
+            "files that were refused, and handshakes with clients that failed. Bad: less than a "
+            "fifth (LeylineCertificateNotRenewed), or anything refused.",
             [
                 Query(
                     "min by (side) ((leyline_tls_certificate_not_after_timestamp_seconds - time()) "
@@ -325,6 +325,10 @@ def _add_identity(board: dashboard.Dashboard) -> None:
                 ),
                 Query(
                     total("leyline_tls_reloads_total", "", "side, result"), "{{side}} {{result}}"
+                ),
+                Query(
+                    total("leyline_tls_handshakes_refused_total", "", "refusal"),
+                    "handshake: {{refusal}}",
                 ),
             ],
             unit="short",

@@ -33,7 +33,8 @@ EACH_KIND = (
     "qwen2.5-vl-7b",
     "qwen3-30b-a3b",
 )
-"""MLA, two rotations, half a band, states, layers without positions, three axes, and the usual one."""
+"""MLA, two rotations, half a band, states, layers without positions, three
+axes, and the usual one."""
 
 
 def test_every_configuration_has_a_verdict() -> None:

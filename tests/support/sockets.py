@@ -17,6 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.server import ProxyServer, listening
 from leyline_proxy.settings import Settings
+from leyline_proxy.workers.serving import handshakes_of
 
 LAST = ("response.completed", "response.failed", "response.incomplete", "error")
 """Types of the last event of a request."""
@@ -98,7 +99,11 @@ def socket_proxy(engine: ASGIApp, **settings: Any) -> Iterator[SocketProxy]:
     listener = socket.create_server(("127.0.0.1", 0))
     services = app.state.services
     server = ProxyServer(
-        app, given, services.shutdown, door=listening(listener), tls=services.tls.clients
+        app,
+        given,
+        services.shutdown,
+        door=listening(listener),
+        handshakes=handshakes_of(services),
     )
     thread = threading.Thread(target=server.run, args=([],))
     thread.start()

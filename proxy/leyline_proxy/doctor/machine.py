@@ -138,7 +138,9 @@ def files_verdict(soft: int, hard: int, settings: Settings) -> Finding:
     """Return the finding for the limit of open files; ``RLIM_INFINITY`` means unlimited."""
     name, detail = "open-files", f"{soft:,} open files allowed"
     upstreams = settings.max_upstream_connections * max(1, len(settings.engines()))
-    most = settings.max_connections + upstreams + settings.redis_max_connections + _SPARE_FILES
+    # Beside them, as many TLS handshakes.
+    clients = settings.max_connections * (2 if settings.tls_cert is not None else 1)
+    most = clients + upstreams + settings.redis_max_connections + _SPARE_FILES
     busy = settings.max_concurrent
     least = min(busy, settings.max_connections) + min(busy, upstreams) + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or soft >= most:

@@ -5,30 +5,25 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
 from ..settings import Settings
 from ..shutdown import Shutdown
 from .connection import ConnectionLimits, limited_protocol
+from .handshakes import Handshakes
 from .listening import Connect, Door, Listener
 from .socket_protocol import limited_socket
-
-log = structlog.get_logger("leyline.tls")
 
 _ADMIN_CONNECTIONS = 64
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
-_HANDSHAKE_S = 10.0
-"""Longest TLS handshake."""
 _BESIDE_BODY = 4096
 """Bytes of a frame besides the request's body."""
 
@@ -36,7 +31,8 @@ _BESIDE_BODY = 4096
 DoorOf = Callable[[Connect], Door]
 """Returns a door whose connections are given on; called within the event loop."""
 
-TlsOf = Callable[[], ssl.SSLContext]
+HandshakesOf = Callable[[int], Handshakes]
+"""Returns the TLS handshakes of a port, given their maximum number."""
 
 
 def listening(sock: socket.socket) -> DoorOf:
@@ -48,16 +44,13 @@ class _Server(uvicorn.Server):
     """A server that takes connections through a :class:`Door`, and leaves none open.
 
     Args:
-        tls: returns the context for a new connection; None for plain HTTP.
-        most: connections whose TLS handshake may be under way; others are closed.
+        handshakes: None for plain HTTP.
     """
 
-    def __init__(self, config: uvicorn.Config, door: DoorOf, tls: TlsOf | None, most: int) -> None:
+    def __init__(self, config: uvicorn.Config, door: DoorOf, handshakes: Handshakes | None) -> None:
         super().__init__(config)
         self._door_of = door
-        self._tls = tls
-        self._most = most
-        self._shaking = 0
+        self._handshakes = handshakes
         self._door: Door | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -69,6 +62,8 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take waiting connections, then no more, finish requests under way, abort the rest."""
+        if self._handshakes is not None:
+            self._handshakes.hurry()
         if self._door is not None:
             await self._door.close()
         try:
@@ -80,23 +75,10 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(0)
 
     async def _connect(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        if self._tls is None:
-            await loop.connect_accepted_socket(self._protocol, sock)
-            return
-        if self._shaking >= self._most:
-            sock.close()
-            return
-        self._shaking += 1
-        try:
-            await loop.connect_accepted_socket(
-                self._protocol, sock, ssl=self._tls(), ssl_handshake_timeout=_HANDSHAKE_S
-            )
-        except OSError as error:
-            # The client learns no reason from asyncio.
-            log.debug("tls_handshake_failed", reason=str(error)[:300])
-        finally:
-            self._shaking -= 1
+        if self._handshakes is not None:
+            await self._handshakes.connect(self._protocol, sock)
+        else:
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, sock)
 
     def _protocol(self) -> asyncio.Protocol:
         kind: Any = self.config.http_protocol_class
@@ -113,7 +95,7 @@ class ProxyServer(_Server):
         door: gives it its connections.
         shutdown: set at the first signal to stop.
         beside: the admin API and its door.
-        tls: returns the context for a new connection to either; None for plain HTTP.
+        handshakes: returns those of either port; None for plain HTTP.
         started: called once both can be reached.
         ticked: called ten times a second with the number of open connections.
     """
@@ -126,11 +108,13 @@ class ProxyServer(_Server):
         *,
         door: DoorOf,
         beside: tuple[ASGIApp, DoorOf] | None = None,
-        tls: TlsOf | None = None,
+        handshakes: HandshakesOf | None = None,
         started: Callable[[], None] = lambda: None,
         ticked: Callable[[int], None] = lambda _: None,
     ) -> None:
-        super().__init__(_config(app, settings, shutdown), door, tls, settings.max_connections)
+        own = handshakes(settings.max_connections) if handshakes is not None else None
+        super().__init__(_config(app, settings, shutdown), door, own)
+        self._handshakes_of = handshakes
         self._ticked = ticked
         self._begun = shutdown
         self._beside = beside
@@ -147,8 +131,9 @@ class ProxyServer(_Server):
             return
         if self._beside is not None:
             app, door = self._beside
-            config = _admin_config(app)
-            server = _AdminServer(config, door, self._tls, _ADMIN_CONNECTIONS)
+            of = self._handshakes_of
+            handshakes = of(_ADMIN_CONNECTIONS) if of is not None else None
+            server = _AdminServer(_admin_config(app), door, handshakes)
             self._admin = server, asyncio.create_task(server.serve(sockets=[]))
         self._when_started()
 

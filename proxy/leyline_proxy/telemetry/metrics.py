@@ -66,6 +66,7 @@ class Metrics:
     budget_store_errors: Counter
     key_reloads: Counter
     tls_reloads: Counter
+    tls_refused: Counter
     tls_begins: Gauge
     tls_ends: Gauge
     identity_tokens: Counter

@@ -12,6 +12,7 @@ import structlog
 
 from .files import TlsFiles, TlsFilesError, read
 from .names import matches, names_of
+from .refusing import RefusingContext
 
 log = structlog.get_logger("leyline.tls")
 
@@ -28,7 +29,7 @@ def for_clients(files: TlsFiles, *, required: bool) -> ssl.SSLContext:
     Raises:
         TlsFilesError: a file can't serve.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = RefusingContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(_PROTOCOLS)
     _load_own(context, files)

@@ -13,7 +13,9 @@ from fastapi import FastAPI
 from leyline_engine.contract import Capability
 
 from ..http.admin import create_admin_app
-from ..http.server import DoorOf, ProxyServer
+from ..http.handshakes import Handshakes
+from ..http.server import DoorOf, HandshakesOf, ProxyServer
+from ..model.tls_refusal import TlsRefusal
 from ..settings import Settings
 from ..wiring.services import Services
 
@@ -42,10 +44,22 @@ def server_of(
         services.shutdown,
         door=door,
         beside=(create_admin_app(services), admin) if admin is not None else None,
-        tls=services.tls.clients,
+        handshakes=handshakes_of(services),
         started=partial(_started, started),
         ticked=ticked,
     )
+
+
+def handshakes_of(services: Services) -> HandshakesOf | None:
+    """Return the TLS handshakes of a proxy's ports; None for plain HTTP."""
+    tls, metrics = services.tls.clients, services.metrics
+    if tls is None:
+        return None
+
+    def failed(refusal: TlsRefusal) -> None:
+        metrics.tls_refused.labels(refusal.value).inc()
+
+    return partial(Handshakes, tls, failed=failed)
 
 
 def ignore_repeated_signals() -> None:

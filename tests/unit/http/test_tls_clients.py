@@ -6,9 +6,11 @@ import asyncio
 import shutil
 import socket
 import ssl
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,10 @@ from support.certificates import Authority, Pair
 from support.fake_engine import MODEL, FakeEngine, chat_json, chat_stream
 from support.responses_route import scripted
 from support.sockets import SocketProxy, socket_proxy
+from support.waiting import until, wait
 from websockets.exceptions import InvalidStatus
+
+from leyline_proxy.http.handshakes import HANDSHAKE_S
 
 RED_KEY = "key-of-the-red-tenant"
 TENANTS = {
@@ -327,14 +332,89 @@ def test_files_that_cannot_serve_are_named_at_the_start(
         pass
 
 
+def refused(proxy: SocketProxy) -> dict[str, float]:
+    """Failed handshakes by reason."""
+    found = proxy.services.metrics.tls_refused.collect()[0].samples
+    return {
+        sample.labels["refusal"]: sample.value
+        for sample in found
+        if sample.value and sample.name.endswith("_total")
+    }
+
+
+def counted(proxy: SocketProxy, reason: str) -> bool:
+    """True if one handshake failed for a reason."""
+    return refused(proxy).get(reason) == 1
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_refused_client_learns_the_reason(
+    engine: FakeEngine, place: Place, tmp_path: Path, version: ssl.TLSVersion, loop: str
+) -> None:
+    """By TLS's alert, with both loops; the metric has it, too."""
+    day, name = timedelta(days=1), "spiffe://td/agents/red"
+    others = Authority(tmp_path / "others", "others")
+    missing = {
+        ssl.TLSVersion.TLSv1_2: "handshake failure",
+        ssl.TLSVersion.TLSv1_3: "certificate required",
+    }
+    cases = {
+        "no_certificate": (None, missing[version]),
+        "untrusted": (others.issue(name), "unknown ca"),
+        "expired": (
+            place.authority.issue(name, begins=-2 * day, ends=-day),
+            "certificate expired",
+        ),
+    }
+    with socket_proxy(engine, loop=loop, **place.settings()) as proxy:
+        for reason, (pair, alert) in cases.items():
+            context = pair.context(place.authority.ca) if pair is not None else place.context()
+            context.maximum_version = version
+            with (
+                socket.create_connection(proxy.address) as plain,
+                pytest.raises(ssl.SSLError, match=alert),
+                context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+            ):
+                secured.recv(1)
+            # It is counted after the client has learned of it.
+            wait(partial(counted, proxy, reason))
+        assert sum(refused(proxy).values()) == len(cases)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_plain_http_gets_the_fix(engine: FakeEngine, place: Place, loop: str) -> None:
+    """An error in the API's own shape, in place of a closed connection."""
+    with socket_proxy(engine, loop=loop, **place.settings()) as proxy:
+        origin = proxy.origin.replace("https", "http")
+        answer = httpx.post(f"{origin}{CHAT}", json=REQUEST)
+        assert answer.status_code == httpx.codes.BAD_REQUEST
+        assert answer.json()["error"]["code"] == "tls_required"
+        wait(lambda: refused(proxy) == {"plain_http": 1})
+
+
+def test_a_silent_client_does_not_delay_the_end(engine: FakeEngine, place: Place) -> None:
+    """Its handshake has a second once the proxy stops."""
+    with ExitStack() as stack:
+        with socket_proxy(engine, **place.settings()) as proxy:
+            stack.enter_context(socket.create_connection(proxy.address))
+            with client(proxy, place.context("x.example")) as asked:
+                assert asked.get("/healthz").is_success
+            began = time.monotonic()
+        assert time.monotonic() - began < HANDSHAKE_S / 2
+        assert refused(proxy) == {"timeout": 1}
+
+
 async def test_handshakes_under_way_are_bounded(engine: FakeEngine, place: Place) -> None:
     """Connections that say nothing don't add up: beyond the limit they are closed at once."""
     red = place.context("spiffe://td/agents/red")
     with socket_proxy(engine, **place.settings(max_connections=3)) as proxy:
+        assert refused(proxy) == {}
         silent = [await asyncio.open_connection(*proxy.address) for _ in range(3)]
         reader, writer = await asyncio.open_connection(*proxy.address)
         async with asyncio.timeout(5):
             assert await reader.read() == b""
+            await until(lambda: refused(proxy) == {"busy": 1})
         for _, each in [*silent, (reader, writer)]:
             each.close()
         async with asyncio.timeout(20):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import QueueFullError, QueueTimeoutError, RateLimitError
+from ...model.tls_refusal import TlsRefusal
 from ...model.tls_side import TlsSide
 from ...model.token_results import Result
 from .entries import SHORT, CatalogueEntry, Group, counter, gauge, histogram
@@ -98,6 +99,15 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
         bad="'refused': a file is wrong, or half written for long, and the previous certificate "
         "serves until it expires; the log shows why.",
         starts=tuple((side, result) for side in TlsSide for result in ("loaded", "refused")),
+    ),
+    counter(
+        "tls_refused",
+        "leyline_tls_handshakes_refused",
+        "TLS handshakes with clients that failed, by the reason.",
+        ("refusal",),
+        bad="Growing: clients show no certificate, an old one or one of another authority, don't "
+        "trust the proxy's, or call `http://`.",
+        starts=tuple((refusal,) for refusal in TlsRefusal),
     ),
     gauge(
         "tls_begins",
