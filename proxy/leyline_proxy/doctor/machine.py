@@ -27,6 +27,7 @@ from ..telemetry.metrics import Metrics
 from ..wiring.audit import build_auditor
 from ..wiring.recall import recalls
 from .findings import Finding, fail, ok, skip, warn
+from .own_proxy import client_for, origin_of
 from .reaching import document
 
 _MIB = 1024 * 1024
@@ -61,7 +62,7 @@ async def examine_ports(settings: Settings) -> list[Finding]:
     for flag, host, port in wanted:
         facts = try_port(flag, host, port)
         if facts.taken:
-            alive = await _is_leyline(host, port)
+            alive = await _is_leyline(settings, host, port)
             facts = PortFacts(flag, host, port, facts.problem, taken=True, leyline=alive)
         found.append(port_verdict(facts))
     return found
@@ -109,18 +110,12 @@ def try_port(flag: str, host: str, port: int) -> PortFacts:
     return PortFacts(flag, host, port)
 
 
-def reachable_at(host: str) -> str:
-    """Return the host part of a URL for what listens on ``host``."""
-    there = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    return f"[{there}]" if ":" in there else there
-
-
-async def _is_leyline(host: str, port: int) -> bool:
-    there = reachable_at(host)
-    async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False) as client:
+async def _is_leyline(settings: Settings, host: str, port: int) -> bool:
+    origin = origin_of(settings, host, port)
+    async with client_for(settings, origin, timeout_s=_ANSWER_S) as client:
         for path, member in (("/readyz", "upstreams"), ("/healthz", "status")):
             try:
-                answer = await document(client, f"http://{there}:{port}{path}")
+                answer = await document(client, f"{origin}{path}")
             except (httpx.HTTPError, httpx.InvalidURL, ValueError):
                 continue
             if isinstance(answer, dict) and member in answer:

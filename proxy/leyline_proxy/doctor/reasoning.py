@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ..settings import Settings, secret_of
 from .findings import Finding, ok, skip, warn
-from .machine import reachable_at
+from .own_proxy import client_for, origin_of
 
 NAME = "reasoning-edits"
 _SERIES = "leyline_reasoning_edit_tokens_total"
@@ -28,7 +28,7 @@ async def examine_reasoning(settings: Settings) -> list[Finding]:
         headers["authorization"] = f"Bearer {key}"
     if not port:
         return [skip(NAME, "the port of a running proxy isn't known (--port)")]
-    text = await _metrics(f"http://{reachable_at(host)}:{port}", headers)
+    text = await _metrics(client_for(settings, origin_of(settings, host, port), headers=headers))
     if text is None:
         return [skip(NAME, f"no proxy on {host}:{port} shows metrics")]
     return [verdict(effects_in(text), settings.reasoning_edits)]
@@ -76,12 +76,12 @@ def verdict(effects: Mapping[str, int], mode: str) -> Finding:
     return ok(NAME, told(effects))
 
 
-async def _metrics(origin: str, headers: Mapping[str, str]) -> str | None:
+async def _metrics(proxy: httpx.AsyncClient) -> str | None:
     """Return a proxy's metrics; None if there are none."""
     found = bytearray()
     try:
         async with (
-            httpx.AsyncClient(base_url=origin, headers=headers, trust_env=False) as client,
+            proxy as client,
             client.stream("GET", "/metrics") as response,
         ):
             async for chunk in response.aiter_bytes():

@@ -14,10 +14,11 @@ from .findings import Finding, fail, ok, skip, warn
 
 _NAME = "tls"
 NOT_RENEWED = 0.2
-"""Share of a lifetime that is left when something should have renewed the certificate; as in the
-alert LeylineCertificateNotRenewed."""
-
+"""Share of a lifetime that is left when something should have renewed the certificate."""
 _DAY_S = 86_400
+MOST_S = 14 * _DAY_S
+"""Longest such time, for certificates of a year; both as in the alert
+LeylineCertificateNotRenewed."""
 
 
 def examine_tls(settings: Settings) -> list[Finding]:
@@ -55,10 +56,10 @@ def _side(
             f"{setting} {path} {when}: peers refuse it",
             "renew it, or correct this machine's clock",
         )
-    if ends - now < NOT_RENEWED * (ends - begins):
+    if ends - now < min(MOST_S, NOT_RENEWED * (ends - begins)):
         return warn(
             _NAME,
-            f"{setting} {path} expires in {left}, less than a fifth of its lifetime",
+            f"{setting} {path} expires in {left}: less than a fifth of its lifetime, or 14 days",
             "see why it wasn't renewed: cert-manager and SPIRE do it earlier",
         )
     return ok(_NAME, f"{setting} {path} serves for another {left}")

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 from support.certificates import Authority
+from support.fake_engine import FakeEngine
+from support.sockets import socket_proxy
 
 from leyline_proxy.doctor.findings import Status
+from leyline_proxy.doctor.machine import examine_ports
+from leyline_proxy.doctor.reasoning import examine_reasoning
 from leyline_proxy.doctor.tls import examine_tls
 from leyline_proxy.settings import Settings
 
@@ -20,18 +24,39 @@ DAY = timedelta(days=1)
     ("begins", "ends", "status", "told"),
     [
         (-1, 9, Status.OK, "serves for another 9.0 days"),
-        (-85, 15, Status.WARN, "less than a fifth of its lifetime"),
+        (-60, 13, Status.WARN, "less than a fifth of its lifetime"),
+        (-90, 15, Status.OK, "serves for another 15.0 days"),
+        (-351, 13.9, Status.WARN, "expires in 13.9 days"),
         (-2, -1, Status.FAIL, "has expired"),
         (1, 2, Status.FAIL, "isn't valid yet"),
     ],
 )
 def test_a_certificates_time_is_told(
-    tmp_path: Path, begins: int, ends: int, status: Status, told: str
+    tmp_path: Path, begins: int, ends: float, status: Status, told: str
 ) -> None:
     """In days, and as a share of its lifetime, which may be an hour."""
     pair = Authority(tmp_path).issue("proxy.example", begins=begins * DAY, ends=ends * DAY)
     (found,) = examine_tls(Settings(tls_cert=pair.cert, tls_key=pair.key))
     assert (found.status, told in found.detail) == (status, True), found
+
+
+@pytest.mark.parametrize("clients", [False, True])
+async def test_the_own_proxy_is_recognised_by_its_certificate(
+    tmp_path: Path, *, clients: bool
+) -> None:
+    """Also where a client's certificate is needed; one with another certificate is a stranger."""
+    authority = Authority(tmp_path)
+    own, other = authority.issue("proxy.example"), authority.issue("proxy.example")
+    given: dict[str, Any] = {"tls_client_ca": authority.ca} if clients else {}
+    with socket_proxy(FakeEngine(), tls_cert=own.cert, tls_key=own.key, **given) as proxy:
+        host, port = proxy.address
+        place: dict[str, Any] = {"host": host, "port": port}
+        for pair, detail in ((own, "a Leyline proxy"), (other, "another program")):
+            settings = Settings(**place, tls_cert=pair.cert, tls_key=pair.key, **given)
+            (found,) = await examine_ports(settings)
+            assert found.detail.startswith(detail)
+            (found,) = await examine_reasoning(settings)
+            assert found.status is (Status.OK if pair is own else Status.SKIP)
 
 
 def test_nothing_to_check_without_files() -> None:

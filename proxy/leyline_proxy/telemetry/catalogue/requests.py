@@ -121,7 +121,7 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
         "leyline_tls_certificate_not_after_timestamp_seconds",
         "Time at which the proxy's certificate in use expires.",
         ("side",),
-        bad="Less than a fifth of its lifetime left: nobody renews it.",
+        bad="Less than a fifth of its lifetime left, and less than 14 days: nobody renews it.",
         merge="livemin",
     ),
     counter(
