@@ -326,10 +326,7 @@ def _add_identity(board: dashboard.Dashboard) -> None:
                 Query(
                     total("leyline_tls_reloads_total", "", "side, result"), "{{side}} {{result}}"
                 ),
-                Query(
-                    total("leyline_tls_handshakes_refused_total", "", "refusal"),
-                    "handshake: {{refusal}}",
-                ),
+                Query(total("leyline_tls_handshakes_refused_total", "", "refusal"), "{{refusal}}"),
             ],
             unit="short",
             width=12,

@@ -168,7 +168,8 @@ class _Handlers:
         return JSONResponse(await self._services.proofs.prove(tenant, session_id, wanted))
 
     async def reload(self, _: Request) -> Response:
-        """Reload the files of keys, policies and certificates now, if they have changed."""
+        """Reload the files of keys, policies and certificates now, if they have changed, and the
+        keys of an identity provider."""
         services = self._services
         done = await services.files.reload()
         document: dict[str, Any] = {"api_keys": None, "policies": None}
@@ -178,6 +179,8 @@ class _Handlers:
             document["policies"] = {"loaded": done.policies}
         if done.tls is not None:
             document["tls"] = {"loaded": done.tls, "problem": done.tls_problem}
+        if done.identity is not None:
+            document["identity_keys"] = {"loaded": done.identity, "problem": done.identity_problem}
         return JSONResponse(document)
 
     async def upstreams(self, _: Request) -> Response:

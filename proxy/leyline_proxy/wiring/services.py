@@ -299,7 +299,7 @@ def build_services(
         recall_metrics,
         evictions,
         quotes,
-        Files(key_file, policy_file, fleet, tls),
+        Files(key_file, policy_file, fleet, tls, tenants.tokens),
         claims,
         tuple(watches.values()),
         policy_file,

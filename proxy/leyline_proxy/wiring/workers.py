@@ -11,6 +11,7 @@ from ..edits.policy_file import PolicyFile
 from ..hub.feed import SharedFeed
 from ..hub.fleet import Fleet
 from ..hub.link import HubLink
+from ..identity.tokens import Tokens
 from ..live.feed import LiveFeed
 from ..telemetry.metrics import Metrics
 from ..tenants import KeyFile
@@ -47,10 +48,14 @@ class Reloaded(msgspec.Struct, frozen=True):
     policies: bool | None = None
     tls: bool | None = None
     tls_problem: str | None = None
+    identity: bool | None = None
+    """True if an identity provider's keys were read, whether they had changed or not."""
+    identity_problem: str | None = None
 
 
 class Files:
-    """The files of keys, policies and certificates, at this worker and at all others."""
+    """The files of keys, policies and certificates, and the keys of an identity provider, at this
+    worker and at all others."""
 
     def __init__(
         self,
@@ -58,10 +63,12 @@ class Files:
         policies: PolicyFile | None,
         fleet: Fleet | None,
         tls: TlsContexts,
+        tokens: Tokens | None,
     ) -> None:
         self._keys = keys
         self._policies = policies
         self._tls = tls if any(tls) else None
+        self._identity = tokens.keys if tokens is not None else None
         self._fleet = fleet
         if fleet is not None:
             fleet.follow(_RELOAD, self._reload_here)
@@ -77,16 +84,23 @@ class Files:
             any(each.policies for each in found) if self._policies is not None else None,
             any(each.tls for each in found) if self._tls is not None else None,
             next((each.tls_problem for each in found if each.tls_problem is not None), None),
+            all(each.identity for each in found) if self._identity is not None else None,
+            next((each.identity_problem for each in found if each.identity_problem), None),
         )
 
     async def _reload(self) -> Reloaded:
         keys, policies, tls = self._keys, self._policies, self._tls
+        identity = self._identity
+        if identity is not None:
+            await identity.look()
         return Reloaded(
             await keys.refresh() if keys is not None else None,
             keys.problem if keys is not None else None,
             await policies.refresh() if policies is not None else None,
             await tls.refresh() if tls is not None else None,
             tls.problem if tls is not None else None,
+            identity.problem is None if identity is not None else None,
+            identity.problem if identity is not None else None,
         )
 
     async def _reload_here(self, _: bytes) -> bytes:

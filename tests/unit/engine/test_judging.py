@@ -92,7 +92,7 @@ def test_lineages_and_running_splices_read_from_their_first_span_on() -> None:
 
 
 def test_a_copy_is_kept_if_its_holder_sent_what_it_is_of() -> None:
-    """That holds for a computed row, too; an exact row needs the same path."""
+    """So is a copy of a computed row. An exact row needs the same path."""
     known = frozenset({b"path"})
     assert judged(COMPUTED, known=known) is Judgement.KEPT
     assert judged(COMPUTED) is Judgement.SURVIVOR

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 from support.fake_engine import MODEL, FakeEngine
+from support.provider import AUDIENCE, provider
 
 from leyline_proxy.http.admin import create_admin_app
 from leyline_proxy.http.app import create_app
@@ -124,6 +125,24 @@ async def test_every_path_wants_the_admin_key(headers: dict[str, str]) -> None:
             answer = await proxy.get(path, headers=AUTH)
             assert answer.status_code in (401, 404), path
         assert (await proxy.get("/v1/models", headers=AUTH)).status_code == 401
+
+
+async def test_an_identity_providers_keys_are_read_on_demand() -> None:
+    """A token under a key that the provider has withdrawn stops with the request that reloads; a
+    provider that fails is reported."""
+    with provider() as issuer:
+        given = {"oidc_issuer": issuer.origin, "oidc_audience": AUDIENCE, "api_keys": ["sub:key-1"]}
+        async with both(FakeEngine(), **given, oidc_tenant_claim="sub") as (proxy, operator):
+            old = {"authorization": f"Bearer {issuer.token(sub='sub')}"}
+            assert (await proxy.get("/v1/models", headers=old)).status_code == 200
+            del issuer.keys["k1"]
+            issuer.add("k2")
+            done = (await operator.post("/admin/reload", headers=AUTH)).json()
+            assert done["identity_keys"] == {"loaded": True, "problem": None}
+            assert (await proxy.get("/v1/models", headers=old)).status_code == 401
+            issuer.status = 500
+            broken = (await operator.post("/admin/reload", headers=AUTH)).json()
+    assert not broken["identity_keys"]["loaded"] and "500" in broken["identity_keys"]["problem"]
 
 
 async def test_files_are_read_again_on_demand(tmp_path: Path) -> None:
