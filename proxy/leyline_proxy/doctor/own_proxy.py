@@ -10,6 +10,8 @@ import httpx
 
 from ..settings import Settings
 
+_END = "-----END CERTIFICATE-----"
+
 
 def origin_of(settings: Settings, host: str, port: int) -> str:
     """Return the URL of what listens on ``host`` and ``port``."""
@@ -46,7 +48,9 @@ def _context(settings: Settings) -> ssl.SSLContext | bool:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     # Files that don't serve are a finding of their own; then no connection succeeds.
     with suppress(OSError, ValueError):
-        context.load_verify_locations(cafile=settings.tls_cert)
+        chain = settings.tls_cert.read_text(encoding="ascii")
+        # Of a chain, the others may have signed certificates for anybody.
+        context.load_verify_locations(cadata=chain[: chain.index(_END) + len(_END)])
         context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
     return context
 

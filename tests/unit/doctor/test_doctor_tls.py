@@ -47,6 +47,8 @@ async def test_the_own_proxy_is_recognised_by_its_certificate(
     """Also where a client's certificate is needed; one with another certificate is a stranger."""
     authority = Authority(tmp_path)
     own, other = authority.issue("proxy.example"), authority.issue("proxy.example")
+    for pair in (own, other):  # with its authority, as chains often are
+        pair.cert.write_text(pair.cert.read_text() + authority.ca.read_text())
     given: dict[str, Any] = {"tls_client_ca": authority.ca} if clients else {}
     with socket_proxy(FakeEngine(), tls_cert=own.cert, tls_key=own.key, **given) as proxy:
         host, port = proxy.address
