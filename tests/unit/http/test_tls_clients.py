@@ -23,7 +23,8 @@ from support.sockets import SocketProxy, socket_proxy
 from support.waiting import until, wait
 from websockets.exceptions import InvalidStatus
 
-from leyline_proxy.http.handshakes import HANDSHAKE_S
+from leyline_proxy.http.handshakes import HANDSHAKE_S, Handshakes
+from leyline_proxy.model.tls_refusal import TlsRefusal
 
 RED_KEY = "key-of-the-red-tenant"
 TENANTS = {
@@ -403,6 +404,21 @@ def test_a_silent_client_does_not_delay_the_end(engine: FakeEngine, place: Place
             began = time.monotonic()
         assert time.monotonic() - began < HANDSHAKE_S / 2
         assert refused(proxy) == {"timeout": 1}
+
+
+async def test_a_handshake_that_begins_late_has_little_time(place: Place) -> None:
+    """One whose connection was taken while the proxy stops has as long as those before it."""
+    failed: list[TlsRefusal] = []
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(place.own.cert, place.own.key)
+    handshakes = Handshakes(lambda: context, 1, failed.append)
+    handshakes.hurry()
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs:
+        async with asyncio.timeout(HANDSHAKE_S / 2):
+            await handshakes.connect(asyncio.Protocol, ours)
+    assert failed == [TlsRefusal.TIMEOUT]
 
 
 async def test_handshakes_under_way_are_bounded(engine: FakeEngine, place: Place) -> None:
