@@ -6,74 +6,21 @@ import asyncio
 import shutil
 import socket
 import ssl
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from support.certificates import Authority, Pair
+from support.certificates import Authority
 from support.fake_engine import MODEL, FakeEngine, chat_json, chat_stream
 from support.responses_route import scripted
 from support.sockets import SocketProxy, socket_proxy
-from support.waiting import until, wait
+from support.tls_place import TlsPlace, client, serial
 from websockets.exceptions import InvalidStatus
 
-from leyline_proxy.http.handshakes import HANDSHAKE_S, Handshakes
-from leyline_proxy.model.tls_refusal import TlsRefusal
-
 RED_KEY = "key-of-the-red-tenant"
-TENANTS = {
-    "spiffe://td/agents/red": "red",
-    "spiffe://td/agents/blue/*": "blue",
-    "red.example": "red",
-}
 REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}
 CHAT = "/v1/chat/completions"
-
-
-class Place:
-    """An authority, the proxy's certificate, and clients' ones."""
-
-    def __init__(self, folder: Path) -> None:
-        self.authority = Authority(folder / "ca")
-        self.own = Pair(folder / "proxy.pem", folder / "proxy.key")
-        self.own.put(self.authority.issue("127.0.0.1"))
-
-    def settings(self, **more: Any) -> dict[str, Any]:
-        """Settings with clients' certificates."""
-        return {
-            "tls_cert": self.own.cert,
-            "tls_key": self.own.key,
-            "tls_client_ca": self.authority.ca,
-            "tls_tenants": TENANTS,
-            "tls_reload_s": 0.1,
-            "log_level": "error",
-            **more,
-        }
-
-    def context(self, *names: str) -> ssl.SSLContext:
-        """The context of a client, with a certificate if names are given."""
-        if not names:
-            return ssl.create_default_context(cafile=self.authority.ca)
-        return self.authority.issue(*names).context(self.authority.ca)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-@contextmanager
-def client(proxy: SocketProxy, context: ssl.SSLContext, key: str = "") -> Iterator[httpx.Client]:
-    """A client with a connection of its own."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(base_url=proxy.origin, verify=context, headers=headers) as found:
-        yield found
 
 
 def answer_of(
@@ -88,17 +35,7 @@ def answer_of(
         return answer.status_code, str(len(sessions))
 
 
-def serial(proxy: SocketProxy, context: ssl.SSLContext) -> int:
-    """Serial number of the certificate that a new connection gets."""
-    with (
-        httpx.Client(verify=context) as asked,
-        asked.stream("GET", f"{proxy.origin}/healthz") as answer,
-    ):
-        secured = answer.extensions["network_stream"].get_extra_info("ssl_object")
-        return int(secured.getpeercert()["serialNumber"], 16)
-
-
-def test_a_certificate_is_a_tenants(engine: FakeEngine, place: Place) -> None:
+def test_a_certificate_is_a_tenants(engine: FakeEngine, place: TlsPlace) -> None:
     """Whole and streamed; tenants see their own sessions alone, and nobody gets in without one."""
     red, blue = place.context("spiffe://td/agents/red"), place.context("spiffe://td/agents/blue/7")
     engine.answers += [chat_json(), chat_stream("Hello"), chat_json()]
@@ -121,7 +58,7 @@ def test_a_certificate_is_a_tenants(engine: FakeEngine, place: Place) -> None:
         assert len(engine.bodies) == 2
 
 
-def test_a_session_cannot_be_resumed(engine: FakeEngine, place: Place) -> None:
+def test_a_session_cannot_be_resumed(engine: FakeEngine, place: TlsPlace) -> None:
     """Each connection's certificate is checked: one may have expired since the last."""
     red = place.context("spiffe://td/agents/red")
     request = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
@@ -141,7 +78,7 @@ def test_a_session_cannot_be_resumed(engine: FakeEngine, place: Place) -> None:
 
 @pytest.mark.parametrize("kind", ["of another authority", "expired", "not valid yet"])
 def test_certificates_that_are_no_good_are_refused(
-    engine: FakeEngine, place: Place, tmp_path: Path, kind: str
+    engine: FakeEngine, place: TlsPlace, tmp_path: Path, kind: str
 ) -> None:
     """The handshake fails, also where certificates are optional."""
     day, name = timedelta(days=1), "spiffe://td/agents/red"
@@ -161,7 +98,7 @@ def test_certificates_that_are_no_good_are_refused(
     assert not engine.bodies
 
 
-def test_keys_serve_beside_certificates(engine: FakeEngine, place: Place) -> None:
+def test_keys_serve_beside_certificates(engine: FakeEngine, place: TlsPlace) -> None:
     """Without a certificate a key decides. Beside one it may be anything but another tenant's."""
     settings = place.settings(tls_clients="optional", api_keys=(f"red:{RED_KEY}",))
     red, blue = place.context("spiffe://td/agents/red"), place.context("spiffe://td/agents/blue/7")
@@ -178,7 +115,9 @@ def test_keys_serve_beside_certificates(engine: FakeEngine, place: Place) -> Non
             assert asked.get("/healthz").status_code == httpx.codes.OK
 
 
-def test_certificates_alone_open_a_proxy_without_tenants(engine: FakeEngine, place: Place) -> None:
+def test_certificates_alone_open_a_proxy_without_tenants(
+    engine: FakeEngine, place: TlsPlace
+) -> None:
     """Without a mapping, every certificate of the authority is the default tenant's."""
     engine.answers.append(chat_json())
     with socket_proxy(engine, **place.settings(tls_tenants={})) as proxy:
@@ -190,7 +129,7 @@ def test_certificates_alone_open_a_proxy_without_tenants(engine: FakeEngine, pla
     [{"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}, {"origin": "null"}],
 )
 def test_another_sites_page_has_no_use_of_a_browsers_certificate(
-    engine: FakeEngine, place: Place, headers: dict[str, str]
+    engine: FakeEngine, place: TlsPlace, headers: dict[str, str]
 ) -> None:
     """It is sent with every request of the browser; the proxy's own page may use it."""
     engine.answers.append(chat_json())
@@ -201,7 +140,7 @@ def test_another_sites_page_has_no_use_of_a_browsers_certificate(
         assert answer_of(proxy, red, **own) == (200, "1")
 
 
-async def test_websockets_know_the_certificate(engine: FakeEngine, place: Place) -> None:
+async def test_websockets_know_the_certificate(engine: FakeEngine, place: TlsPlace) -> None:
     """A connection's requests are its certificate's tenant's."""
     engine.answers.append(scripted())
     red = place.context("spiffe://td/agents/red")
@@ -217,7 +156,9 @@ async def test_websockets_know_the_certificate(engine: FakeEngine, place: Place)
     assert len(found) == 1
 
 
-async def test_a_new_certificate_serves_new_connections(engine: FakeEngine, place: Place) -> None:
+async def test_a_new_certificate_serves_new_connections(
+    engine: FakeEngine, place: TlsPlace
+) -> None:
     """A stream under way ends on the old one; halves and strangers' keys change nothing."""
     engine.answers.append(chat_stream(*["Hello"] * 30, pause_s=0.1))
     red = place.context("spiffe://td/agents/red")
@@ -243,7 +184,7 @@ async def test_a_new_certificate_serves_new_connections(engine: FakeEngine, plac
 
 
 async def test_a_turned_link_is_a_new_version(
-    engine: FakeEngine, place: Place, tmp_path: Path
+    engine: FakeEngine, place: TlsPlace, tmp_path: Path
 ) -> None:
     """Kubernetes replaces a mounted secret so, all files at once. Clients of an authority that was
     removed are refused from then on."""
@@ -281,7 +222,7 @@ async def test_a_turned_link_is_a_new_version(
 
 
 async def test_an_expired_certificate_replaces_no_good_one(
-    engine: FakeEngine, place: Place
+    engine: FakeEngine, place: TlsPlace
 ) -> None:
     """The one before it serves on; the metrics have its end, and the refusal."""
     red = place.context("spiffe://td/agents/red")
@@ -315,7 +256,7 @@ async def test_an_expired_certificate_replaces_no_good_one(
     ],
 )
 def test_files_that_cannot_serve_are_named_at_the_start(
-    engine: FakeEngine, place: Place, broken: str, told: str
+    engine: FakeEngine, place: TlsPlace, broken: str, told: str
 ) -> None:
     """The setting, the file and the fix."""
     settings = place.settings()
@@ -331,112 +272,3 @@ def test_files_that_cannot_serve_are_named_at_the_start(
         settings["tls_client_ca"] = place.own.key
     with pytest.raises(ValueError, match=told), socket_proxy(engine, **settings):
         pass
-
-
-def refused(proxy: SocketProxy) -> dict[str, float]:
-    """Failed handshakes by reason."""
-    found = proxy.services.metrics.tls_refused.collect()[0].samples
-    return {
-        sample.labels["refusal"]: sample.value
-        for sample in found
-        if sample.value and sample.name.endswith("_total")
-    }
-
-
-def counted(proxy: SocketProxy, reason: str) -> bool:
-    """True if one handshake failed for a reason."""
-    return refused(proxy).get(reason) == 1
-
-
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_refused_client_learns_the_reason(
-    engine: FakeEngine, place: Place, tmp_path: Path, version: ssl.TLSVersion, loop: str
-) -> None:
-    """By TLS's alert, with both loops; the metric has it, too."""
-    day, name = timedelta(days=1), "spiffe://td/agents/red"
-    others = Authority(tmp_path / "others", "others")
-    missing = {
-        ssl.TLSVersion.TLSv1_2: "handshake failure",
-        ssl.TLSVersion.TLSv1_3: "certificate required",
-    }
-    cases = {
-        "no_certificate": (None, missing[version]),
-        "untrusted": (others.issue(name), "unknown ca"),
-        "expired": (
-            place.authority.issue(name, begins=-2 * day, ends=-day),
-            "certificate expired",
-        ),
-    }
-    with socket_proxy(engine, loop=loop, **place.settings()) as proxy:
-        for reason, (pair, alert) in cases.items():
-            context = pair.context(place.authority.ca) if pair is not None else place.context()
-            context.maximum_version = version
-            with (
-                socket.create_connection(proxy.address) as plain,
-                pytest.raises(ssl.SSLError, match=alert),
-                context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
-            ):
-                secured.recv(1)
-            # It is counted after the client has learned of it.
-            wait(partial(counted, proxy, reason))
-        assert sum(refused(proxy).values()) == len(cases)
-
-
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_plain_http_gets_the_fix(engine: FakeEngine, place: Place, loop: str) -> None:
-    """An error in the API's own shape, in place of a closed connection."""
-    with socket_proxy(engine, loop=loop, **place.settings()) as proxy:
-        origin = proxy.origin.replace("https", "http")
-        answer = httpx.post(f"{origin}{CHAT}", json=REQUEST)
-        assert answer.status_code == httpx.codes.BAD_REQUEST
-        assert answer.json()["error"]["code"] == "tls_required"
-        wait(lambda: refused(proxy) == {"plain_http": 1})
-
-
-def test_a_silent_client_does_not_delay_the_end(engine: FakeEngine, place: Place) -> None:
-    """Its handshake has a second once the proxy stops."""
-    with ExitStack() as stack:
-        with socket_proxy(engine, **place.settings()) as proxy:
-            stack.enter_context(socket.create_connection(proxy.address))
-            with client(proxy, place.context("x.example")) as asked:
-                assert asked.get("/healthz").is_success
-            began = time.monotonic()
-        assert time.monotonic() - began < HANDSHAKE_S / 2
-        assert refused(proxy) == {"timeout": 1}
-
-
-async def test_a_handshake_that_begins_late_has_little_time(place: Place) -> None:
-    """One whose connection was taken while the proxy stops has as long as those before it."""
-    failed: list[TlsRefusal] = []
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(place.own.cert, place.own.key)
-    handshakes = Handshakes(lambda: context, 1, failed.append)
-    handshakes.hurry()
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    with theirs:
-        async with asyncio.timeout(HANDSHAKE_S / 2):
-            await handshakes.connect(asyncio.Protocol, ours)
-    assert failed == [TlsRefusal.TIMEOUT]
-
-
-async def test_handshakes_under_way_are_bounded(engine: FakeEngine, place: Place) -> None:
-    """Connections that say nothing don't add up: beyond the limit they are closed at once."""
-    red = place.context("spiffe://td/agents/red")
-    with socket_proxy(engine, **place.settings(max_connections=3)) as proxy:
-        assert refused(proxy) == {}
-        silent = [await asyncio.open_connection(*proxy.address) for _ in range(3)]
-        reader, writer = await asyncio.open_connection(*proxy.address)
-        async with asyncio.timeout(5):
-            assert await reader.read() == b""
-            await until(lambda: refused(proxy) == {"busy": 1})
-        for _, each in [*silent, (reader, writer)]:
-            each.close()
-        async with asyncio.timeout(20):
-            while True:
-                try:
-                    assert await asyncio.to_thread(serial, proxy, red)
-                    break
-                except httpx.TransportError:
-                    await asyncio.sleep(0.05)
