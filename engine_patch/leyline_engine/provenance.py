@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyline_engine.contract import CopySegment
-from leyline_engine.lineage import TOKEN_BITS, unnamed_keys
+from leyline_engine.lineage import TOKEN_BITS, fold_keys, unnamed_keys
 from leyline_engine.paths import SECRET_BYTES, Paths, Sums, head
 from leyline_engine.sources import SessionKey, SourceTurn
 
@@ -116,27 +116,32 @@ class Provenance:
         session: SessionKey,
     ) -> Iterator[tuple[SessionKey, Sums]]:
         """Yield the paths of copies, by the session that sent them."""
-        keys, last = source.keys(), max(copy.end for copy in taken)
-        own = self._own(keys[:last], taken)
-        state, unnamed = self.paths.root(), unnamed_keys(keys[:last])
+        state, last = self.paths.root(), max(copy.end for copy in taken)
         for start in range(0, last, _PORTION):
-            heads = self.paths.heads(unnamed[start : start + _PORTION], state)
-            yield sender, heads[own[start : start + _PORTION]]
+            tokens = source.tokens[start : min(last, start + _PORTION)]
+            keys = fold_keys(tokens, source.lineage, source.scope, start=start)
+            heads = self.paths.heads(unnamed_keys(keys), state)
+            yield sender, heads[self._own(keys, start, taken)]
         if last > source.exact_length and sender != session:
             # Copies of copies: their senders are the source's.
             for other, known in tuple(self._sent.get(sender, {}).items()):
                 for start in range(0, len(known), _PORTION):
                     yield other, known[start : start + _PORTION]
 
-    def _own(self, keys: array[int], taken: Sequence[CopySegment]) -> NDArray[np.bool_]:
-        """Return ``[len(keys)]``, True for what copies take that is no copy itself."""
+    def _own(self, keys: array[int], start: int, taken: Sequence[CopySegment]) -> NDArray[np.bool_]:
+        """Return ``[len(keys)]``, True for what copies take that is no copy itself.
+
+        Args:
+            start: position of the first key.
+        """
         found = np.zeros(len(keys), dtype=np.bool_)
         for copy in taken:
-            found[copy.start : copy.end] = True
+            found[max(0, copy.start - start) : max(0, copy.end - start)] = True
         lineages = np.frombuffer(keys, dtype=np.int64) >> TOKEN_BITS
         for lineage in np.unique(lineages).tolist():
-            for start, end in self._copied.get(lineage, ()):
-                found[start:end] &= lineages[start:end] != lineage
+            for first, end in self._copied.get(lineage, ()):
+                copied = slice(max(0, first - start), max(0, end - start))
+                found[copied] &= lineages[copied] != lineage
         return found
 
     def _add(self, session: SessionKey, sender: SessionKey, heads: Sums) -> None:

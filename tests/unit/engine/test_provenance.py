@@ -90,6 +90,23 @@ def test_what_a_source_computed_after_its_own_splice_is_noted_and_its_copies_are
     assert paths == provenance.paths.of(unnamed_keys(other.keys()))
 
 
+@given(*[st.integers(0, 9000)] * 3, st.integers(1, 3000), st.integers(1, 3000))
+def test_computed_rows_are_noted_wherever_they_lie(
+    exact: int, copied: int, start: int, copies: int, length: int
+) -> None:
+    """Of a long source: those in front of its splice, and after it those that are no copies."""
+    tokens = [n % 97 for n in range(12_000)]
+    provenance, place = Provenance(defers=True), max(exact, copied)
+    lent = CopySegment(0, 0, copies, place)
+    provenance.note(Y, lineage_bits("l", "t"), [source(X, tokens)], [lent])
+    spliced = source(Y, tokens, exact=exact)
+    provenance.note(ME, 8, [spliced], [CopySegment(0, start, start + length, 0)])
+    heads = provenance.paths.heads(unnamed_keys(spliced.keys())).tolist()
+    own = {n for n in range(start, start + length) if not place <= n < place + copies}
+    known = {head for found in provenance.sent([ME], X) for head in found.tolist()}
+    assert known == {heads[n] for n in own}
+
+
 def test_copies_of_copies_keep_their_sender() -> None:
     """A session that copies from a copy has KV of the one that sent it."""
     provenance = Provenance()
