@@ -60,7 +60,8 @@ class Handshakes:
     def hurry(self) -> None:
         """Leave a short time to those under way, and to later ones."""
         self._last = asyncio.get_running_loop().time() + _LAST_S
-        for limit in self._limits:
+        # One that has just expired ends in this turn of the loop, and can't be changed.
+        for limit in (each for each in self._limits if not each.expired()):
             limit.reschedule(min(self._last, limit.when() or self._last))
 
     def _refuse(self, refusal: TlsRefusal, detail: str) -> None:

@@ -62,11 +62,11 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take waiting connections, then no more, finish requests under way, abort the rest."""
-        if self._handshakes is not None:
-            self._handshakes.hurry()
-        if self._door is not None:
-            await self._door.close()
         try:
+            if self._handshakes is not None:
+                self._handshakes.hurry()
+            if self._door is not None:
+                await self._door.close()
             await super().shutdown([])
         finally:
             for connection in list(self.server_state.connections):

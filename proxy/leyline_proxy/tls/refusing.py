@@ -20,6 +20,9 @@ ACCEPTED: ContextVar[socket.socket | None] = ContextVar("leyline_accepted", defa
 _NOT_VALID_YET, _EXPIRED = 9, 10  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 _REASONS = {
     "HTTP_REQUEST": TlsRefusal.PLAIN_HTTP,
+    "HTTPS_PROXY_REQUEST": TlsRefusal.PLAIN_HTTP,
+    # Methods that OpenSSL doesn't know, and anything else that isn't TLS.
+    "WRONG_VERSION_NUMBER": TlsRefusal.PLAIN_HTTP,
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": TlsRefusal.NO_CERTIFICATE,
 }
 

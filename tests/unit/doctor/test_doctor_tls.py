@@ -46,7 +46,8 @@ async def test_the_own_proxy_is_recognised_by_its_certificate(
 ) -> None:
     """Also where a client's certificate is needed; one with another certificate is a stranger."""
     authority = Authority(tmp_path)
-    own, other = authority.issue("proxy.example"), authority.issue("proxy.example")
+    past = {"begins": -2 * DAY, "ends": -DAY} if not clients else {}
+    own, other = authority.issue("proxy.example", **past), authority.issue("proxy.example")
     for pair in (own, other):  # with its authority, as chains often are
         pair.cert.write_text(pair.cert.read_text() + authority.ca.read_text())
     given: dict[str, Any] = {"tls_client_ca": authority.ca} if clients else {}

@@ -81,10 +81,11 @@ def test_plain_http_gets_the_fix(engine: FakeEngine, place: TlsPlace, loop: str)
     """An error in the API's own shape, in place of a closed connection."""
     with socket_proxy(engine, loop=loop, **place.settings()) as proxy:
         origin = proxy.origin.replace("https", "http")
-        answer = httpx.post(f"{origin}{CHAT}", json=REQUEST)
-        assert answer.status_code == httpx.codes.BAD_REQUEST
-        assert answer.json()["error"]["code"] == "tls_required"
-        wait(lambda: refused(proxy) == {"plain_http": 1})
+        for method in ("POST", "DELETE"):
+            answer = httpx.request(method, f"{origin}{CHAT}")
+            assert answer.status_code == httpx.codes.BAD_REQUEST
+            assert answer.json()["error"]["code"] == "tls_required"
+        wait(lambda: refused(proxy) == {"plain_http": 2})
 
 
 def test_a_silent_client_does_not_delay_the_end(engine: FakeEngine, place: TlsPlace) -> None:
@@ -112,6 +113,24 @@ async def test_a_handshake_that_begins_late_has_little_time(place: TlsPlace) -> 
         async with asyncio.timeout(HANDSHAKE_S / 2):
             await handshakes.connect(asyncio.Protocol, ours)
     assert failed == [TlsRefusal.TIMEOUT]
+
+
+async def test_the_end_meets_a_handshake_that_times_out(place: TlsPlace) -> None:
+    """One that expires in the same turn of the loop is left to its end."""
+    failed: list[TlsRefusal] = []
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    handshakes = Handshakes(lambda: context, 1, failed.append)
+    loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
+    ours.setblocking(False)
+    with theirs:
+        waiting = asyncio.create_task(handshakes.connect(asyncio.Protocol, ours))
+        await asyncio.sleep(0.01)
+        (limit,) = handshakes._limits
+        limit.reschedule(loop.time() + 0.01)
+        loop.call_at(loop.time() + 0.01, time.sleep, 0.05)
+        loop.call_at(loop.time() + 0.02, handshakes.hurry)
+        await waiting
+    assert limit.expired() and failed == [TlsRefusal.TIMEOUT]
 
 
 async def test_handshakes_under_way_are_bounded(engine: FakeEngine, place: TlsPlace) -> None:
