@@ -9,6 +9,7 @@ import platform
 import resource
 import shutil
 import socket
+import ssl
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ async def _is_leyline(settings: Settings, host: str, port: int) -> bool:
         for path, member in (("/readyz", "upstreams"), ("/healthz", "status")):
             try:
                 answer = await document(client, f"{origin}{path}")
-            except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+            except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, ValueError):
                 continue
             if isinstance(answer, dict) and member in answer:
                 return True

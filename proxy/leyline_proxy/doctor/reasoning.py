@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 
 import httpx
@@ -88,7 +89,7 @@ async def _metrics(proxy: httpx.AsyncClient) -> str | None:
                 found += chunk
                 if len(found) > _MOST_BYTES:
                     return None
-    except (httpx.HTTPError, httpx.InvalidURL):
+    except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError):
         return None
     text = found.decode(errors="replace")
     return text if response.status_code == httpx.codes.OK and "leyline_" in text else None
