@@ -23,7 +23,6 @@ from leyline_engine.contract import CopySegment, LineageRun, SpanLabel, token_ar
 TOKEN_BITS = 24
 MAX_TOKEN = (1 << TOKEN_BITS) - 1
 _LINEAGE_BITS = 63 - TOKEN_BITS
-_UNNAMED = 1 << TOKEN_BITS
 
 SALT_BYTES = 32
 """Length of the salt that an engine draws when it starts."""
@@ -121,18 +120,6 @@ def fold_keys(
             governed = view[max(0, run.start - start) : end - start]
             governed |= lineage_bits(run.lineage, scope) << TOKEN_BITS
     return keys
-
-
-def unnamed_keys(keys: array[int]) -> array[int]:
-    """Return radix keys with one lineage in place of all; the keys themselves if they have none.
-
-    Equal ones are of equal tokens, spliced from the same position on.
-    """
-    view = np.frombuffer(keys or b"", dtype=np.int64)
-    spliced = view > MAX_TOKEN
-    if not spliced.any():
-        return keys
-    return array("q", np.where(spliced, view & MAX_TOKEN | _UNNAMED, view).tobytes())
 
 
 def exact_length(keys: array[int]) -> int:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_bytes
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leyline_engine.contract import CopySegment
-from leyline_engine.lineage import TOKEN_BITS, fold_keys, unnamed_keys
-from leyline_engine.paths import SECRET_BYTES, Paths, Sums, head
+from leyline_engine.lineage import MAX_TOKEN, TOKEN_BITS, fold_keys
+from leyline_engine.paths import SECRET_BYTES, Paths, PathState, Sums
 from leyline_engine.sources import SessionKey, SourceTurn
 
 MAX_PATHS = 1 << 21
@@ -28,10 +29,68 @@ MAX_LINEAGES = 1 << 13
 """Lineages whose copies are noted; more than a ledger knows."""
 
 MAX_RANGES = 256
-"""Ranges noted per lineage; what was copied to others counts as computed."""
+"""Runs of copies of a lineage; with more, its rows equal nobody else's."""
 
 _PORTION = 1 << 12
 """Tokens whose paths are noted at once, in a millisecond or less."""
+
+
+_COMPUTED = 1 << TOKEN_BITS
+_COPY = 1 << 62
+"""Marks of keys in contents: computed after a splice, or a copy of what the other bits name."""
+
+MAX_PROMPTS = 64
+"""Latest prompts of a shared lineage whose copies are noted."""
+
+_Ranges = dict[tuple[int, int], Sums]
+"""Content of copied positions, by the first and the end of each run."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """Copies of a lineage: those of its splice, or of each prompt that shares it."""
+
+    ranges: Sequence[_Ranges]
+    shared: bool
+
+    @property
+    def length(self) -> int:
+        """Number of copied positions."""
+        return sum(len(ids) for some in self.ranges for ids in some.values())
+
+
+class Content(NamedTuple):
+    """Identity of what a row has read."""
+
+    id: int
+    """Equal for rows that have read the same: the head of the path that a row was computed on, and
+    for a copy the id of the row that it is of."""
+    copied: bool = False
+    origins: tuple[int, ...] = ()
+    """Ids of rows that it may be a copy of: several prompts have its lineage."""
+
+
+class Contents(NamedTuple):
+    """Contents of a run of keys.
+
+    Attributes:
+        ids: ``[n]`` uint64.
+        copies: ``[n]``, True for copies.
+        origins: see :attr:`Content.origins`, by index.
+    """
+
+    ids: Sums
+    copies: NDArray[np.bool_]
+    origins: Mapping[int, tuple[int, ...]]
+
+    def after(self, start: int) -> Contents:
+        """Return those from an index on."""
+        later = {at - start: found for at, found in self.origins.items() if at >= start}
+        return Contents(self.ids[start:], self.copies[start:], later)
+
+    def at(self, index: int) -> Content:
+        """Return one."""
+        return Content(int(self.ids[index]), bool(self.copies[index]), self.origins.get(index, ()))
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +119,8 @@ class Provenance:
         self._max_paths = max_paths
         self._sent: OrderedDict[SessionKey, dict[SessionKey, Sums]] = OrderedDict()
         self._count = 0
-        self._copied: OrderedDict[int, dict[tuple[int, int], None]] = OrderedDict()
+        self._copied: OrderedDict[int, _Copied] = OrderedDict()
+        self._copies = 0
 
     def note(
         self,
@@ -68,6 +128,8 @@ class Provenance:
         lineage: int,
         sources: Sequence[SourceTurn],
         copies: Sequence[CopySegment],
+        *,
+        shared: bool = False,
     ) -> None:
         """Note the copies of a splice.
 
@@ -75,20 +137,31 @@ class Provenance:
             session: the session whose prompt they are for.
             lineage: their lineage, as radix keys carry it.
             sources: sources by the index that copies name.
+            shared: True if other prompts have the same lineage.
         """
-        ranges = self._copied.setdefault(lineage, {})
-        self._copied.move_to_end(lineage)
-        for copy in copies[: max(0, MAX_RANGES - len(ranges))]:
-            ranges[copy.dest, copy.dest_end] = None
-        while len(self._copied) > MAX_LINEAGES:
-            self._copied.popitem(last=False)
+        ranges: _Ranges = {
+            (copy.dest, copy.dest_end): np.zeros(copy.dest_end - copy.dest, dtype=np.uint64)
+            for copy in copies
+        }
+        if len(ranges) <= MAX_RANGES:
+            self._keep(lineage, ranges, shared=shared)
         for index in {copy.source for copy in copies}:
             taken = [copy for copy in copies if copy.source == index]
             sender = (sources[index].scope, sources[index].session)
-            portions = self._portions(sender, sources[index], taken, session)
+            portions = self._portions(sender, sources[index], taken, session, ranges)
             self._takings.append(_Taking(session, sender, portions))
         if not self._defers:
             self._finish()
+
+    def _keep(self, lineage: int, ranges: _Ranges, *, shared: bool) -> None:
+        """Keep the origins of a lineage, and drop those of the oldest ones."""
+        known = self._copied.pop(lineage, None)
+        others = known.ranges if shared and known is not None else []
+        noted = _Copied([ranges, *others[: MAX_PROMPTS - 1]], shared)
+        self._copies += noted.length - (known.length if known is not None else 0)
+        self._copied[lineage] = noted
+        while len(self._copied) > MAX_LINEAGES or self._copies > self._max_paths:
+            self._copies -= self._copied.popitem(last=False)[1].length
 
     def work(self) -> bool:
         """Note a portion of the paths that wait; returns False if none does."""
@@ -114,35 +187,63 @@ class Provenance:
         source: SourceTurn,
         taken: Sequence[CopySegment],
         session: SessionKey,
+        origins: _Ranges,
     ) -> Iterator[tuple[SessionKey, Sums]]:
-        """Yield the paths of copies, by the session that sent them."""
+        """Yield the contents of copies, by the session that sent them, and fill in the origins."""
         state, last = self.paths.root(), max(copy.end for copy in taken)
         for start in range(0, last, _PORTION):
             tokens = source.tokens[start : min(last, start + _PORTION)]
             keys = fold_keys(tokens, source.lineage, source.scope, start=start)
-            heads = self.paths.heads(unnamed_keys(keys), state)
-            yield sender, heads[self._own(keys, start, taken)]
+            found = self._contents(keys, state)
+            own = np.zeros(len(keys), dtype=np.bool_)
+            for copy in taken:
+                low, high = max(copy.start, start), min(copy.end, start + len(keys))
+                if low < high:
+                    ids = found.ids[low - start : high - start]
+                    origins[copy.dest, copy.dest_end][low - copy.start : high - copy.start] = ids
+                    own[low - start : high - start] = True
+            yield sender, found.ids[own & ~found.copies]
         if last > source.exact_length and sender != session:
             # Copies of copies: their senders are the source's.
             for other, known in tuple(self._sent.get(sender, {}).items()):
                 for start in range(0, len(known), _PORTION):
                     yield other, known[start : start + _PORTION]
 
-    def _own(self, keys: array[int], start: int, taken: Sequence[CopySegment]) -> NDArray[np.bool_]:
-        """Return ``[len(keys)]``, True for what copies take that is no copy itself.
+    def contents(self, keys: array[int], state: PathState | None = None) -> Contents:
+        """Return what the KV of keys is of, wherever it lies: the same for all copies of a row.
+
+        Keys after a splice count without their lineage's name, but with what was copied in front
+        of them: hidden text makes other content.
 
         Args:
-            start: position of the first key.
+            state: place on the path that the keys continue; it moves to the end.
         """
-        found = np.zeros(len(keys), dtype=np.bool_)
-        for copy in taken:
-            found[max(0, copy.start - start) : max(0, copy.end - start)] = True
-        lineages = np.frombuffer(keys, dtype=np.int64) >> TOKEN_BITS
-        for lineage in np.unique(lineages).tolist():
-            for first, end in self._copied.get(lineage, ()):
-                copied = slice(max(0, first - start), max(0, end - start))
-                found[copied] &= lineages[copied] != lineage
-        return found
+        self._finish()
+        return self._contents(keys, self.paths.root() if state is None else state)
+
+    def _contents(self, keys: array[int], state: PathState) -> Contents:
+        start, view = state.position, np.frombuffer(keys or b"", dtype=np.int64).copy()
+        copies, origins = np.zeros(len(view), dtype=np.bool_), np.zeros(len(view), dtype=np.uint64)
+        others: dict[int, tuple[int, ...]] = {}
+        lineages = view >> TOKEN_BITS
+        for lineage in np.unique(lineages[lineages > 0]).tolist():
+            noted = self._copied.get(lineage)
+            if noted is None:
+                continue  # its name keeps it apart from all others
+            here = lineages == lineage
+            if not noted.shared:
+                view[here] = view[here] & MAX_TOKEN | _COMPUTED
+            for (first, end), ids in (each for some in noted.ranges for each in some.items()):
+                low, high = max(0, first - start), max(0, min(len(view), end - start))
+                part = here[low:high].nonzero()[0] + low
+                if not noted.shared:
+                    copies[part], origins[part] = True, ids[part + start - first]
+                    continue
+                for at in part.tolist():
+                    others[at] = (*others.get(at, ()), int(ids[at + start - first]))
+        view[copies] = (origins[copies] >> np.uint64(2)).astype(np.int64) | _COPY
+        heads = self.paths.heads(array("q", view.tobytes()), state)
+        return Contents(np.where(copies, origins, heads), copies, others)
 
     def _add(self, session: SessionKey, sender: SessionKey, heads: Sums) -> None:
         if not len(heads):
@@ -173,7 +274,7 @@ class Provenance:
             self._count -= len(by_sender.pop(session, ()))
 
     def sent(self, owners: Collection[SessionKey | None], without: SessionKey) -> tuple[Sums, ...]:
-        """Return the paths that sessions copied from, of all senders but one; each sorted."""
+        """Return the contents that sessions copied, of all senders but one; each sorted."""
         self._finish()
         found = [
             known
@@ -184,27 +285,23 @@ class Provenance:
         ]
         return tuple(found)
 
-    def is_copy(self, lineage: int, position: int) -> bool:
-        """Return True if a splice copied to a position under a lineage."""
-        return any(start <= position < end for start, end in self._copied.get(lineage, ()))
-
 
 class Sent:
-    """Paths that sessions sent: those of retained turns, and those that were copied since.
+    """Contents that sessions sent: those of retained turns, and those that were copied since.
 
     Args:
-        paths: exact paths.
+        contents: ids of exact paths.
         copied: see :meth:`Provenance.sent`.
     """
 
-    def __init__(self, paths: Collection[bytes], copied: Sequence[Sums]) -> None:
-        self._paths, self._copied = paths, copied
+    def __init__(self, contents: Collection[int], copied: Sequence[Sums]) -> None:
+        self._contents, self._copied = contents, copied
 
-    def __contains__(self, path: object) -> bool:
-        if not isinstance(path, bytes):
+    def __contains__(self, content: object) -> bool:
+        if not isinstance(content, int):
             return False
-        wanted = np.uint64(head(path))
-        return path in self._paths or any(_has(known, wanted) for known in self._copied)
+        wanted = np.uint64(content)
+        return content in self._contents or any(_has(known, wanted) for known in self._copied)
 
 
 def _has(known: Sums, wanted: np.uint64) -> bool:

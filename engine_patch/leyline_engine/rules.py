@@ -208,7 +208,7 @@ class Rules:
         continues = bool(runs) and runs[-1].lineage == name
         start = runs[-1].start if continues else plan.copies[0].dest
         groups = self._groups(request, runs, plan)
-        self._note(edit, name, plan)
+        self._note(edit, name, plan, shared=bool(share))
         return Carried(name, start, readers, share, foreign, groups)
 
     def carry_alone(
@@ -235,10 +235,11 @@ class Rules:
         self._note(edit, name, plan)
         return Carried(name, start, readers, "", foreign, self._groups(request, runs, plan))
 
-    def _note(self, edit: ResolvedEdit, lineage: str, plan: Plan) -> None:
+    def _note(self, edit: ResolvedEdit, lineage: str, plan: Plan, *, shared: bool = False) -> None:
         session = (edit.payload.scope, edit.payload.session)
         bits = lineage_bits(lineage, edit.payload.scope)
-        self._ledger.provenance.note(session, bits, edit.sources, plan.copies)
+        provenance = self._ledger.provenance
+        provenance.note(session, bits, edit.sources, plan.copies, shared=shared)
 
     def _is_foreign(self, edit: ResolvedEdit, runs: tuple[LineageRun, ...], plan: Plan) -> bool:
         """Return True if a prefix or a plan's copies may have read what reuse brought along."""

@@ -34,8 +34,7 @@ class ProofPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Those that others hold because they sent the same tokens from the beginning themselves.
     Other tenants' aren't counted: a count would tell what they send."""
     chance: int = 0
-    """Doomed rows of which others hold less than half, computed of the same tokens; each counts
-    once, in the first place."""
+    """Rows of the same tokens of which less than half is equal; of the session that has most."""
     sent_again: int = 0
     """Those that the session sent again after the forget."""
     unscanned: str = ""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from leyline_engine.proof.digests import Digests, Part, RowDigester
 from leyline_engine.proof.witness import Slots
+from leyline_engine.provenance import Content
 
 MAX_BYTES = 32 << 20
 """Memory for the digests of one proof; of more rows, evenly spaced ones are digested."""
@@ -22,8 +23,8 @@ _ROW_BYTES = 80
 class DoomedRow(NamedTuple):
     """A row that has to go: what it has read, and its token."""
 
-    path: bytes | None
-    """Path of its unnamed keys; None if it is a copy, and so the KV of another place."""
+    content: Content
+    """Identity of what it has read."""
     token: int
 
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from leyline_engine.ledger import Carried, SpanKey, SpanLedger, Struck
-from leyline_engine.lineage import MAX_TOKEN, TOKEN_BITS, lineage_bits, unnamed_keys
-from leyline_engine.paths import Paths
+from leyline_engine.lineage import MAX_TOKEN, TOKEN_BITS, lineage_bits
 from leyline_engine.proof.doomed import DoomedRow
 from leyline_engine.proof.session_proof import SessionProof
 from leyline_engine.proof.witness import Slots
-from leyline_engine.provenance import Provenance
+from leyline_engine.provenance import Contents
 from leyline_engine.sources import SourceTurn
 
 
@@ -26,12 +25,10 @@ class Doomed:
     Args:
         kept: paths that may stay.
         lineages: lineages that have read doomed spans, and the position from which on.
-        provenance: distinguishes copies from rows that were computed.
     """
 
     kept: set[bytes]
     lineages: Mapping[int, int]
-    provenance: Provenance
     found: dict[int, DoomedRow] = field(default_factory=dict)
 
     @property
@@ -49,7 +46,7 @@ class Doomed:
         slots: Sequence[int],
         keys: Sequence[int],
         paths: Sequence[bytes],
-        reads: Sequence[bytes],
+        contents: Contents,
         *,
         start: int,
         own: bool,
@@ -58,7 +55,7 @@ class Doomed:
 
         Args:
             paths: paths of the keys.
-            reads: paths of the unnamed keys.
+            contents: what the slots have read.
             start: position of the first.
             own: True if the session published them.
         """
@@ -66,29 +63,7 @@ class Doomed:
             first = self.lineages.get(key >> TOKEN_BITS) if key > MAX_TOKEN else None
             read = first is not None and first <= start + at
             if read or (own and paths[at] not in self.kept):
-                self.found[slot] = doomed_row(key, reads[at], start + at, self.provenance)
-
-
-def doomed_row(key: int, read: bytes, position: int, provenance: Provenance) -> DoomedRow:
-    """Return a row as its path and token, given its radix key. See :func:`row_path`."""
-    return DoomedRow(row_path(key, read, position, provenance), key & MAX_TOKEN)
-
-
-def paths_of(keys: array[int], paths: Paths) -> tuple[list[bytes], list[bytes]]:
-    """Return the paths of keys, and those of the unnamed keys: the same if nothing is spliced."""
-    found, unnamed = paths.of(keys), unnamed_keys(keys)
-    return found, found if unnamed is keys else paths.of(unnamed)
-
-
-def row_path(key: int, read: bytes, position: int, provenance: Provenance) -> bytes | None:
-    """Return the path of a row that was computed in its place; None for a copy.
-
-    Args:
-        key: its radix key.
-        read: path of the unnamed keys up to it.
-    """
-    lineage = key >> TOKEN_BITS
-    return None if lineage and provenance.is_copy(lineage, position) else read
+                self.found[slot] = DoomedRow(contents.at(at), key & MAX_TOKEN)
 
 
 def doomed_text(
@@ -132,7 +107,7 @@ def doomed_text(
         bits = lineage_bits(carried.lineage, owner)
         if read:
             proof.readers[bits] = min(*read, proof.readers.get(bits, sys.maxsize))
-    return Doomed(kept, lineages, ledger.provenance)
+    return Doomed(kept, lineages)
 
 
 def _first(turn: SourceTurn, ledger: SpanLedger, spans: frozenset[SpanKey] | None) -> int:

@@ -12,6 +12,7 @@ from enum import Enum
 
 from leyline_engine.lineage import MAX_TOKEN, TOKEN_BITS
 from leyline_engine.proof.doomed import DoomedRow
+from leyline_engine.provenance import Content
 from leyline_engine.sources import SessionKey
 
 Owner = SessionKey | None
@@ -36,8 +37,8 @@ class Holder:
 
     place: str
     """``pool.tree`` or ``pool.running``."""
-    path: bytes | None
-    """Path of its unnamed keys; None if it is a copy, and so the KV of another place."""
+    content: Content
+    """Identity of what it has read."""
     owners: frozenset[Owner]
     key: int
     """Its radix key."""
@@ -47,11 +48,6 @@ class Holder:
     def lineage(self) -> int:
         """Its lineage, as radix keys carry it; 0 for none."""
         return self.key >> TOKEN_BITS
-
-    @property
-    def spliced(self) -> bool:
-        """True if something was spliced in front of it, or it is a copy."""
-        return self.key > MAX_TOKEN
 
     @property
     def token(self) -> int:
@@ -73,15 +69,6 @@ class Equal:
     parts: int
     of: int
 
-    @property
-    def copied(self) -> bool:
-        """True if the session had it only as a copy, perhaps of what another one computed."""
-        return all(row.path is None for row in self.rows)
-
-    def computed_at(self, path: bytes | None) -> bool:
-        """Return True if a row that was computed on this path has read the same tokens."""
-        return path is not None and any(row.path == path for row in self.rows)
-
     def by_chance(self, token: int) -> bool:
         """Return True if a row of a token may be equal by chance: its smaller part is."""
         same = any(row.token == token for row in self.rows)
@@ -102,35 +89,39 @@ def judge(
     Args:
         holders: those that reach its slot; none for a free slot.
         session: the session that forgot.
-        sent: returns the exact paths that sessions sent, as far as that is known.
+        sent: returns the contents that sessions sent, as far as that is known.
         readers: lineages that had read the session's spans when it forgot, and the position from
             which on.
         again: True if the session may have sent the tokens again since the forget.
     """
     found = Judgement.SURVIVOR
     for holder in holders:
-        others = holder.owners - {session}
-        reader = readers.get(holder.lineage, holder.position + 1) <= holder.position
-        lent = row.copied and others and not reader
-        computed = not reader and row.computed_at(holder.path)
-        if lent or (computed and others) or _sent_by(row, holder, others, sent):
+        if readers.get(holder.lineage, holder.position + 1) <= holder.position:
+            continue
+        others, own = holder.owners - {session}, holder.owners & {session}
+        if _is_of(row, holder, others, sent):
             return Judgement.KEPT
-        own = holder.owners & {session}
-        if again and own and (computed or _sent_by(row, holder, own, sent)):
+        if again and _is_of(row, holder, own, sent):
             found = Judgement.SENT_AGAIN
-        elif others and not reader and row.by_chance(holder.token):
+        elif others and row.by_chance(holder.token):
             found = Judgement.CHANCE
     return found
 
 
-def _sent_by(
+def _is_of(
     row: Equal,
     holder: Holder,
     owners: Collection[Owner],
     sent: Callable[[Collection[Owner]], Container[object]],
 ) -> bool:
-    """Return True if a spliced row is of what one of its ``owners`` sent at another place."""
-    if not owners or not holder.spliced:
-        return False
-    known = sent(owners)
-    return any(doomed.path in known for doomed in row.rows)
+    """Return True if a row is what ``owners`` computed of their text, or a copy of what they or
+    others sent."""
+    content = holder.content
+    ids = {content.id, *content.origins} & {
+        found
+        for each in row.rows
+        if each.token == holder.token
+        for found in (each.content.id, *each.content.origins)
+    }
+    computed = not content.copied and content.id in ids
+    return bool(ids and owners) and (computed or any(each in sent(owners) for each in ids))

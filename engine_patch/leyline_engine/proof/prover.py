@@ -10,9 +10,9 @@ from typing import Protocol
 
 from leyline_engine.contract import ForgetCounts, Proof, ProvePayload
 from leyline_engine.ledger import SpanKey
-from leyline_engine.lineage import unnamed_keys
-from leyline_engine.proof.doomed import MAX_BYTES
-from leyline_engine.proof.dooming import Doomed, doomed_row
+from leyline_engine.lineage import MAX_TOKEN
+from leyline_engine.proof.doomed import MAX_BYTES, DoomedRow
+from leyline_engine.proof.dooming import Doomed
 from leyline_engine.proof.session_proof import ProofSite, SessionProof
 from leyline_engine.proof.witness import ForgetWitness, Slots
 from leyline_engine.sources import SessionKey
@@ -132,11 +132,11 @@ class Prover(ForgetWitness):
                 _fail(proof, error)
 
     def _doom_late(self, proof: SessionProof, slots: Slots, keys: array[int], start: int) -> None:
-        reads, provenance = proof.paths.of(unnamed_keys(keys)), self._site.provenance()
+        contents = self._site.provenance().contents(keys)
         # A slot that its request never wrote still holds what others left there.
         written = self._site.written(slots)
         rows = [
-            doomed_row(keys[at], reads[at], at, provenance) for at in (start + written).tolist()
+            DoomedRow(contents.at(at), keys[at] & MAX_TOKEN) for at in (start + written).tolist()
         ]
         proof.doom(self._site, slots[written], rows)
         proof.waiting.update(slots.tolist())

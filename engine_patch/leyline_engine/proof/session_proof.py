@@ -53,8 +53,8 @@ class ProofSite(Protocol):
     def rows_by_place(self) -> Mapping[str, int]:
         """Return the number of the pool's rows by place."""
 
-    def sent(self, owners: Collection[Owner], paths: Paths) -> set[bytes]:
-        """Return the exact paths that sessions sent, as far as they are known."""
+    def sent(self, owners: Collection[Owner], paths: Paths) -> set[int]:
+        """Return the contents that sessions sent, as far as their turns are known."""
 
     def provenance(self) -> Provenance:
         """Return the origins of copied KV."""
@@ -203,9 +203,9 @@ class _Sent:
     def __call__(self, owners: Collection[Owner]) -> Sent:
         some = frozenset(owners)
         if some not in self.known:
-            paths = self.site.sent(some, self.proof.paths)
+            contents = self.site.sent(some, self.proof.paths)
             copied = self.site.provenance().sent(some, self.proof.session)
-            self.known[some] = Sent(paths, copied)
+            self.known[some] = Sent(contents, copied)
         return self.known[some]
 
 
@@ -220,7 +220,8 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
     sent = _Sent(site, proof)
     filled = site.filled_free()
     tallies: dict[str, Counter[Judgement]] = {place: Counter() for place in (*rows, "origin")}
-    by_chance: set[DoomedRow] = set()
+    by_chance: dict[str, Counter[frozenset[Owner]]] = {}
+    doubted: set[int] = set()
     for place, some in by_place.items():
         equals = _equals(proof, some, None)
         holders = site.holders(equals.keys() - proof.waiting, proof.paths)
@@ -238,17 +239,22 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
             )
             if found is Judgement.KEPT and not _in_tenant(proof.session, held):
                 continue  # a count would tell one tenant what another sends
-            if found is Judgement.CHANCE:
-                if by_chance.issuperset(equal.rows):
-                    continue  # the same row again, in another's KV or as it was computed
-                by_chance.update(equal.rows)
             where = held[0].place if held else FREE
+            if found is Judgement.CHANCE:
+                if slot not in doubted:  # its keys, as they were computed, are no second row
+                    owners = frozenset(owner for holder in held for owner in holder.owners)
+                    by_chance.setdefault(where, Counter())[owners] += 1
+                doubted.add(slot)
+                continue
             tallies[where if place == "pool" else place][found] += 1
         # A forget overwrites all free slots. The first layer of one gives its token away, and what
         # was evicted before the forget was never digested.
         rest = {*filled.get(place, np.empty(0)).tolist()} - equals.keys() - proof.waiting
         tallies[FREE if place == "pool" else place][Judgement.SURVIVOR] += len(rest)
     tallies.setdefault(FREE, Counter())[Judgement.SURVIVOR] += proof.late
+    for name, counts in by_chance.items():
+        # Many sessions may hold the same text in as many other contexts.
+        tallies[name][Judgement.CHANCE] = max(counts.values())
     scanned = {**rows, "origin": sum(rows.values())}
     return [_place(name, scanned[name], tally) for name, tally in tallies.items()]
 

@@ -10,13 +10,14 @@ import numpy as np
 
 from leyline_engine.contract import ProofPlace
 from leyline_engine.ledger import SpanKey
-from leyline_engine.lineage import fold_keys, unnamed_keys
+from leyline_engine.lineage import MAX_TOKEN, fold_keys
 from leyline_engine.paths import Paths, PathState
 from leyline_engine.proof.digests import Part, filled
-from leyline_engine.proof.dooming import Doomed, doomed_row, doomed_text, paths_of, row_path
+from leyline_engine.proof.doomed import DoomedRow
+from leyline_engine.proof.dooming import Doomed, doomed_text
 from leyline_engine.proof.judging import Holder, Owner
 from leyline_engine.proof.session_proof import IndexEntry, SessionProof
-from leyline_engine.provenance import Provenance
+from leyline_engine.provenance import Content, Contents, Provenance
 from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import Node
 from leyline_engine.replay.cache.slots import Slots
@@ -34,8 +35,8 @@ class _Stretch(NamedTuple):
     """Position of its first slot."""
     paths: list[bytes]
     """Path of each of its slots."""
-    reads: list[bytes]
-    """Path of each of its slots by unnamed keys."""
+    contents: Contents
+    """Contents of its slots."""
 
 
 class _OwnRow(NamedTuple):
@@ -44,8 +45,7 @@ class _OwnRow(NamedTuple):
     slot: int
     position: int
     path: bytes
-    read: bytes
-    """Path by unnamed keys."""
+    content: Content
     key: int
 
 
@@ -70,11 +70,11 @@ class ReplaySite:
             (child, paths.root(), paths.root()) for child in self._cache.tree.root.children.values()
         ]
         while stack:
-            node, named, unnamed = stack.pop()
-            start = named.position
-            reads = paths.along(unnamed, unnamed_keys(node.keys))
-            yield _Stretch(node, start, paths.along(named, node.keys), reads)
-            stack += [(child, named.copy(), unnamed.copy()) for child in node.children.values()]
+            node, path, content = stack.pop()
+            start = path.position
+            contents = self.provenance().contents(node.keys, content)
+            yield _Stretch(node, start, paths.along(path, node.keys), contents)
+            stack += [(child, path.copy(), content.copy()) for child in node.children.values()]
 
     def detached(self, paths: Paths) -> Iterator[_Stretch]:
         """Yield the nodes that only running requests hold any more."""
@@ -83,8 +83,8 @@ class ReplaySite:
             for each in reversed([*self._cache.tree.path(node)]):
                 keys += each.keys
             start = len(keys) - len(node.keys)
-            found, reads = paths_of(keys, paths)
-            yield _Stretch(node, start, found[start:], reads[start:])
+            contents = self.provenance().contents(keys).after(start)
+            yield _Stretch(node, start, paths.of(keys)[start:], contents)
 
     def holders(self, slots: Collection[int], paths: Paths) -> Mapping[int, Sequence[Holder]]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
@@ -96,18 +96,14 @@ class ReplaySite:
                 owners = cast("frozenset[Owner]", frozenset(each.node.owners))
                 for at, slot in enumerate(each.node.slots.tolist()):
                     if slot in slots:
-                        key, read = each.node.keys[at], each.reads[at]
-                        path = row_path(key, read, each.start + at, self.provenance())
-                        found.setdefault(slot, []).append(
-                            Holder(place, path, owners, key, each.start + at)
-                        )
+                        key, position = each.node.keys[at], each.start + at
+                        holder = Holder(place, each.contents.at(at), owners, key, position)
+                        found.setdefault(slot, []).append(holder)
         for request in self._running:
-            for row in own_rows(request, paths):
+            owners = cast("frozenset[Owner]", frozenset({request.session}))
+            for row in own_rows(request, self.provenance()):
                 if row.slot in slots:
-                    path = row_path(row.key, row.read, row.position, self.provenance())
-                    holder = Holder(
-                        RUNNING, path, frozenset({request.session}), row.key, row.position
-                    )
+                    holder = Holder(RUNNING, row.content, owners, row.key, row.position)
                     found.setdefault(row.slot, []).append(holder)
         return found
 
@@ -121,15 +117,15 @@ class ReplaySite:
         free, cached = self._cache.free_count, self._cache.tree.cached_count()
         return {"pool.free": free, TREE: cached, RUNNING: self._cache.capacity - free - cached}
 
-    def sent(self, owners: Collection[Owner], paths: Paths) -> set[bytes]:
+    def sent(self, owners: Collection[Owner], paths: Paths) -> set[int]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
-        found: set[bytes] = set()
+        found: set[int] = set()
         for owner in owners:
             for turn in self.turns(owner) if owner is not None else ():
-                found.update(paths.of(fold_keys(turn.tokens)))
+                found.update(paths.heads(fold_keys(turn.tokens)).tolist())
         for request in self._running:
             if request.session in owners:
-                found.update(paths.of(fold_keys(request.prompt)))
+                found.update(paths.heads(fold_keys(request.prompt)).tolist())
         return found
 
     def provenance(self) -> Provenance:
@@ -188,16 +184,14 @@ class ReplaySite:
                     each.node.slots.tolist(),
                     each.node.keys,
                     each.paths,
-                    each.reads,
+                    each.contents,
                     start=each.start,
                     own=proof.session in each.node.owners,
                 )
         for request in self._running:
             if request.session == proof.session:
-                for row in own_rows(request, proof.paths):
-                    doomed.found[row.slot] = doomed_row(
-                        row.key, row.read, row.position, self.provenance()
-                    )
+                for row in own_rows(request, self.provenance()):
+                    doomed.found[row.slot] = DoomedRow(row.content, row.key & MAX_TOKEN)
                     proof.text.add(row.path)
         return doomed
 
@@ -218,11 +212,11 @@ class ReplaySite:
         self._cache.pool.erase(self._cache.pool.left())
 
 
-def own_rows(request: Running, paths: Paths) -> Iterator[_OwnRow]:
+def own_rows(request: Running, provenance: Provenance) -> Iterator[_OwnRow]:
     """Yield the rows that a request has computed and not published."""
     keys = request.keys()
-    digests, reads = paths_of(keys, paths)
+    digests, contents = provenance.paths.of(keys), provenance.contents(keys)
     waiting = {at for step in request.pending for at in range(step.start, step.end)}
     for at in range(request.owned_from, min(len(keys), len(request.held))):
         if at not in waiting:
-            yield _OwnRow(int(request.held[at]), at, digests[at], reads[at], keys[at])
+            yield _OwnRow(int(request.held[at]), at, digests[at], contents.at(at), keys[at])

@@ -11,10 +11,11 @@ import numpy as np
 
 from leyline_engine.contract import Proof, ProofPlace
 from leyline_engine.ledger import SpanKey, SpanLedger
-from leyline_engine.lineage import fold_keys, unnamed_keys
+from leyline_engine.lineage import MAX_TOKEN, fold_keys
 from leyline_engine.paths import Paths
 from leyline_engine.proof.digests import Part, filled
-from leyline_engine.proof.dooming import Doomed, doomed_row, doomed_text, paths_of, row_path
+from leyline_engine.proof.doomed import DoomedRow
+from leyline_engine.proof.dooming import Doomed, doomed_text
 from leyline_engine.proof.judging import Holder, Owner
 from leyline_engine.proof.prover import Prover
 from leyline_engine.proof.session_proof import IndexEntry, SessionProof
@@ -114,12 +115,11 @@ class SchedulerSite:
         held = [(at, slot) for at, slot in enumerate(slots.tolist(), start) if slot in wanted]
         if not held:
             return
-        reads = paths.of(unnamed_keys(keys))
+        contents = self.provenance().contents(keys)
         for at, slot in held:
-            path = row_path(keys[at], reads[at], at, self.provenance())
             # A forget spares nothing of requests without a session.
             owners = frozenset({owner} if owner is not None else ())
-            holder = Holder(place, path, owners, keys[at], at)
+            holder = Holder(place, contents.at(at), owners, keys[at], at)
             found.setdefault(slot, []).append(holder)
 
     def filled_free(self) -> Mapping[str, Slots]:
@@ -137,15 +137,15 @@ class SchedulerSite:
         rows = {"pool.free": free, TREE: cached, RUNNING: int(allocator.size) - free - cached}
         return {**rows, **self._copies.rows_by_place()}
 
-    def sent(self, owners: Collection[Owner], paths: Paths) -> set[bytes]:
+    def sent(self, owners: Collection[Owner], paths: Paths) -> set[int]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
-        found: set[bytes] = set()
+        found: set[int] = set()
         for owner in owners:
             for turn in self.turns(owner) if owner is not None else ():
-                found.update(paths.of(fold_keys(turn.tokens)))
+                found.update(paths.heads(fold_keys(turn.tokens)).tolist())
         for running in tuple(self._turns.values()):
             if running.session in owners:
-                found.update(paths.of(fold_keys(running.req.origin_input_ids)))
+                found.update(paths.heads(fold_keys(running.req.origin_input_ids)).tolist())
         return found
 
     def provenance(self) -> Provenance:
@@ -210,7 +210,7 @@ class SchedulerSite:
         for each in self._cache.condemned:
             # An earlier forget waits for it, perhaps of this session: nothing tells whose it is.
             keys = each.path.keys
-            every, reads = paths_of(keys, proof.paths)
+            every, contents = proof.paths.of(keys), self.provenance().contents(keys)
             on_device = (each.start, self.cached(each.path)[each.start :])
             for start, slots in (on_device, *self._copies.runs(each.path, each.start, alone=True)):
                 end = start + len(slots)
@@ -218,7 +218,7 @@ class SchedulerSite:
                     slots.tolist(),
                     keys[start:end],
                     every[start:end],
-                    reads[start:end],
+                    contents.after(start),
                     start=start,
                     own=True,
                 )
@@ -240,13 +240,13 @@ class SchedulerSite:
         own: bool,
     ) -> None:
         """Add a run of slots, and note their text if the session published them."""
-        paths, reads = paths_of(keys, proof.paths)
+        paths, contents = proof.paths.of(keys), self.provenance().contents(keys)
         end = start + len(slots)
         doomed.add(
             slots.tolist(),
             keys[start:end],
             paths[start:end],
-            reads[start:end],
+            contents.after(start),
             start=start,
             own=own,
         )
@@ -261,15 +261,15 @@ class SchedulerSite:
         parts = self._pool.draft_parts() if self._pool is not None else ()
         if not parts:
             return
-        paths, reads = paths_of(keys, proof.paths)
+        paths = proof.paths.of(keys)
         seams = [
             at
             for at in range(start, min(start + len(slots), len(paths) - 1))
             if paths[at] in doomed.kept and paths[at + 1] not in doomed.kept
         ]
         if seams:
-            provenance = self._ledger.provenance
-            rows = [doomed_row(keys[at], reads[at], at, provenance) for at in seams]
+            contents = self.provenance().contents(keys)
+            rows = [DoomedRow(contents.at(at), keys[at] & MAX_TOKEN) for at in seams]
             proof.rows.add(slots[np.array(seams) - start], rows, parts)
 
     def waiting(self) -> set[int]:

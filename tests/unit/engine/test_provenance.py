@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import CopySegment, LineageRun
-from leyline_engine.lineage import lineage_bits, unnamed_keys
+from leyline_engine.lineage import TOKEN_BITS, lineage_bits
 from leyline_engine.paths import Paths, head
 from leyline_engine.provenance import MAX_RANGES, Provenance, Sent
 from leyline_engine.sources import SessionKey, SourceTurn
@@ -27,8 +26,8 @@ def source(session: SessionKey, tokens: list[int], *, exact: int | None = None) 
 
 def knows(provenance: Provenance, tokens: list[int], owner: SessionKey, *, but: SessionKey) -> bool:
     """True if an owner copied from somebody, except one, who sent just these tokens."""
-    path = provenance.paths.of(array("q", tokens))[-1]
-    return path in Sent(set(), provenance.sent([owner], but))
+    content = int(provenance.contents(array("q", tokens)).ids[-1])
+    return content in Sent(set(), provenance.sent([owner], but))
 
 
 @given(KEYS, KEYS)
@@ -71,23 +70,48 @@ def test_copied_paths_are_those_of_exact_tokens() -> None:
     assert not knows(provenance, [1, 2, 3], ME, but=X) and not knows(
         provenance, [1, 2, 3], X, but=Y
     )
-    assert [at for at in range(20) if provenance.is_copy(7, at)] == [9, 10, 11]
-    assert not provenance.is_copy(8, 9)
+    keys = array("q", [7 << TOKEN_BITS | token for token in range(20)])
+    assert provenance.contents(keys).copies.nonzero()[0].tolist() == [9, 10, 11]
+    assert not provenance.contents(array("q", [8 << TOKEN_BITS] * 20)).copies.any()
 
 
 def test_what_a_source_computed_after_its_own_splice_is_noted_and_its_copies_are_not() -> None:
-    """Its path has no lineage's name, so that it equals those of other sessions."""
+    """Its content has no lineage's name, so that it equals those of other sessions."""
     provenance, bits = Provenance(), lineage_bits("l", "t")
     provenance.note(Y, bits, [source(X, [1, 2, 3])], [CopySegment(0, 0, 3, 2)])
     spliced = source(Y, [9, 9, 1, 2, 3, 4, 5], exact=2)
     provenance.note(ME, 8, [spliced], [CopySegment(0, 2, 6, 0)])
-    paths = provenance.paths.of(unnamed_keys(spliced.keys()))
+    ids, copies, _ = provenance.contents(spliced.keys())
     known = Sent(set(), provenance.sent([ME], X))
-    assert [path in known for path in paths] == [False] * 5 + [True, False]
-    renamed = source(X, [9, 9, 1, 2, 3, 4, 5])
-    assert paths != provenance.paths.of(unnamed_keys(renamed.keys()))
-    other = replace(spliced, lineage=(LineageRun(2, "k"),))
-    assert paths == provenance.paths.of(unnamed_keys(other.keys()))
+    assert copies.tolist() == [False] * 2 + [True] * 3 + [False] * 2
+    assert [int(each) in known for each in ids] == [False] * 5 + [True, False]
+
+
+def test_content_is_what_a_row_has_read() -> None:
+    """Equal for copies of a row and copies of them, and for what is computed after such; another
+    after other hidden text, and under a lineage whose copies aren't known."""
+    provenance, whole = Provenance(), [1, 2, 3, 4]
+    contents: dict[str, list[int]] = {}
+
+    def spliced(name: str, from_: SourceTurn, start: int, *, shared: bool = False) -> SourceTurn:
+        copy = CopySegment(0, start, start + 2, 2)
+        provenance.note(ME, lineage_bits(name, "t"), [from_], [copy], shared=shared)
+        turn = SourceTurn("t", array("q", [9, 9, 3, 4, 5]), "d", (LineageRun(2, name),), *Y)
+        contents[name] = provenance.contents(turn.keys()).ids.tolist()
+        return turn
+
+    plain = source(X, whole)
+    first = spliced("first", plain, 2)
+    spliced("second", first, 2)
+    spliced("hidden", source(X, [1, 7, 3, 4]), 2)
+    spliced("shared", plain, 2, shared=True)
+    assert contents["first"][2:4] == provenance.contents(plain.keys()).ids.tolist()[2:]
+    assert contents["first"] == contents["second"]
+    for name in ("hidden", "shared"):
+        assert contents[name][:2] == contents["first"][:2]
+        assert not {*contents[name][2:]} & {*contents["first"][2:]}
+    computed = provenance.contents(array("q", [9, 9, 3, 4, 5])).ids.tolist()
+    assert computed[4] != contents["first"][4]
 
 
 @given(*[st.integers(0, 9000)] * 3, st.integers(1, 3000), st.integers(1, 3000))
@@ -101,7 +125,7 @@ def test_computed_rows_are_noted_wherever_they_lie(
     provenance.note(Y, lineage_bits("l", "t"), [source(X, tokens)], [lent])
     spliced = source(Y, tokens, exact=exact)
     provenance.note(ME, 8, [spliced], [CopySegment(0, start, start + length, 0)])
-    heads = provenance.paths.heads(unnamed_keys(spliced.keys())).tolist()
+    heads = provenance.contents(spliced.keys()).ids.tolist()
     own = {n for n in range(start, start + length) if not place <= n < place + copies}
     known = {head for found in provenance.sent([ME], X) for head in found.tolist()}
     assert known == {heads[n] for n in own}
@@ -128,9 +152,19 @@ def test_notes_are_bounded() -> None:
     provenance.forget(("t", "b"))
     provenance.note(ME, 7, [source(ME, list(range(6)))], [CopySegment(0, 0, 6, 0)])
     assert knows(provenance, [0, 1], ("t", "c"), but=ME)
-    many = [CopySegment(0, 0, 1, 2 * at) for at in range(2 * MAX_RANGES)]
-    provenance.note(ME, 9, [source(ME, [1])], many)
-    assert sum(provenance.is_copy(9, at) for at in range(4 * MAX_RANGES)) == MAX_RANGES
+    keys = array("q", [9 << TOKEN_BITS] * (4 * MAX_RANGES))
+    for count, noted in ((MAX_RANGES, MAX_RANGES), (MAX_RANGES + 1, 0)):
+        provenance = Provenance()
+        many = [CopySegment(0, 0, 1, 2 * at) for at in range(count)]
+        provenance.note(ME, 9, [source(ME, [1])], many)
+        assert provenance.contents(keys).copies.sum() == noted
+    for lineage in range(20, 24):
+        small = Provenance(max_paths=8)
+        small.note(ME, 20, [long], [CopySegment(0, 0, 4, 0)])
+        small.note(ME, lineage, [long], [CopySegment(0, 0, 4, 0)])
+        small.note(ME, 30, [long], [CopySegment(0, 0, 4, 0)])
+        oldest = small.contents(array("q", [20 << TOKEN_BITS])).copies.all()
+        assert oldest == (lineage == 20)
     assert provenance.sent([ME], X)[0].dtype == np.uint64
 
 

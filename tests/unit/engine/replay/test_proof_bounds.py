@@ -36,7 +36,7 @@ def test_what_sessions_sent_is_computed_once_and_not_per_row() -> None:
     class Counting(ReplaySite):
         calls = 0
 
-        def sent(self, owners: Collection[Owner], paths: Paths) -> set[bytes]:
+        def sent(self, owners: Collection[Owner], paths: Paths) -> set[int]:
             Counting.calls += 1
             return super().sent(owners, paths)
 
