@@ -35,9 +35,8 @@ _PORTION = 1 << 12
 """Tokens whose paths are noted at once, in a millisecond or less."""
 
 
-_COMPUTED = 1 << TOKEN_BITS
 _COPY = 1 << 62
-"""Marks of keys in contents: computed after a splice, or a copy of what the other bits name."""
+"""Mark of keys in contents: a copy of what the other bits name."""
 
 MAX_PROMPTS = 64
 """Latest prompts of a shared lineage whose copies are noted."""
@@ -232,7 +231,7 @@ class Provenance:
                 continue  # its name keeps it apart from all others
             here = lineages == lineage
             if not noted.shared:
-                view[here] = view[here] & MAX_TOKEN | _COMPUTED
+                view[here] &= MAX_TOKEN  # a copy in front of it keeps it apart from exact ones
             for (first, end), ids in (each for some in noted.ranges for each in some.items()):
                 low, high = max(0, first - start), max(0, min(len(view), end - start))
                 part = here[low:high].nonzero()[0] + low

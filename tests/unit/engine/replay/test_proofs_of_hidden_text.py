@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from msgspec.structs import replace
 from proof_kit import OTHER, TEXT, place_of, plant, proven, survivors
@@ -51,13 +53,19 @@ def labelled(payload: EditPayload, *lengths: int) -> EditPayload:
 
 
 def cuts(
-    engine: ReplayEngine, session: str, hidden: list[int], *, share: str = ""
+    engine: ReplayEngine,
+    session: str,
+    hidden: list[int],
+    *,
+    share: str = "",
+    more: Sequence[int] = (),
+    tail: Sequence[int] = OTHER,
 ) -> tuple[list[int], list[int]]:
     """A session that cuts text out and adds some; its prompt, and the slots."""
-    source = [*HEAD, *hidden, *TEXT]
+    source = [*HEAD, *hidden, *TEXT, *more]
     first = replace(register("a1", session=session), share=share)
     run(engine, source, labelled(first, len(source)))
-    prompt, payload = edit(source, [CUT], tail=OTHER, session=session, source_turn="a1", turn="a2")
+    prompt, payload = edit(source, [CUT], tail=tail, session=session, source_turn="a1", turn="a2")
     run(engine, prompt, labelled(replace(payload, share=share), len(prompt)))
     turn = engine.cache.registry.get((SCOPE, session), "a2")
     assert turn is not None
@@ -86,6 +94,17 @@ def test_copies_of_own_text_are_not_lent(engine: ReplayEngine, share: str) -> No
     for at in range(20):
         plant(engine, own[len(HEAD) + 20 + at], int(target[30 + at]))
     assert survivors(proven(engine))["pool.tree"] == 20
+
+
+def test_what_others_copied_under_a_shared_lineage_is_kept_with_them(
+    engine: ReplayEngine,
+) -> None:
+    """Their copies go, for the lineage has read the session; the rows that they are of stay."""
+    cuts(engine, "s", SECRET, share="team", tail=random_tokens(60, 51))
+    cuts(engine, "q", PUBLIC, share="team", more=OTHER, tail=[3])
+    proof = proven(engine)
+    assert proof.complete and not proof.survivors
+    assert place_of(proof, "pool.tree").kept == len(HEAD) + len(OTHER)
 
 
 def test_what_a_lineage_that_has_read_the_session_remembers_is_found(
