@@ -15,6 +15,7 @@ from ..sessions.redis.link import RedisOptions
 from ..settings import ONLY_ENGINE, Settings, secret_of
 from ..settings.sessions import MEMORY
 from ..telemetry.metrics import Metrics
+from ..tls.files import TlsFilesError
 from ..upstream.embedded import EngineUnavailable, create_embedded_engine
 from ..upstream.lifespan import lifespan_of
 from ..upstream.replica import Replica
@@ -121,7 +122,11 @@ async def _engine(
         only = {"upstream": None, "upstreams": {name: settings.engines()[name]}}
         settings = settings.model_copy(update=only)
     metrics = Metrics()
-    pool = build_pool(settings, app, metrics, tls=engines_context(settings, metrics))
+    try:
+        tls = engines_context(settings, metrics)
+    except TlsFilesError:
+        return [skip(f"upstream.{name}", "its certificates' files can't serve (tls)")]
+    pool = build_pool(settings, app, metrics, tls=tls)
     try:
         replica = next(replica for replica in pool if replica.name == name)
         return await examine_engine(_needs(settings, replica, **there))

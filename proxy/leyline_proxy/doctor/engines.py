@@ -17,6 +17,7 @@ from ..errors import ProxyError
 from ..upstream.client import GATEWAY_FAILURES, NoCapability, UpstreamClient
 from ..upstream.handshake import CLAIMS
 from ..upstream.proof import Rendering, examine_rendering
+from ..upstream.tls_faults import tls_problem
 from .findings import Finding, fail, ok, skip, warn
 from .reaching import why_unreachable
 from .stores import clock_verdict
@@ -102,6 +103,14 @@ async def examine_engine(needs: EngineNeeds) -> list[Finding]:
 def unreachable(needs: EngineNeeds, place: str, error: ProxyError) -> Finding:
     """Return the reason for a missing answer."""
     problem, fix = why_unreachable(error, "the engine")
+    reason = tls_problem(error)
+    if "certificate" in reason:
+        refused = reason.removeprefix("the proxy refuses its certificate: ")
+        problem = reason if refused == reason else f"its TLS certificate isn't trusted: {refused}"
+        fix = (
+            "Compare its certificate with upstream_tls_ca (or SSL_CERT_FILE) and "
+            "upstream_tls_names, and upstream_tls_cert with what it trusts."
+        )
     return fail(f"{needs.of}.reachable", f"{place}: {problem}", fix)
 
 

@@ -6,6 +6,7 @@ from ..identity.key_set import HttpKeys, KeySetError
 from ..settings import Settings
 from ..tenants.directory import configured_keys
 from .findings import Finding, fail, ok, skip, warn
+from .tls import strangers
 
 _NAME = "identity"
 
@@ -46,4 +47,5 @@ async def examine_identity(settings: Settings) -> list[Finding]:
                 "name them in tenants, or map claims to them with oidc_tenants",
             )
         )
-    return findings
+    stranger = strangers(settings, "oidc_tenants", settings.oidc_tenants)
+    return [*findings, stranger] if stranger is not None else findings

@@ -170,7 +170,10 @@ def _fix(place: str, loc: Sequence[int | str], sources: Sources) -> str:
             "Kubernetes sets this variable for a Service named leyline. Set "
             "enableServiceLinks: false in the pod."
         )
-    return f"Change the value of {loc[-1] if len(loc) > 1 else place or loc[0]} accordingly."
+    named = [part for part in loc if isinstance(part, str)]
+    # The place in a file is a line, which says less.
+    own = place if place and ":" not in place and len(loc) == 1 else named[-1]
+    return f"Change the value of {own} accordingly."
 
 
 def _change(message: str) -> str:

@@ -34,6 +34,14 @@ async def test_a_good_provider_is_well(idp: Provider) -> None:
     assert status is Status.OK and "1 keys" in detail and "k1" in detail
 
 
+async def test_tenants_that_only_a_mapping_names_are_told(idp: Provider) -> None:
+    """A name with a typo would be a tenant with the proxy's own limits."""
+    mapped = {"search": "red", "batch": "redd"}
+    _, (status, detail) = await statuses(idp, tenants={"red": {}}, oidc_tenants=mapped)
+    assert status is Status.WARN and detail.endswith(": redd")
+    assert len(await statuses(idp, oidc_tenants=mapped)) == 1
+
+
 async def test_what_is_wrong_is_told(idp: Provider) -> None:
     """A clock ten minutes off, no tenants, no keys, and no provider in the settings."""
     idp.date = formatdate(time.time() - 600, usegmt=True)

@@ -86,3 +86,21 @@ def test_engines_in_the_clear_are_named(tmp_path: Path) -> None:
     broken, _ = examine_tls(Settings(**given))
     assert broken.status is Status.FAIL
     assert "upstream_tls_key" in broken.detail
+
+
+def test_tenants_that_only_certificates_name_are_told(tmp_path: Path) -> None:
+    """They have the proxy's own limits; a file of keys may know them."""
+    authority = Authority(tmp_path)
+    pair = authority.issue("proxy.example")
+    given: dict[str, Any] = {
+        "tls_cert": pair.cert,
+        "tls_key": pair.key,
+        "tls_client_ca": authority.ca,
+        "tls_tenants": {"spiffe://td/a": "red", "spiffe://td/b": "redd"},
+        "tenants": {"red": {}},
+    }
+    _, found = examine_tls(Settings(**given))
+    assert found.status is Status.WARN and found.detail.endswith(": redd")
+    keys = tmp_path / "keys"
+    keys.write_text("redd:key-of-redd")
+    assert len(examine_tls(Settings(**given, api_keys_file=keys))) == 1

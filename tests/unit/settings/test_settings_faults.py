@@ -34,14 +34,20 @@ def faults(config: Path | None = None, flags: dict[str, str] | None = None, **en
             "host: h\nprot: 1\n",
             ["leyline.yaml:2:1: prot is not a setting", "fix: Did you mean 'port'"],
         ),
-        ("host: h\nport: x\n", ["leyline.yaml:2:1: port: ", "valid integer"]),
+        (
+            "host: h\nport: x\n",
+            ["leyline.yaml:2:1: port: ", "valid integer", "Change the value of port accordingly"],
+        ),
         (
             "upstreams:\n  a:\n    url: gpu\n",
             ["leyline.yaml:3:5: upstreams.a.url: must start with"],
         ),
         ("upstreams: {a: gpu}\n", ["leyline.yaml:1:13: upstreams.a.url: must start with"]),
         ("tenants:\n  red: {wieght: 2}\n", ["leyline.yaml:2:9: tenants.red.wieght", "'weight'"]),
-        ("tenants:\n  red: {api_keys: [k, {}]}\n", ["leyline.yaml:2:23: tenants.red.api_keys.1"]),
+        (
+            "tenants:\n  red: {api_keys: [k, {}]}\n",
+            ["leyline.yaml:2:23: tenants.red.api_keys.1", "value of api_keys"],
+        ),
         ("a: [1\n", ["leyline.yaml:2:1: no YAML", "fix: Fix that line"]),
         ("port: 1\nport: 2\n", ["leyline.yaml:2:1: 'port' is set twice; first in line 1"]),
         ("- port\n", ["leyline.yaml:1:1: settings are written as NAME: VALUE"]),
