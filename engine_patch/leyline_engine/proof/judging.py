@@ -1,7 +1,7 @@
 """Judgements on rows that equal doomed ones. Pure.
 
-They don't rely on what a forget noted for itself: a row is another's only if that one sent the
-same tokens from the beginning of its prompt.
+They don't rely on what a forget noted for itself: a row is another's only if that one computed the
+same content, or holds a copy of what was sent.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class ProofSite(Protocol):
     def parts(self) -> Sequence[Part]:
         """Return the tensors to look at: those of layers that read other rows."""
 
-    def holders(self, slots: Collection[int], paths: Paths) -> Mapping[int, Sequence[Holder]]:
+    def holders(self, slots: Collection[int]) -> Mapping[int, Sequence[Holder]]:
         """Return the holders of slots."""
 
     def filled_free(self) -> Mapping[str, Slots]:
@@ -53,7 +53,7 @@ class ProofSite(Protocol):
     def rows_by_place(self) -> Mapping[str, int]:
         """Return the number of the pool's rows by place."""
 
-    def sent(self, owners: Collection[Owner], paths: Paths) -> set[int]:
+    def sent(self, owners: Collection[Owner]) -> set[int]:
         """Return the contents that sessions sent, as far as their turns are known."""
 
     def provenance(self) -> Provenance:
@@ -203,7 +203,7 @@ class _Sent:
     def __call__(self, owners: Collection[Owner]) -> Sent:
         some = frozenset(owners)
         if some not in self.known:
-            contents = self.site.sent(some, self.proof.paths)
+            contents = self.site.sent(some)
             copied = self.site.provenance().sent(some, self.proof.session)
             self.known[some] = Sent(contents, copied)
         return self.known[some]
@@ -224,7 +224,7 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
     doubted: set[int] = set()
     for place, some in by_place.items():
         equals = _equals(proof, some, None)
-        holders = site.holders(equals.keys() - proof.waiting, proof.paths)
+        holders = site.holders(equals.keys() - proof.waiting)
         for slot, equal in equals.items():
             if slot in proof.waiting:
                 continue

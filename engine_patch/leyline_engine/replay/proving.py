@@ -11,7 +11,7 @@ import numpy as np
 from leyline_engine.contract import ProofPlace
 from leyline_engine.ledger import SpanKey
 from leyline_engine.lineage import MAX_TOKEN, fold_keys
-from leyline_engine.paths import Paths, PathState
+from leyline_engine.paths import PathState
 from leyline_engine.proof.digests import Part, filled
 from leyline_engine.proof.doomed import DoomedRow
 from leyline_engine.proof.dooming import Doomed, doomed_text
@@ -64,34 +64,37 @@ class ReplaySite:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
         return self._cache.pool.parts()
 
-    def walk(self, paths: Paths) -> Iterator[_Stretch]:
+    def walk(self) -> Iterator[_Stretch]:
         """Yield each node of the tree."""
+        provenance = self.provenance()
+        paths = provenance.paths
         stack: list[tuple[Node, PathState, PathState]] = [
             (child, paths.root(), paths.root()) for child in self._cache.tree.root.children.values()
         ]
         while stack:
             node, path, content = stack.pop()
             start = path.position
-            contents = self.provenance().contents(node.keys, content)
+            contents = provenance.contents(node.keys, content)
             yield _Stretch(node, start, paths.along(path, node.keys), contents)
             stack += [(child, path.copy(), content.copy()) for child in node.children.values()]
 
-    def detached(self, paths: Paths) -> Iterator[_Stretch]:
+    def detached(self) -> Iterator[_Stretch]:
         """Yield the nodes that only running requests hold any more."""
+        provenance = self.provenance()
         for node in self._cache.tree.doomed():
             keys = array("q")
             for each in reversed([*self._cache.tree.path(node)]):
                 keys += each.keys
             start = len(keys) - len(node.keys)
-            contents = self.provenance().contents(keys).after(start)
-            yield _Stretch(node, start, paths.of(keys)[start:], contents)
+            contents = provenance.contents(keys).after(start)
+            yield _Stretch(node, start, provenance.paths.of(keys)[start:], contents)
 
-    def holders(self, slots: Collection[int], paths: Paths) -> Mapping[int, Sequence[Holder]]:
+    def holders(self, slots: Collection[int]) -> Mapping[int, Sequence[Holder]]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
         found: dict[int, list[Holder]] = {}
         if not slots:
             return found
-        for place, nodes in ((TREE, self.walk(paths)), (RUNNING, self.detached(paths))):
+        for place, nodes in ((TREE, self.walk()), (RUNNING, self.detached())):
             for each in nodes:
                 owners = cast("frozenset[Owner]", frozenset(each.node.owners))
                 for at, slot in enumerate(each.node.slots.tolist()):
@@ -117,9 +120,9 @@ class ReplaySite:
         free, cached = self._cache.free_count, self._cache.tree.cached_count()
         return {"pool.free": free, TREE: cached, RUNNING: self._cache.capacity - free - cached}
 
-    def sent(self, owners: Collection[Owner], paths: Paths) -> set[int]:
+    def sent(self, owners: Collection[Owner]) -> set[int]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
-        found: set[int] = set()
+        found, paths = set[int](), self.provenance().paths
         for owner in owners:
             for turn in self.turns(owner) if owner is not None else ():
                 found.update(paths.heads(fold_keys(turn.tokens)).tolist())
@@ -178,7 +181,7 @@ class ReplaySite:
         doomed = doomed_text(
             proof, turns, self._cache.ledger, spans, spared=spared, splices=splices
         )
-        for nodes in (self.walk(proof.paths), self.detached(proof.paths)):
+        for nodes in (self.walk(), self.detached()):
             for each in nodes:
                 doomed.add(
                     each.node.slots.tolist(),

@@ -12,7 +12,6 @@ import numpy as np
 from leyline_engine.contract import Proof, ProofPlace
 from leyline_engine.ledger import SpanKey, SpanLedger
 from leyline_engine.lineage import MAX_TOKEN, fold_keys
-from leyline_engine.paths import Paths
 from leyline_engine.proof.digests import Part, filled
 from leyline_engine.proof.doomed import DoomedRow
 from leyline_engine.proof.dooming import Doomed, doomed_text
@@ -86,26 +85,25 @@ class SchedulerSite:
             if turn.req.kv.holds_kv:
                 yield turn
 
-    def holders(self, slots: Collection[int], paths: Paths) -> Mapping[int, Sequence[Holder]]:
+    def holders(self, slots: Collection[int]) -> Mapping[int, Sequence[Holder]]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
         found: dict[int, list[Holder]] = {}
         if not slots:
             return found
         for owner, path in self._publications.all():
             who: Owner = None if owner[0] == NOBODY else owner
-            self._note(found, slots, paths, self.cached(path), path.keys, 0, TREE, who)
+            self._note(found, slots, self.cached(path), path.keys, 0, TREE, who)
             for start, copies in self._copies.runs(path):
-                self._note(found, slots, paths, copies, path.keys, start, HOST, who)
+                self._note(found, slots, copies, path.keys, start, HOST, who)
         for turn in self._running():
             own, keys, start = self.own_rows(turn)
-            self._note(found, slots, paths, own, keys, start, RUNNING, turn.session)
+            self._note(found, slots, own, keys, start, RUNNING, turn.session)
         return found
 
     def _note(  # noqa: PLR0917 - a run of slots and what reaches it
         self,
         found: dict[int, list[Holder]],
         wanted: Collection[int],
-        paths: Paths,
         slots: Slots,
         keys: array[int],
         start: int,
@@ -137,9 +135,9 @@ class SchedulerSite:
         rows = {"pool.free": free, TREE: cached, RUNNING: int(allocator.size) - free - cached}
         return {**rows, **self._copies.rows_by_place()}
 
-    def sent(self, owners: Collection[Owner], paths: Paths) -> set[int]:
+    def sent(self, owners: Collection[Owner]) -> set[int]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
-        found: set[int] = set()
+        found, paths = set[int](), self.provenance().paths
         for owner in owners:
             for turn in self.turns(owner) if owner is not None else ():
                 found.update(paths.heads(fold_keys(turn.tokens)).tolist())

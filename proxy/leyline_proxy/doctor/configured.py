@@ -255,3 +255,27 @@ def _missing_files(settings: Settings) -> list[Finding]:
         for name, path in named.items()
         if path is not None and not (path.is_file() and os.access(path, os.R_OK))
     ]
+
+
+def known_tenants(settings: Settings) -> set[str]:
+    """Return the tenants of the settings, without those of a file of keys."""
+    return {*settings.tenants, *(key.tenant for key in configured_keys(settings))}
+
+
+def strangers(check: str, setting: str, settings: Settings) -> Finding | None:
+    """Return a warning about tenants that a mapping names and the settings don't know; None for
+    none, and with a file of keys, which may name any.
+
+    Args:
+        check: name of the finding.
+        setting: the mapping.
+    """
+    known, mapped = known_tenants(settings), getattr(settings, setting)
+    unknown = sorted({*mapped.values()} - known)
+    if not unknown or not known or settings.api_keys_file is not None:
+        return None
+    return warn(
+        check,
+        f"{setting} names tenants without settings of their own: {', '.join(unknown)[:200]}",
+        "correct the names, or add them to tenants: they have the proxy's limits and policies",
+    )

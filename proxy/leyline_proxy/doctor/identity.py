@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ..identity.key_set import HttpKeys, KeySetError
 from ..settings import Settings
-from ..tenants.directory import configured_keys
+from .configured import known_tenants, strangers
 from .findings import Finding, fail, ok, skip, warn
-from .tls import strangers
 
 _NAME = "identity"
 
@@ -38,8 +37,7 @@ async def examine_identity(settings: Settings) -> list[Finding]:
                 "synchronise this machine's clock (timedatectl), or raise oidc_leeway_s",
             )
         )
-    known = {*settings.tenants, *(key.tenant for key in configured_keys(settings))}
-    if not settings.oidc_tenants and not known and settings.api_keys_file is None:
+    if not settings.oidc_tenants and not known_tenants(settings) and settings.api_keys_file is None:
         findings.append(
             fail(
                 _NAME,
@@ -47,5 +45,5 @@ async def examine_identity(settings: Settings) -> list[Finding]:
                 "name them in tenants, or map claims to them with oidc_tenants",
             )
         )
-    stranger = strangers(settings, "oidc_tenants", settings.oidc_tenants)
+    stranger = strangers(_NAME, "oidc_tenants", settings)
     return [*findings, stranger] if stranger is not None else findings

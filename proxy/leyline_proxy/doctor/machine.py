@@ -112,11 +112,10 @@ def try_port(flag: str, host: str, port: int) -> PortFacts:
 
 
 async def _is_leyline(settings: Settings, host: str, port: int) -> bool:
-    origin = origin_of(settings, host, port)
-    async with client_for(settings, origin, timeout_s=_ANSWER_S) as client:
+    async with client_for(settings, origin_of(settings, host, port), timeout_s=_ANSWER_S) as client:
         for path, member in (("/readyz", "upstreams"), ("/healthz", "status")):
             try:
-                answer = await document(client, f"{origin}{path}")
+                answer = await document(client, path)
             except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, ValueError):
                 continue
             if isinstance(answer, dict) and member in answer:

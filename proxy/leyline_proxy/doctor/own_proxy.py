@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import load_pem_x509_certificates
 
 from ..settings import Settings
+from ..tls.peers import checked_peer
 
 
 def origin_of(settings: Settings, host: str, port: int) -> str:
@@ -61,15 +62,11 @@ def _with(own: bytes) -> type[ssl.SSLObject]:
     """Return connections that end the handshake unless the peer's certificate is ``own``, in
     DER."""
 
-    class OwnPeer(ssl.SSLObject):
-        """Compares the certificate as part of the handshake: nothing is sent before."""
+    def check(connection: ssl.SSLObject) -> str | None:
+        same = connection.getpeercert(binary_form=True) == own
+        return None if same else "its certificate isn't that of tls_cert"
 
-        def do_handshake(self) -> None:
-            super().do_handshake()
-            if self.getpeercert(binary_form=True) != own:
-                raise ssl.SSLCertVerificationError("its certificate isn't that of tls_cert")
-
-    return OwnPeer
+    return checked_peer(check)
 
 
 def _reachable_at(host: str) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ..settings import Settings
 from ..telemetry.metrics import Metrics
-from ..tenants.directory import configured_keys
 from ..tls.files import TlsFilesError
 from ..tls.reloading import ReloadedContext
 from ..wiring.tls import clients_context, engines_context
+from .configured import strangers
 from .findings import Finding, fail, ok, skip, warn
 
 _NAME = "tls"
@@ -31,22 +31,8 @@ def examine_tls(settings: Settings) -> list[Finding]:
         "upstream_tls_cert": engines_context,
     }
     found = [_side(setting, build, settings) for setting, build in sides.items()]
-    others = (_in_the_clear(settings), strangers(settings, "tls_tenants", settings.tls_tenants))
+    others = (_in_the_clear(settings), strangers(_NAME, "tls_tenants", settings))
     return [each for each in (*found, *others) if each is not None]
-
-
-def strangers(settings: Settings, setting: str, mapped: Mapping[str, str]) -> Finding | None:
-    """Return a warning about tenants that a mapping names and the settings don't know; None for
-    none, and with a file of keys, which may name any."""
-    known = {*settings.tenants, *(key.tenant for key in configured_keys(settings))}
-    unknown = sorted({*mapped.values()} - known)
-    if not unknown or not known or settings.api_keys_file is not None:
-        return None
-    return warn(
-        _NAME if setting == "tls_tenants" else "identity",
-        f"{setting} names tenants without settings of their own: {', '.join(unknown)[:200]}",
-        "correct the names, or add them to tenants: they have the proxy's limits and policies",
-    )
 
 
 def _side(

@@ -12,6 +12,7 @@ import structlog
 
 from .files import TlsFiles, TlsFilesError, read
 from .names import matches, names_of
+from .peers import checked_peer
 from .refusing import RefusingContext
 
 log = structlog.get_logger("leyline.tls")
@@ -104,15 +105,12 @@ def _load_authorities(context: ssl.SSLContext, path: Path, setting: str) -> None
 def _named_peer(patterns: tuple[str, ...]) -> type[ssl.SSLObject]:
     """Return connections that end the handshake with a peer of another name."""
 
-    class NamedPeer(ssl.SSLObject):
-        """Checks the peer's names as part of the handshake: nothing is sent before."""
+    def check(connection: ssl.SSLObject) -> str | None:
+        certificate: Any = connection.getpeercert()
+        names = names_of(certificate)
+        if any(matches(pattern, name) for pattern in patterns for name in names):
+            return None
+        log.warning("engine_certificate_refused", names=[each[:200] for each in names])
+        return "its names are none of upstream_tls_names"
 
-        def do_handshake(self) -> None:
-            super().do_handshake()
-            certificate: Any = self.getpeercert()
-            names = names_of(certificate)
-            if not any(matches(pattern, name) for pattern in patterns for name in names):
-                log.warning("engine_certificate_refused", names=[each[:200] for each in names])
-                raise ssl.SSLCertVerificationError("its names are none of upstream_tls_names")
-
-    return NamedPeer
+    return checked_peer(check)

@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from itertools import count
 
 import torch
-from support.replay_engine import SCOPE, ids, prefill, random_tokens
+from support.replay_engine import (
+    BASE,
+    SCOPE,
+    LlamaConfig,
+    LoadedModel,
+    MatcherKind,
+    ids,
+    make_model,
+    prefill,
+    random_tokens,
+)
 
 from leyline_engine.contract import EditPayload, Proof, ProofPlace, ProvePayload
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
@@ -15,7 +25,18 @@ from leyline_engine.replay.sequence import Sequence
 NONCE = ProvePayload(nonce="5e" * 32)
 TEXT = random_tokens(100, 3)
 OTHER = random_tokens(90, 4)
+LAYERS = 4
+"""Layers of a :func:`deep_engine`."""
 _NAMES = count()
+
+
+def deep_engine(pool: int = 600) -> ReplayEngine:
+    """An engine of several layers: the second one's rows depend on visible tokens alone."""
+    config = LlamaConfig(**{**BASE, "num_hidden_layers": LAYERS}, num_key_value_heads=1)
+    loaded = LoadedModel("tiny", make_model(config), None, "f" * 32, "")
+    return ReplayEngine(
+        loaded, pool_tokens=pool, chunk_tokens=32, splicing=True, matcher=MatcherKind.WINNOW
+    )
 
 
 def begin(

@@ -11,7 +11,6 @@ from proof_kit import TEXT, place_of, proven
 from support.replay_engine import SCOPE, edit, make_engine, register, run
 
 from leyline_engine.contract import Directive, EditPayload, ProvePayload, SpanLabel
-from leyline_engine.paths import Paths
 from leyline_engine.proof.digests import Part
 from leyline_engine.proof.judging import Owner
 from leyline_engine.replay.engine import ReplayEngine
@@ -36,9 +35,9 @@ def test_what_sessions_sent_is_computed_once_and_not_per_row() -> None:
     class Counting(ReplaySite):
         calls = 0
 
-        def sent(self, owners: Collection[Owner], paths: Paths) -> set[int]:
+        def sent(self, owners: Collection[Owner]) -> set[int]:
             Counting.calls += 1
-            return super().sent(owners, paths)
+            return super().sent(owners)
 
     engine = make_engine()
     copied = keeps_copies(engine)

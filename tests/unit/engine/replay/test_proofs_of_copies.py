@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from proof_kit import OTHER, TEXT, place_of, plant, proven, same_rows, survivors
+from proof_kit import (
+    LAYERS,
+    OTHER,
+    TEXT,
+    deep_engine,
+    place_of,
+    plant,
+    proven,
+    same_rows,
+    survivors,
+)
 from support.replay_engine import (
-    BASE,
     LIVE,
     SCOPE,
-    LlamaConfig,
-    LoadedModel,
-    MatcherKind,
     cached,
     edit,
     make_engine,
-    make_model,
     register,
     run,
 )
@@ -25,7 +30,6 @@ from leyline_engine.lineage import MAX_TOKEN
 from leyline_engine.replay.engine import ReplayEngine
 
 CUT = Directive(40, 45)
-LAYERS = 4
 
 
 def amortized(engine: ReplayEngine, session: str) -> int:
@@ -126,11 +130,7 @@ def test_what_others_computed_after_the_same_splice_is_no_survivor() -> None:
 
 def deep() -> ReplayEngine:
     """An engine of several layers, and two sessions with other text."""
-    config = LlamaConfig(**{**BASE, "num_hidden_layers": LAYERS}, num_key_value_heads=1)
-    loaded = LoadedModel("tiny", make_model(config), None, "f" * 32, "")
-    engine = ReplayEngine(
-        loaded, pool_tokens=600, chunk_tokens=32, splicing=True, matcher=MatcherKind.WINNOW
-    )
+    engine = deep_engine()
     run(engine, TEXT, register("t1"))
     run(engine, OTHER, register("t1", session="z"))
     return engine

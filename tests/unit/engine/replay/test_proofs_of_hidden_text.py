@@ -6,17 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
-from proof_kit import OTHER, TEXT, place_of, plant, proven, survivors
+from proof_kit import OTHER, TEXT, deep_engine, place_of, plant, proven, survivors
 from support.replay_engine import (
-    BASE,
     LIVE,
     SCOPE,
-    LlamaConfig,
-    LoadedModel,
-    MatcherKind,
     cached,
     edit,
-    make_model,
     random_tokens,
     register,
     run,
@@ -26,8 +21,6 @@ from leyline_engine.contract import Directive, EditPayload, SpanLabel
 from leyline_engine.lineage import lineage_bits
 from leyline_engine.replay.engine import ReplayEngine
 
-LAYERS = 4
-"""In the second layer, rows depend on visible tokens alone."""
 HEAD, SECRET, PUBLIC = random_tokens(34, 13), random_tokens(40, 11), random_tokens(40, 12)
 CUT = Directive(len(HEAD), len(HEAD) + len(SECRET))
 
@@ -37,11 +30,7 @@ pytestmark = pytest.mark.damages
 @pytest.fixture
 def engine() -> ReplayEngine:
     """An engine of several layers."""
-    config = LlamaConfig(**{**BASE, "num_hidden_layers": LAYERS}, num_key_value_heads=1)
-    loaded = LoadedModel("tiny", make_model(config), None, "f" * 32, "")
-    return ReplayEngine(
-        loaded, pool_tokens=2000, chunk_tokens=32, splicing=True, matcher=MatcherKind.WINNOW
-    )
+    return deep_engine(2000)
 
 
 def labelled(payload: EditPayload, *lengths: int) -> EditPayload:
