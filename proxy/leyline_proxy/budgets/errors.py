@@ -44,12 +44,14 @@ class BudgetExceededError(TryLaterError):
         self._short = short
         self._currency = currency
         self._rates = rate_headers(found, now)
-        self._hopeless = short.never_fits(wanted) or (not released and wait_s > _LONGEST_RETRY_S)
+        self._too_large = short.never_fits(wanted)
+        self._hopeless = self._too_large or (not released and wait_s > _LONGEST_RETRY_S)
 
     @property
     def headers(self) -> dict[str, str]:
+        when = {} if self._too_large else super().headers
         told = {"x-should-retry": "false"} if self._hopeless else {}
-        return {**super().headers, **told, **self._rates}
+        return {**when, **told, **self._rates}
 
     @property
     def members(self) -> dict[str, Any]:

@@ -12,13 +12,16 @@ import structlog
 from ..model.budgets import (
     Amount,
     Asked,
+    Counted,
     Settlement,
     Standing,
+    StoreState,
     Usage,
     asked_at,
     fits,
     shortage,
     standings,
+    together,
 )
 from ..model.paid import Price
 from ..telemetry.metrics import Metrics
@@ -80,15 +83,10 @@ class Budgets:
         self._shown: dict[tuple[str, str, str], Standing] = {}
         self._settling: set[asyncio.Task[None]] = set()
 
-    @property
-    def problem(self) -> str | None:
-        """The reason that the store isn't used; None if it is."""
-        return f"{self._store.name} is out of reach" if self._down else None
-
-    @property
-    def owed(self) -> int:
-        """Number of sums that wait for the store."""
-        return len(self._owed)
+    async def state(self) -> StoreState:
+        """Return the state of the store, as this process last found it."""
+        problem = f"{self._store.name} is out of reach" if self._down else None
+        return StoreState(problem, len(self._owed))
 
     def amount(
         self, tenant: Tenant, model: str, *, prefilled: int, cached: int, generated: int
@@ -186,18 +184,38 @@ class Budgets:
         """Return the state of a tenant's budgets, as far as known while the store is down."""
         if not tenant.limits.budgets:
             return []
-        asked = asked_at(tenant.name, tenant.limits.budgets, Amount(), self._now())
+        asked = self.asked(tenant)
+        usages = await self.read(asked)
+        return standings(asked, together([self.counted(asked)]) if usages is None else usages)
+
+    def asked(self, tenant: Tenant) -> Asked:
+        """Return the question for a tenant's usage now."""
+        return asked_at(tenant.name, tenant.limits.budgets, Amount(), self._now())
+
+    async def read(self, asked: Asked) -> Sequence[Usage] | None:
+        """Return the usage by period that the store has counted; None while it is down."""
         try:
             usages = await self._store.usages(asked)
         except BudgetStoreGoneError:
             self._failed()
-            usages = self._known.usages(asked)
-        return standings(asked, usages)
+            return None
+        self._succeeded()
+        return usages
+
+    def counted(self, asked: Asked) -> tuple[Counted, ...]:
+        """Return what this process has counted by period, for the time that the store is down."""
+        found = []
+        for period, usage in zip(asked.periods, self._known.usages(asked), strict=True):
+            owed = self._owed.used(asked.tenant, period)
+            found.append(Counted(usage.used.minus(owed), owed, usage.held))
+        return tuple(found)
 
     async def observe(self) -> None:
-        """Pay what is owed, and show windows that have ended as unused."""
+        """Pay what is owed, look if the store is back, and show ended windows as unused."""
         await self._pay()
         now = self._now()
+        if self._down:
+            await self.read(asked_at("", (), Amount(), now))
         for key, standing in [*self._shown.items()]:
             if standing.period.ends <= now:
                 self._metrics.budget_used.labels(*key).set(0)
@@ -260,12 +278,15 @@ class Budgets:
 
     def _learn(self, asked: Asked, usages: Sequence[Usage]) -> None:
         """Take over what the store knows."""
-        if self._down:
-            self._down = False
-            log.info("budget_store_up", store=self._store.name)
+        self._succeeded()
         for period, usage in zip(asked.periods, usages, strict=True):
             owed = self._owed.used(asked.tenant, period)
             self._known.learn(asked.tenant, period, usage.used.plus(owed))
+
+    def _succeeded(self) -> None:
+        if self._down:
+            self._down = False
+            log.info("budget_store_up", store=self._store.name)
 
     def _failed(self) -> None:
         if not self._down:

@@ -63,16 +63,24 @@ def examine_keys(settings: Settings, now: float) -> list[Finding]:
             )
         ]
     keys = (*keys, *filed)
-    if not keys and settings.oidc_issuer is not None:
-        found = [ok(name, "none: callers need a token of the identity provider")]
-    elif not keys and settings.tls_tenants:
-        found = [ok(name, "none: callers need a certificate (tls_tenants)")]
+    others = _other_ways(settings)
+    if not keys and others:
+        found = [ok(name, f"none: callers need {others}")]
     else:
         found = [keys_verdict(keys, settings.host, now)]
     if file is not None:
         text = file.read_text(encoding="utf-8", errors="replace")
         found += file_verdicts(f"{name}.file", file, file.stat().st_mode, plain=_has_plain(text))
     return found
+
+
+def _other_ways(settings: Settings) -> str:
+    """Return the ways to be recognised without a key; empty if there are none."""
+    ways = {
+        "a token of the identity provider": settings.oidc_issuer is not None,
+        "a certificate (tls_tenants)": bool(settings.tls_tenants),
+    }
+    return " or ".join(way for way, given in ways.items() if given)
 
 
 def keys_verdict(keys: Sequence[ApiKey], host: str, now: float) -> Finding:
@@ -113,10 +121,8 @@ def examine_hosts(settings: Settings) -> list[Finding]:
     name, listed = "allowed-hosts", settings.allowed_hosts
     if configured_keys(settings) or settings.api_keys_file is not None:
         return [skip(name, "API keys are configured: requests may name any host")]
-    if settings.oidc_issuer is not None:
-        return [skip(name, "callers need a token: requests may name any host")]
-    if settings.tls_tenants:
-        return [skip(name, "callers need a certificate: requests may name any host")]
+    if others := _other_ways(settings):
+        return [skip(name, f"callers need {others}: requests may name any host")]
     everywhere = settings.host in ANYWHERE
     if everywhere and not listed:
         return [

@@ -30,14 +30,15 @@ async def all_budgets(services: Services) -> dict[str, Any]:
         tenant = directory.get(name)
         if tenant is not None and tenant.limits.budgets:
             tenants.append({"name": name, "budgets": await _budgets_of(services, tenant)})
+    state = await services.budget_reports.state()
     return {
         "store": services.settings.budget_store,
-        "problem": services.budgets.problem,
-        "owed": services.budgets.owed,
+        "problem": state.problem,
+        "owed": state.owed,
         "tenants": tenants,
     }
 
 
 async def _budgets_of(services: Services, tenant: Tenant) -> list[dict[str, Any]]:
-    found = await services.budgets.standings(tenant)
+    found = await services.budget_reports.standings(tenant)
     return [standing_document(each, services.budgets.currency) for each in found]

@@ -17,13 +17,14 @@ READS = frozenset({"GET", "HEAD"})
 """Methods that change nothing."""
 
 CERTIFICATE = "leyline.certificate"
-"""Member of the scope: the names in the client's certificate."""
+"""Member of the scope: the names in the client's certificate; None if it showed none."""
 
 
-def certificate_names(transport: BaseTransport) -> tuple[str, ...]:
-    """Return the names in the certificate of a connection's client; none without TLS."""
+def certificate_names(transport: BaseTransport) -> tuple[str, ...] | None:
+    """Return the names in the certificate of a connection's client; None if it showed none."""
     secured: Any = transport.get_extra_info("ssl_object")
-    return names_of(secured.getpeercert()) if secured is not None else ()
+    certificate = secured.getpeercert() if secured is not None else None
+    return names_of(certificate) if certificate else None
 
 
 async def caller_of(services: Services, connection: HTTPConnection) -> Tenant:
@@ -34,10 +35,10 @@ async def caller_of(services: Services, connection: HTTPConnection) -> Tenant:
         KeysGoneError: its token can't be checked now.
         AuditUnavailableError: it may change something, which can't be recorded now.
     """
-    names = connection.scope.get(CERTIFICATE, ())
-    if names and _from_another_site(connection.headers):
+    names = connection.scope.get(CERTIFICATE)
+    if names is not None and _from_another_site(connection.headers):
         # A browser shows its certificate for the page of any site.
-        names = ()
+        names = None
     tenant = await services.tenants.identify(connection.headers, names)
     if connection.scope.get("method") not in READS:
         services.audit.check()

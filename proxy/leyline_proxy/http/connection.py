@@ -84,8 +84,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """Bytes read since the parser's last callback."""
         self._upgraded = False
         """True once the connection is a WebSocket's, which has another protocol."""
-        self._names: tuple[str, ...] = ()
-        """Names in the client's certificate."""
+        self._names: tuple[str, ...] | None = None
+        """Names in the client's certificate; None if it showed none."""
         self._leaving = False
         self._discarded: int | None = None
         """Bytes read and discarded since the answer that ends the connection."""

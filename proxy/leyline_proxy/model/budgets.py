@@ -66,6 +66,25 @@ class Usage(NamedTuple):
     held: Amount = Amount()
 
 
+class Counted(NamedTuple):
+    """One process's counts of a tenant in a period, while the store is down."""
+
+    learnt: Amount
+    """What the store had counted when it was last asked."""
+    owed: Amount
+    """What was used since, and the store doesn't know yet."""
+    held: Amount
+
+
+class StoreState(NamedTuple):
+    """The store of budgets, for operators."""
+
+    problem: str | None
+    """The reason that it isn't used; None if it is."""
+    owed: int
+    """Number of sums that wait for it."""
+
+
 class Asked(NamedTuple):
     """A request's question for room in all of a tenant's budgets."""
 
@@ -180,6 +199,23 @@ def standings(asked: Asked, usages: Sequence[Usage]) -> list[Standing]:
         if limit.nanos is not None:
             counts = usage.used.nanos, usage.held.nanos
             found.append(Standing("money", period, limit.nanos, *counts))
+    return found
+
+
+def together(counts: Sequence[Sequence[Counted]]) -> list[Usage]:
+    """Return the usage by period that several processes have counted while the store was down.
+
+    Args:
+        counts: by process, then by period.
+    """
+    found = []
+    for of_period in zip(*counts, strict=True):
+        # Usage only grows: the process that asked last has learnt the most.
+        used = max((each.learnt for each in of_period), default=Amount())
+        held = Amount()
+        for each in of_period:
+            used, held = used.plus(each.owed), held.plus(each.held)
+        found.append(Usage(used, held))
     return found
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import SettingsError
@@ -16,12 +16,17 @@ from pydantic_settings import SettingsError
 from ..errors import closest
 from .file import ConfigError, Located, read_config
 from .proxy import Settings
-from .tenant import TenantSettings
-from .upstreams import UpstreamSettings
 
 PREFIX = "LEYLINE_"
 
-_NESTED: Mapping[str, type[BaseModel]] = {"upstreams": UpstreamSettings, "tenants": TenantSettings}
+_SHAPES = {
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "dict_type": "must have entries NAME: VALUE",
+    "model_type": "must have entries NAME: VALUE",
+    "missing": "is missing",
+}
+"""Messages of pydantic that speak of Python's types, in the words of a file of settings."""
 _FIELD = re.compile(r'field "(\w+)"')
 _SERVICE = re.compile(r"(tcp|udp)://")
 
@@ -160,7 +165,10 @@ def _fault(item: Any, places: _Places, sources: Sources) -> Fault:
         known = _known(loc)
         fix = closest(str(loc[-1]), known) if known else "Remove it."
         return Fault(place, f"{name} is not a setting", fix)
-    return Fault(place, f"{name}: {message}", _fix(place, loc, sources))
+    shape = _SHAPES.get(item["type"])
+    problem = f"{name}: {message}" if shape is None else f"{name} {shape}"
+    fix = f"Add {loc[-1]}." if item["type"] == "missing" else _fix(place, loc, sources)
+    return Fault(place, problem, fix)
 
 
 def _fix(place: str, loc: Sequence[int | str], sources: Sources) -> str:
@@ -173,6 +181,8 @@ def _fix(place: str, loc: Sequence[int | str], sources: Sources) -> str:
     named = [part for part in loc if isinstance(part, str)]
     # The place in a file is a line, which says less.
     own = place if place and ":" not in place and len(loc) == 1 else named[-1]
+    if isinstance(loc[-1], int):
+        return f"Change that entry of {own} accordingly."
     return f"Change the value of {own} accordingly."
 
 
@@ -187,10 +197,18 @@ def _named(message: str) -> Iterator[str]:
 
 def _known(loc: Sequence[int | str]) -> set[str]:
     """Return all settings next to the one at ``loc``."""
-    if len(loc) == 1:
-        return set(Settings.model_fields)
-    model = _NESTED.get(str(loc[0]))
+    model: type[BaseModel] | None = Settings
+    for part in loc[:-1]:  # numbers and names of entries are no fields
+        if model is not None and part in model.model_fields:
+            model = _model_in(model.model_fields[str(part)].annotation)
     return set(model.model_fields) if model is not None else set()
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    """Return the model of a field's value, or of its entries; None if they have none."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 def _unreadable_variable(error: SettingsError, sources: Sources) -> Fault:

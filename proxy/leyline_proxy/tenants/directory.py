@@ -95,25 +95,27 @@ class TenantDirectory:
         tenants = {name: self._tenants.get(name) or self._build(name) for name in names}
         self._keys, self._tenants = keys, tenants
 
-    async def identify(self, headers: Mapping[str, str], names: Sequence[str] = ()) -> Tenant:
+    async def identify(
+        self, headers: Mapping[str, str], names: Sequence[str] | None = None
+    ) -> Tenant:
         """Return a request's tenant, by certificate, token or API key.
 
         A certificate decides. A key beside it may be anything but another tenant's: most clients
         insist on sending one.
 
         Args:
-            names: in the certificate of the request's connection.
+            names: in the certificate of the request's connection; None without a certificate.
 
         Raises:
             UnauthorizedError, ForbiddenError: it has none.
             KeysGoneError: tokens can't be checked now.
         """
-        known = bool(names) and bool(self._certificates)
-        own, offered = self._of_certificate(names) if known else None, offered_key(headers)
+        shown = names if self._certificates else None
+        own, offered = self._of_certificate(shown or ()), offered_key(headers)
         if own is None:
-            if known and not offered:
+            if shown is not None and not offered:
                 raise UnknownTenantError(
-                    f"The client's certificate ({names[0][:200]}) is no tenant's (tls_tenants), "
+                    f"The client's certificate ({_described(shown)}) is no tenant's (tls_tenants), "
                     "and no API key is given."
                 )
             return await self._of_credential(headers)
@@ -180,6 +182,11 @@ class TenantDirectory:
         """Return all entries of the key; a file may list one twice, with another expiry."""
         same = hmac.compare_digest
         return [key for key in self._keys if same(offered, key.digest)]
+
+
+def _described(names: Sequence[str]) -> str:
+    """Return a certificate's first name, or the reason that it has none."""
+    return names[0][:200] if names else "it has no URI and no DNS name, or several SPIFFE IDs"
 
 
 def offered_key(headers: Mapping[str, str]) -> str:

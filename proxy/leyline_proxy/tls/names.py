@@ -19,7 +19,7 @@ _SPIFFE = "spiffe://"
 
 
 def names_of(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return the names of a peer's certificate; none for an SVID with several URIs.
+    """Return the names of a peer's certificate; empty for an SVID with several URIs.
 
     Args:
         certificate: as of :meth:`ssl.SSLObject.getpeercert`; empty or None without a certificate.

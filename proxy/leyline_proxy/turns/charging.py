@@ -22,8 +22,8 @@ from ..telemetry.metrics import Metrics
 from .settled import SettledTurn, generated_tokens
 from .turn import Turn
 
-_MAX_ANSWERS = 128
-"""Largest ``n`` that is believed; engines refuse more."""
+_MAX_ANSWERS = 1_000_000
+"""Largest ``n`` that counts, so that sums stay within 64 bits. Engines refuse far fewer."""
 
 
 class TurnCharges:

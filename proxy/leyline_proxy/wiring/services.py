@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from ..admission import AdmissionGate
 from ..apis.anthropic.diagnostics import RequestPrints
-from ..budgets import Budgets
+from ..budgets import BudgetReports, Budgets
 from ..claims.pinning import Pinning
 from ..claims.service import ClaimService
 from ..claims.watch import ClaimWatch
@@ -21,6 +21,7 @@ from ..edits.prompts import PromptSearch
 from ..edits.rules import PolicyCatalog
 from ..edits.schedule import Timing
 from ..edits.sensitive import sensitive_content
+from ..hub.budget_reports import BudgetsOfAll
 from ..hub.fleet import Fleet
 from ..hub.kept import Deletable, KeptByAll
 from ..hub.places import SharedPlaces
@@ -89,6 +90,8 @@ class Services:
     turns: TurnOpener
     ends: TurnSettler
     budgets: Budgets
+    budget_reports: BudgetReports
+    """What callers and operators see of budgets, with what other workers know."""
     charges: TurnCharges
     routing: Routing
     prompts: PromptSearch
@@ -288,6 +291,7 @@ def build_services(
         turns,
         ends,
         charges.budgets,
+        BudgetsOfAll(charges.budgets, fleet) if fleet is not None else charges.budgets,
         charges,
         routing,
         PromptSearch(editor, catalog),

@@ -141,12 +141,12 @@ async def test_the_open_fallback_begins_with_what_was_known() -> None:
     with pytest.raises(BudgetExceededError):
         await kit.budgets.reserve(red, Amount(1))
     await kit.budgets.settle(held, Amount(4))
-    assert kit.budgets.owed == 1
-    assert kit.budgets.problem == "memory is out of reach"
+    assert (await kit.budgets.state()).owed == 1
+    assert (await kit.budgets.state()).problem == "memory is out of reach"
     assert taken(await kit.budgets.reserve(red, Amount(6))).local
     kit.store.down = False
     await kit.budgets.observe()
-    assert (kit.budgets.owed, await kit.spent(red)) == (0, 94)
+    assert ((await kit.budgets.state()).owed, await kit.spent(red)) == (0, 94)
 
 
 async def test_what_is_owed_counts_before_it_is_paid() -> None:
@@ -158,7 +158,19 @@ async def test_what_is_owed_counts_before_it_is_paid() -> None:
     kit.store.down = False
     again = taken(await kit.budgets.reserve(red, Amount(40)))
     assert again.headers["x-ratelimit-remaining-tokens"] == "0"
-    assert (kit.budgets.owed, kit.budgets.problem, await kit.spent(red)) == (0, None, 60)
+    assert ((await kit.budgets.state()).owed, (await kit.budgets.state()).problem, await kit.spent(red)) == (0, None, 60)
+
+
+async def test_a_process_without_requests_sees_that_the_store_is_back() -> None:
+    """Its state doesn't wait for a request; until then it reports the outage."""
+    kit, red = Kit(), tenant(DAY)
+    kit.store.down = True
+    assert await kit.spent(red) == 0
+    await kit.budgets.observe()
+    assert (await kit.budgets.state()).problem == "memory is out of reach"
+    kit.store.down = False
+    await kit.budgets.observe()
+    assert (await kit.budgets.state()).problem is None
 
 
 async def test_closed_refuses_but_never_cuts_off() -> None:
@@ -181,7 +193,7 @@ async def test_a_store_that_fails_again_is_owed_all_the_same() -> None:
     for _ in range(3):
         await kit.budgets.settle(taken(await kit.budgets.reserve(red, Amount(5))), Amount(2))
         await kit.budgets.observe()
-    assert kit.budgets.owed == 1
+    assert (await kit.budgets.state()).owed == 1
     kit.store.down = False
     await kit.budgets.observe()
     assert await kit.spent(red) == 6
@@ -190,7 +202,7 @@ async def test_a_store_that_fails_again_is_owed_all_the_same() -> None:
     kit.clock.now += 86_400
     kit.store.down = False
     await kit.budgets.observe()
-    assert (kit.budgets.owed, await kit.spent(red)) == (0, 0)
+    assert ((await kit.budgets.state()).owed, await kit.spent(red)) == (0, 0)
 
 
 async def test_a_cancelled_request_is_charged_once() -> None:
@@ -205,7 +217,7 @@ async def test_a_cancelled_request_is_charged_once() -> None:
     kit.store.slow.set()
     await kit.budgets.aclose()
     (state,) = await kit.budgets.standings(red)
-    assert (state.used, state.held, kit.budgets.owed) == (20, 0, 0)
+    assert (state.used, state.held, (await kit.budgets.state()).owed) == (20, 0, 0)
 
 
 async def test_a_cancelled_payment_stays_owed() -> None:
@@ -219,10 +231,10 @@ async def test_a_cancelled_payment_stays_owed() -> None:
     await asyncio.sleep(0)
     paying.cancel()
     await asyncio.gather(paying, return_exceptions=True)
-    assert kit.budgets.owed == 1
+    assert (await kit.budgets.state()).owed == 1
     kit.store.slow.set()
     await kit.budgets.aclose()
-    assert (kit.budgets.owed, await kit.spent(red)) == (0, 20)
+    assert ((await kit.budgets.state()).owed, await kit.spent(red)) == (0, 20)
 
 
 async def test_processes_without_the_store_hold_a_budget_each() -> None:
@@ -275,6 +287,7 @@ async def test_refusals_name_budget_need_and_reset() -> None:
     with pytest.raises(BudgetExceededError, match=r"5 EUR per month has 1 EUR left.* 2 EUR"):
         await kit.budgets.reserve(red, Amount(1, 2 * NANOS))
     assert whole.value.headers["x-should-retry"] == "false"
+    assert "retry-after" not in whole.value.headers
     assert busy.value.headers["retry-after"] == "2"
     assert "x-should-retry" not in busy.value.headers
     assert late.value.headers["retry-after"] == "43200"

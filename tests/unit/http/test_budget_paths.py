@@ -126,6 +126,11 @@ async def test_several_answers_are_held_each(engine: FakeEngine) -> None:
         many = await client.post(COMPLETIONS, json={**BARE, "n": 5}, headers=RED)
         answers = await client.post(CHAT, json={**TURN, "n": 7}, headers=RED)
     assert many.status_code == answers.status_code == 429
+    async with proxy_before(engine, **red(10**15)) as client:
+        beyond = await client.post(CHAT, json={**TURN, "n": 10**30}, headers=RED)
+        state = await client.get("/v1/leyline/budgets", headers=RED)
+    assert beyond.is_success
+    assert state.json()["budgets"][0]["reserved"] == 0
 
 
 async def test_an_answer_without_a_limit_holds_the_setting(engine: FakeEngine) -> None:

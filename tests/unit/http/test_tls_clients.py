@@ -58,6 +58,21 @@ def test_a_certificate_is_a_tenants(engine: FakeEngine, place: TlsPlace) -> None
         assert len(engine.bodies) == 2
 
 
+@pytest.mark.parametrize("names", [("10.0.0.1",), ("spiffe://td/a", "spiffe://td/b")])
+def test_a_certificate_without_a_name_is_named_in_the_refusal(
+    engine: FakeEngine, place: TlsPlace, names: tuple[str, ...]
+) -> None:
+    """An answer about keys alone would hide that a certificate came; beside it, a key serves."""
+    engine.answers.append(chat_json())
+    shown = place.context(*names)
+    with socket_proxy(engine, **place.settings(api_keys=(f"red:{RED_KEY}",))) as proxy:
+        with client(proxy, shown) as asked:
+            answer = asked.post(CHAT, json=REQUEST)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "unknown_tenant")
+        assert "no URI and no DNS name, or several SPIFFE IDs" in answer.text
+        assert answer_of(proxy, shown, RED_KEY) == (200, "1")
+
+
 def test_a_session_cannot_be_resumed(engine: FakeEngine, place: TlsPlace) -> None:
     """Each connection's certificate is checked: one may have expired since the last."""
     red = place.context("spiffe://td/agents/red")

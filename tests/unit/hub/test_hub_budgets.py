@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -11,10 +13,25 @@ import pytest
 from support.hubs import hub, link
 from support.waiting import until
 
+from leyline_proxy.budgets import Budgets
 from leyline_proxy.budgets.book import Book
-from leyline_proxy.budgets.store import BudgetStoreGoneError
+from leyline_proxy.budgets.store import BudgetStoreGoneError, MemoryBudgetStore
+from leyline_proxy.hub.budget_reports import BudgetsOfAll
 from leyline_proxy.hub.budgets import HubBudgets, SharedBudgetStore
-from leyline_proxy.model.budgets import Amount, Asked, Settlement, WindowLimit, asked_at
+from leyline_proxy.hub.fleet import Fleet, HubFleet, connected
+from leyline_proxy.hub.link import HubLink
+from leyline_proxy.model.budgets import (
+    Amount,
+    Asked,
+    Reserved,
+    Settlement,
+    Usage,
+    WindowLimit,
+    asked_at,
+)
+from leyline_proxy.settings import Settings
+from leyline_proxy.telemetry.metrics import Metrics
+from leyline_proxy.tenants.tenant import build_tenant
 
 LIMITS = (WindowLimit("hour", tokens=200), WindowLimit("month", tokens=300, nanos=10**18))
 
@@ -22,6 +39,75 @@ LIMITS = (WindowLimit("hour", tokens=200), WindowLimit("month", tokens=300, nano
 def ended(asked: Asked, used: Amount) -> list[Settlement]:
     """The end of a request."""
     return [Settlement(each, used, asked.amount, asked.lapses) for each in asked.periods]
+
+
+LIMIT = WindowLimit("month", tokens=300)
+STARTED = HubFleet(
+    claims=dict, joined=id, ready=lambda *_: None, gone=id, counted=lambda *_: None
+)
+
+
+class Outage(MemoryBudgetStore):
+    """A store of several processes that can be out of reach."""
+
+    down = False
+
+    async def reserve(self, asked: Asked) -> Reserved:
+        """Reserve, if it is there."""
+        self._reach()
+        return await super().reserve(asked)
+
+    async def settle(self, tenant: str, settlements: Sequence[Settlement]) -> None:
+        """Settle, if it is there."""
+        self._reach()
+        await super().settle(tenant, settlements)
+
+    async def usages(self, asked: Asked) -> tuple[Usage, ...]:
+        """Look, if it is there."""
+        self._reach()
+        return await super().usages(asked)
+
+    def _reach(self) -> None:
+        if self.down:
+            raise BudgetStoreGoneError
+
+
+async def test_reports_cover_all_workers_while_the_store_is_down(tmp_path: Path) -> None:
+    """Any worker reports what all have used and hold, above what any of them last learnt."""
+    store, red = Outage(), build_tenant("red", Settings())
+    red = replace(red, limits=replace(red.limits, budgets=(LIMIT,)))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(hub(tmp_path / "hub", STARTED))
+        workers: list[tuple[Budgets, BudgetsOfAll]] = []
+        for number in range(3):
+            joined = HubLink(tmp_path / "hub", number, "a secret of the tests")
+            fleet = Fleet(joined, drain=lambda *_: None)
+            await stack.enter_async_context(connected(joined))
+            own = Budgets(
+                store, Metrics(), open_when_down=True, currency="EUR", price_of=lambda _: None
+            )
+            workers.append((own, BudgetsOfAll(own, fleet)))
+        for tokens, (own, _) in zip((10, 20, 30), workers, strict=True):
+            held = await own.reserve(red, Amount(tokens))
+            assert held is not None
+            await own.settle(held, Amount(tokens))
+        store.down = True
+        for own, _ in workers:
+            held = await own.reserve(red, Amount(5))
+            assert held is not None
+            await own.settle(held, Amount(4))
+        assert await workers[0][0].reserve(red, Amount(7)) is not None
+        for _, reports in workers:
+            (found,) = await reports.standings(red)
+            # The last worker learnt of all 60; the three used 4 each since.
+            assert (found.used, found.held, found.remaining) == (72, 7, 221)
+            assert await reports.state() == ("memory is out of reach", 3)
+        store.down = False
+        for own, _ in workers:
+            await own.observe()
+        (found,) = await workers[0][1].standings(red)
+        assert found.used == 72
+        assert await workers[1][1].state() == (None, 0)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -46,8 +46,19 @@ def faults(config: Path | None = None, flags: dict[str, str] | None = None, **en
         ("tenants:\n  red: {wieght: 2}\n", ["leyline.yaml:2:9: tenants.red.wieght", "'weight'"]),
         (
             "tenants:\n  red: {api_keys: [k, {}]}\n",
-            ["leyline.yaml:2:23: tenants.red.api_keys.1", "value of api_keys"],
+            ["leyline.yaml:2:23: tenants.red.api_keys.1", "entry of api_keys"],
         ),
+        (
+            "budgets: [{window: day, token: 1}]\n",
+            ["leyline.yaml:1:25: budgets.0.token is not a setting", "fix: Did you mean 'tokens'?"],
+        ),
+        (
+            "tenants: {red: {budgets: [{windw: day, tokens: 1}]}}\n",
+            ["tenants.red.budgets.0.window is missing", "Add window.", "Did you mean 'window'?"],
+        ),
+        ("budgets: {window: day}\n", ["leyline.yaml:1:1: budgets must be a list"]),
+        ("budgets: [{window: day}]\n", ["budgets.0: a budget needs", "Change that entry of bud"]),
+        ("prices: {m: {cahced: 1}}\n", ["prices.m.currency is missing", "Did you mean 'cached'?"]),
         ("a: [1\n", ["leyline.yaml:2:1: no YAML", "fix: Fix that line"]),
         ("port: 1\nport: 2\n", ["leyline.yaml:2:1: 'port' is set twice; first in line 1"]),
         ("- port\n", ["leyline.yaml:1:1: settings are written as NAME: VALUE"]),
