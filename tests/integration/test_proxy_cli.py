@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import msgspec
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 
 from leyline_engine.contract import Plugin, Refusal
 from leyline_proxy.cli import build_app
+from leyline_proxy.upstream import embedded
 
 LEYLINE = str(Path(sys.executable).parent / "leyline")
 
@@ -70,15 +72,46 @@ def test_help_teaches_by_example() -> None:
         ),
         (("--api-key", "hunter2"), "tenant:key"),
         (("--config", "/nowhere.yaml"), "nowhere"),
+        (
+            ("--tls-cert", "/nowhere.crt", "--tls-key", "/nowhere.key"),
+            "--tls-cert: tls_cert /nowhere.crt can't be read: No such file or directory\n"
+            "  fix: Correct that file, or name another one.",
+        ),
+        (
+            ("--audit-file", "audit.log", "--audit-key-file", "/nowhere.key"),
+            "--audit-key-file: audit_key_file /nowhere.key can't be read",
+        ),
+        (("--policy", "no-such"), "fix: Change the value of --policy accordingly."),
     ],
 )
-def test_wrong_settings_exit_with_2(arguments: tuple[str, ...], words: str) -> None:
-    """An operator's mistake is reported in a line, with the closest names, and exits with 2."""
+def test_wrong_settings_exit_with_2(
+    arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator's mistake is reported in a line, with the closest names, and exits with 2: in
+    front of an engine that takes long to load."""
+    if "--engine" not in arguments:
+        monkeypatch.setattr(embedded, "create_embedded_engine", _no_time_for_that)
     code, output = run("serve", *arguments)
     assert code == 2
     assert words in output
     assert "hunter2" not in output
     assert "Traceback" not in output
+
+
+def test_workers_begin_only_with_good_files() -> None:
+    """The process above them reports the fault once, with its place and its fix."""
+    command = [LEYLINE, "serve", "--port", "0", "--workers", "2", "--api-keys-file", "/nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "leyline serve: --api-keys-file: api_keys_file /nowhere can't be read: "
+        "No such file or directory\n  fix: Correct that file, or name another one.\n"
+    )
+
+
+def _no_time_for_that(*_: object) -> NoReturn:
+    """Stands in for what takes long."""
+    raise AssertionError
 
 
 def test_a_misspelt_variable_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +120,7 @@ def test_a_misspelt_variable_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     with capture_logs() as logged:
         code, output = run("serve", "--upstream", "http://127.0.0.1:9", "--policy", "no-such")
     assert code == 2
-    (found,) = [each for each in logged if each["event"] == "unknown_variable"]
+    (found,) = [each for each in logged if each["event"] == "variable_ignored"]
     assert found["variable"] == "LEYLINE_API_KEY"
     assert "LEYLINE_API_KEYS" in found["fix"]
     assert "hunter2" not in f"{found} {output}"

@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ..settings.named_files import NamedFileError
 from .chain import AuditKey
 
 
-def read_keys(path: Path) -> list[str]:
+def read_keys(path: Path, setting: str = "the key file") -> list[str]:
     """Return the keys in a file, one per line; ``#`` starts a comment.
 
+    Args:
+        setting: names it in messages.
+
     Raises:
-        ValueError: it can't be read, or has no key.
+        NamedFileError: it can't be read, or has no key.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise ValueError(f"the key file {path} can't be read: {error.strerror}") from error
+        raise NamedFileError(f"{setting} {path} can't be read: {error.strerror}") from error
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
-        raise ValueError(f"the key file {path} holds no key")
+        raise NamedFileError(f"{setting} {path} holds no key")
     return keys
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from .banner import announce
 from .listening import ListenError, listen
 
 if TYPE_CHECKING:
@@ -172,8 +173,9 @@ def serve(
     log_format: Annotated[str | None, typer.Option(help="auto, json or console.")] = None,
 ) -> None:
     """Start the proxy and print where to point your OpenAI client."""
-    settings = settings_of(locals())
-    app = _application(settings) if settings.workers == 1 else None
+    flags = dict(locals())
+    settings = settings_of(flags)
+    app = _application(settings, sources_of(flags)) if settings.workers == 1 else None
     with ExitStack() as stack:
         sock = stack.enter_context(_listen(settings.host, settings.port, "--port"))
         admin = (
@@ -184,7 +186,7 @@ def serve(
         if app is not None:
             _run(app, settings, sock, admin)
         else:
-            _supervise(settings, sock, admin)
+            _supervise(settings, sources_of(flags), sock, admin)
 
 
 _SETTINGS = {
@@ -276,36 +278,44 @@ def _engine_options(items: list[str] | None) -> dict[str, Any] | None:
     return options
 
 
-def _application(settings: Settings) -> FastAPI:
+@contextmanager
+def _faults(sources: Sources) -> Iterator[None]:
+    """End the command for an error of the start, with its place and its fix."""
     from leyline_policies import PolicyError
 
-    from ..model.fields import OptionError
-    from ..tenants import build_directory
+    from ..audit.files import AuditError
+    from ..settings.faults import fault_of_start
 
-    _log(settings)
     try:
+        yield
+    except (PolicyError, ValueError, AuditError) as error:
+        raise _usage(str(fault_of_start(error, sources))) from error
+
+
+def _application(settings: Settings, sources: Sources) -> FastAPI:
+    _log(settings)
+    with _faults(sources):
         # FastAPI loads OpenTelemetry's propagators, and fails for an unknown one in
         # OTEL_PROPAGATORS.
         from ..http.app import create_app
+        from ..wiring.starting import check_start
 
-        build_directory(settings)  # before the engine, which may take long to load
+        check_start(settings)
         app = create_app(settings, engine_app=_engine(settings))
         app.state.services.audit.claim()  # reports a file of another proxy
         return app
-    except (PolicyError, OptionError, ValueError) as error:
-        raise _usage(str(error)) from error
 
 
 def _log(settings: Settings) -> None:
     import structlog
 
-    from ..settings.faults import unknown_variables
+    from ..settings.faults import ignored_variables
     from ..telemetry.logging import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
-    for fault in unknown_variables(os.environ):
+    for fault in ignored_variables(os.environ):
         structlog.get_logger("leyline.settings").warning(
-            "unknown_variable", variable=fault.place, fix=fault.fix
+            "variable_ignored", variable=fault.place, problem=fault.problem, fix=fault.fix
         )
 
 
@@ -339,7 +349,7 @@ def _run(
     from ..workers.serving import banner_of, ignore_repeated_signals, server_of
 
     def started() -> None:
-        _announce(banner_of(app.state.services), sock, admin, settings)
+        announce(banner_of(app.state.services), sock, admin, settings)
 
     ignore_repeated_signals()
     server_of(
@@ -351,43 +361,22 @@ def _run(
     ).run(sockets=[])
 
 
-def _supervise(settings: Settings, sock: socket.socket, admin: socket.socket | None) -> None:
-    from ..audit.files import AuditError
+def _supervise(
+    settings: Settings, sources: Sources, sock: socket.socket, admin: socket.socket | None
+) -> None:
     from ..workers.folder import own_folder
 
     _log(settings)
-    with own_folder() as folder:
+    with own_folder() as folder, _faults(sources):
+        from ..wiring.starting import check_start
         from ..workers.supervisor import supervise  # reads what own_folder sets
 
-        try:
-            status = supervise(
-                settings, sock, admin, folder, lambda facts: _announce(facts, sock, admin, settings)
-            )
-        except AuditError as error:
-            raise _usage(str(error)) from error
+        check_start(settings)
+        status = supervise(
+            settings, sock, admin, folder, lambda facts: announce(facts, sock, admin, settings)
+        )
     if status:
         raise typer.Exit(status)
-
-
-def _announce(
-    facts: Mapping[str, str], sock: socket.socket, admin: socket.socket | None, settings: Settings
-) -> None:
-    from ..workers.serving import url_of
-
-    secure = settings.tls_cert is not None
-    console = Console(highlight=False, soft_wrap=True)
-    verdict = facts["splices"]
-    word, colon, obstacle = verdict.partition(":")
-    color = "green" if verdict == "yes" else "red"
-    shown = {name: escape(fact) for name, fact in facts.items()}
-    shown["splices"] = f"[{color}]{word}[/{color}]{colon}{escape(obstacle)}"
-    url = url_of(sock, secure=secure)
-    lines = {"base_url": f"{url}/v1", **shown, "live page": f"{url}/"}
-    if admin is not None:
-        lines["admin"] = f"{url_of(admin, secure=secure)}/admin"
-    console.print("[bold]Leyline is up.[/bold]")
-    for name, value in lines.items():
-        console.print(f"  {name:<12} {value}")
 
 
 def _usage(message: str) -> typer.Exit:

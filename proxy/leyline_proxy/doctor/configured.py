@@ -15,7 +15,7 @@ from ..model.fields import OptionError
 from ..settings import DEFAULT_TENANT, Settings
 from ..settings.api_keys import HASHED, ApiKey
 from ..settings.authorities import ANYWHERE, Authority
-from ..settings.faults import Fault, unknown_variables
+from ..settings.faults import Fault, ignored_variables
 from ..settings.sessions import MEMORY
 from ..tenants.directory import build_directory, configured_keys
 from ..tenants.key_file import read_keys
@@ -42,7 +42,7 @@ def examine_config(environ: Mapping[str, str], config: Path | None) -> list[Find
     """Check that the settings can be read, and find variables that aren't settings."""
     strangers = [
         warn("config", f"{fault.place}: {fault.problem}", fault.fix)
-        for fault in unknown_variables(environ)
+        for fault in ignored_variables(environ)
     ]
     where = f"{config}, environment and flags" if config is not None else "environment and flags"
     return strangers or [ok("config", f"{where} can be read")]

@@ -19,7 +19,10 @@ def sensitive_content(settings: str) -> Redact | None:
     """
     if not settings:
         return None
-    (policy, *more) = load_pipeline(f"redact:{settings}")
+    try:
+        (policy, *more) = load_pipeline(f"redact:{settings}")
+    except SpecError as error:
+        raise SpecError(f"sensitive: {error}") from error
     if more or not isinstance(policy, Redact):
         raise SpecError("sensitive says what to look for, as redact does, and nothing else")
     return policy

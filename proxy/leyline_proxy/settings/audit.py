@@ -51,6 +51,8 @@ class AuditSettings(BaseModel):
             raise ValueError("the other settings of the audit log need audit_file")
         if self.audit_file is None and self.audit_on_fault == "refuse":
             raise ValueError("audit_on_fault: refuse needs audit_file")
+        if self.audit_key is not None and not self.audit_key.get_secret_value():
+            raise ValueError("audit_key is empty, so the log would be sealed by nothing")
         if self.audit_key is not None and self.audit_key_file is not None:
             raise ValueError("give the key as audit_key or in audit_key_file, not both")
         return self

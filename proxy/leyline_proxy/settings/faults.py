@@ -15,6 +15,7 @@ from pydantic_settings import SettingsError
 
 from ..errors import closest
 from .file import ConfigError, Located, read_config
+from .named_files import NamedFileError
 from .proxy import Settings
 
 PREFIX = "LEYLINE_"
@@ -28,6 +29,7 @@ _SHAPES = {
 }
 """Messages of pydantic that speak of Python's types, in the words of a file of settings."""
 _FIELD = re.compile(r'field "(\w+)"')
+_LEADING = re.compile(r"([a-z_]+(?:\.[^\s.:]+)*)[: ]")
 _SERVICE = re.compile(r"(tcp|udp)://")
 
 
@@ -43,7 +45,7 @@ class Fault:
 
     def __str__(self) -> str:
         what = f"{self.place}: {self.problem}" if self.place else self.problem
-        return f"{what}\n  fix: {self.fix}"
+        return f"{what}\n  fix: {self.fix}" if self.fix else what
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +82,42 @@ def faults_of(error: Exception, sources: Sources) -> list[Fault]:
     return [Fault("", str(error), "Change the setting that the message names.")]
 
 
-def unknown_variables(environ: Mapping[str, str]) -> list[Fault]:
-    """Return ignored variables: they look like settings but aren't."""
+def fault_of_start(error: Exception, sources: Sources) -> Fault:
+    """Return an error of a proxy that starts with settings that can be read. Its message begins
+    with the setting, or stands for itself."""
+    found = _LEADING.match(str(error))
+    loc = found[1].split(".") if found else []
+    if not loc or loc[0] not in Settings.model_fields:
+        return Fault("", str(error), "")
+    place = _Places(sources).of(loc)
+    if isinstance(error, NamedFileError):
+        return Fault(place, str(error), "Correct that file, or name another one.")
+    return Fault(place, str(error), _fix(place, loc, sources))
+
+
+def ignored_variables(environ: Mapping[str, str]) -> list[Fault]:
+    """Return variables without effect: names that look like settings but aren't, and secrets
+    without a value, which their author may take for set."""
     found = []
     for variable in sorted(environ):
         if not variable.upper().startswith(PREFIX) or variable in _OTHERS:
             continue
         name = variable[len(PREFIX) :].lower()
+        if name in Settings.model_fields:
+            if not environ[variable] and "SecretStr" in str(Settings.model_fields[name].annotation):
+                found.append(Fault(variable, _EMPTY, "Give it a value, or remove it."))
+            continue
         if name == "config":
             found.append(Fault(variable, _PASSED_OVER, "Name the file with --config."))
             continue
         near = difflib.get_close_matches(name, Settings.model_fields, n=1)
-        if near and name not in Settings.model_fields:
+        if near:
             fix = f"Did you mean {PREFIX}{near[0].upper()}?"
             found.append(Fault(variable, _PASSED_OVER, fix))
     return found
 
 
+_EMPTY = "is empty, and is ignored"
 _PASSED_OVER = "is not a setting, and is ignored"
 _OTHERS = frozenset(
     f"{PREFIX}{name}"

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+
+class NamedFileError(ValueError):
+    """A file that can't serve. The message begins with the setting that names it."""
+
+
 FileVersion = tuple[int, int, int, int]
 
 
@@ -28,13 +33,13 @@ def read_within(path: Path, setting: str, most: int) -> bytes:
         most: bytes.
 
     Raises:
-        ValueError: it can't be read, or is larger.
+        NamedFileError: it can't be read, or is larger.
     """
     try:
         with path.open("rb") as file:
             found = file.read(most + 1)
     except OSError as error:
-        raise ValueError(f"{setting} {path} can't be read: {error.strerror}") from error
+        raise NamedFileError(f"{setting} {path} can't be read: {error.strerror}") from error
     if len(found) > most:
-        raise ValueError(f"{setting} {path} has more than {most} bytes")
+        raise NamedFileError(f"{setting} {path} has more than {most} bytes")
     return found

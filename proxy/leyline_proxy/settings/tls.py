@@ -70,6 +70,10 @@ class TlsSettings(BaseModel):
                 raise ValueError(f"{certificate} and {key} need each other; only {given[0]} is set")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("tls_client_ca needs tls_cert: only HTTPS has clients' certificates")
+        if "tls_clients" in self.model_fields_set and self.tls_client_ca is None:
+            raise ValueError(
+                "tls_clients needs tls_client_ca: without it, no client is asked for a certificate"
+            )
         if self.tls_tenants and self.tls_client_ca is None:
             raise ValueError(
                 "tls_tenants needs tls_client_ca: without it, clients show no certificate"

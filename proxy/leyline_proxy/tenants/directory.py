@@ -87,7 +87,7 @@ class TenantDirectory:
         """Replace the file's keys; requests under way aren't affected.
 
         Raises:
-            leyline_policies.PolicySpecError, leyline_proxy.request.options.OptionError: a new
+            leyline_policies.PolicyError, leyline_proxy.request.options.OptionError: a new
                 tenant's rules are wrong; nothing has changed then.
         """
         keys = (*self._fixed, *filed)
@@ -203,7 +203,7 @@ def build_directory(settings: Settings, tokens: Tokens | None = None) -> TenantD
         tokens: of the identity provider, if the settings name one.
 
     Raises:
-        leyline_policies.PolicySpecError: an unknown policy or a bad parameter.
+        leyline_policies.PolicyError: an unknown policy or a bad parameter.
         leyline_proxy.request.options.OptionError: a bad rule for undeclared edits.
         ValueError: an unreadable or wrong key file, or one without a key.
     """

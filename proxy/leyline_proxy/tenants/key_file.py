@@ -11,7 +11,7 @@ import structlog
 from leyline_policies import PolicyError
 
 from ..settings.api_keys import ApiKey, parse_keys
-from ..settings.named_files import FileVersion, file_version, read_within
+from ..settings.named_files import FileVersion, NamedFileError, file_version, read_within
 from ..telemetry.metrics import Metrics
 
 log = structlog.get_logger("leyline.keys")
@@ -83,16 +83,16 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """Return the keys of a file.
 
     Raises:
-        ValueError: it can't be read, a line is wrong (not quoted), or it has no key.
+        NamedFileError: it can't be read, a line is wrong (not quoted), or it has no key.
     """
     raw = read_within(path, "api_keys_file", _MAX_BYTES)
     try:
         # Some editors write a byte order mark, which would become part of a tenant's name.
         keys = parse_keys(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"api_keys_file {path} is no UTF-8 text") from error
+        raise NamedFileError(f"api_keys_file {path} is no UTF-8 text") from error
     except ValueError as error:
-        raise ValueError(f"api_keys_file {path}, {error}") from error
+        raise NamedFileError(f"api_keys_file {path}, {error}") from error
     if not keys:
-        raise ValueError(f"api_keys_file {path} holds no key")
+        raise NamedFileError(f"api_keys_file {path} holds no key")
     return keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from leyline_policies import Policy, load_pipeline
+from leyline_policies import Policy, SpecError, load_pipeline
 
 from ..model.budgets import WindowLimit
 from ..model.undeclared import UndeclaredRules
@@ -70,7 +70,7 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
         alone: True if there can be no other.
 
     Raises:
-        leyline_policies.PolicySpecError: an unknown policy or a bad parameter.
+        leyline_policies.PolicyError: an unknown policy or a bad parameter.
         leyline_proxy.request.options.OptionError: a bad rule for undeclared edits.
     """
     own = settings.tenants.get(name, TenantSettings())
@@ -81,7 +81,7 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
     fair_part = max(1, int(settings.max_concurrent * settings.max_tenant_share))
     return Tenant(
         name=name,
-        policies=tuple(load_pipeline(policy)) if policy else (),
+        policies=_policies(policy, "policy" if own.policy is None else f"tenants.{name}.policy"),
         undeclared=replace(
             UndeclaredRules.parse(undeclared),
             reasoning=own.reasoning_edits or settings.reasoning_edits,
@@ -110,6 +110,18 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
         recall=(settings.recall if own.recall is None else own.recall) == "on",
         forward_credentials=own.forward_credentials,
     )
+
+
+def _policies(spec: str | None, setting: str) -> tuple[Policy, ...]:
+    """Return a setting's policies.
+
+    Raises:
+        leyline_policies.SpecError: the message begins with the setting.
+    """
+    try:
+        return tuple(load_pipeline(spec)) if spec else ()
+    except SpecError as error:
+        raise SpecError(f"{setting}: {error}") from error
 
 
 def _own(own: N | None, of_proxy: N) -> N:

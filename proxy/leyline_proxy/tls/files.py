@@ -8,14 +8,14 @@ from pathlib import Path
 
 from cryptography import x509
 
-from ..settings.named_files import FileVersion, file_version, read_within
+from ..settings.named_files import FileVersion, NamedFileError, file_version, read_within
 
 _MAX_BYTES = 4 * 1024 * 1024
 
 Signature = tuple[FileVersion, ...]
 
 
-class TlsFilesError(ValueError):
+class TlsFilesError(NamedFileError):
     """Files that can't serve for TLS; the message names the setting and the fix."""
 
 
@@ -75,5 +75,5 @@ def read(path: Path, setting: str) -> bytes:
     """
     try:
         return read_within(path, setting, _MAX_BYTES)
-    except ValueError as error:
-        raise TlsFilesError(f"{error}.") from error
+    except NamedFileError as error:
+        raise TlsFilesError(str(error)) from error

@@ -51,9 +51,16 @@ class ReloadedContext:
         self._now = now
         self._signature = files.signature()
         self._context, self.validity = build(files), files.validity()
-        self.problem: str | None = None
+        self._refusal: str | None = None
         """The reason that the present files aren't in force; None if they are."""
+        self._reported: str | None = None
         self._publish()
+
+    @property
+    def problem(self) -> str | None:
+        """The reason that the present files aren't in force, or that peers refuse them; None if
+        all is well."""
+        return self._refusal or self._out_of_time()
 
     def __call__(self) -> ssl.SSLContext:
         """Return the context for a new connection."""
@@ -62,6 +69,7 @@ class ReloadedContext:
     async def run(self) -> None:
         """Look at the files at intervals, until cancelled."""
         while True:
+            self._report()
             await asyncio.sleep(self._interval_s)
             await self.refresh()
 
@@ -76,7 +84,7 @@ class ReloadedContext:
             self._refused(signature, str(error))
             return False
         self._signature = signature
-        self._context, self.validity, self.problem = context, validity, None
+        self._context, self.validity, self._refusal = context, validity, None
         self._metrics.tls_reloads.labels(self._side.value, "loaded").inc()
         self._publish()
         log.info("tls_loaded", side=self._side.value)
@@ -93,9 +101,23 @@ class ReloadedContext:
         return context, validity
 
     def _refused(self, signature: Signature, problem: str) -> None:
-        self._signature, self.problem = signature, problem
+        self._signature, self._refusal = signature, problem
         self._metrics.tls_reloads.labels(self._side.value, "refused").inc()
         log.error("tls_refused", side=self._side.value, problem=problem)
+
+    def _out_of_time(self) -> str | None:
+        if self.validity is None or self.validity.begins <= self._now() <= self.validity.ends:
+            return None
+        reason = "has expired" if self.validity.ends < self._now() else "isn't valid yet"
+        named = f"{self._files.settings[0]} {self._files.certificate}"
+        return f"{named} {reason}: peers refuse it. Renew it, or correct this machine's clock."
+
+    def _report(self) -> None:
+        """Log once that peers refuse the certificate."""
+        problem = self._out_of_time()
+        if problem is not None and problem != self._reported:
+            log.error("tls_not_valid", side=self._side.value, problem=problem)
+        self._reported = problem
 
     def _publish(self) -> None:
         if self.validity is None:

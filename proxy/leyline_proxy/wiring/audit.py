@@ -40,7 +40,7 @@ def build_auditor(
         )
     return Auditor(
         writer,
-        _key(settings),
+        audit_key(settings),
         settings.audit_turns,
         refuses=settings.audit_on_fault == "refuse",
         watch=watch,
@@ -56,7 +56,7 @@ def build_audit_writer(settings: AuditSettings, metrics: Metrics) -> AuditWriter
     if settings.audit_file is None:
         raise ValueError("audit_file isn't set")
     instance = settings.audit_instance or socket.gethostname()[:64]
-    key = _key(settings)
+    key = audit_key(settings)
     path = settings.audit_file
     file = ChainFile(
         path.with_name(path.name.replace(PLACE, instance)),
@@ -85,9 +85,14 @@ def build_audit_writer(settings: AuditSettings, metrics: Metrics) -> AuditWriter
     )
 
 
-def _key(settings: AuditSettings) -> AuditKey | None:
+def audit_key(settings: AuditSettings) -> AuditKey | None:
+    """Return the key that seals the log; None without one.
+
+    Raises:
+        NamedFileError: its file can't be read, or has no key.
+    """
     if settings.audit_key_file is not None:
-        return AuditKey.derive(read_keys(settings.audit_key_file)[0])
-    if settings.audit_key is not None and settings.audit_key.get_secret_value():
+        return AuditKey.derive(read_keys(settings.audit_key_file, "audit_key_file")[0])
+    if settings.audit_key is not None:
         return AuditKey.derive(settings.audit_key.get_secret_value())
     return None

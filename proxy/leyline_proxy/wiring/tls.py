@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +13,9 @@ from ..telemetry.metrics import Metrics
 from ..tls.contexts import for_clients, for_engines
 from ..tls.files import TlsFiles
 from ..tls.reloading import ReloadedContext
+
+_Side = tuple[TlsFiles, Callable[[TlsFiles], ssl.SSLContext]]
+"""The files of one side, and the function that makes a context of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,36 @@ def build_tls(settings: Settings, metrics: Metrics) -> TlsContexts:
     return TlsContexts(clients_context(settings, metrics), engines_context(settings, metrics))
 
 
+def check_tls(settings: Settings) -> None:
+    """Read the files once. Raises as :func:`build_tls`."""
+    for side in (_clients_side(settings), _engines_side(settings)):
+        if side is not None:
+            files, build = side
+            build(files)
+            files.validity()
+
+
 def clients_context(settings: Settings, metrics: Metrics) -> ReloadedContext | None:
     """Return the context of the proxy's ports; None for plain HTTP. Raises as :func:`build_tls`."""
+    return _context(TlsSide.CLIENTS, _clients_side(settings), settings, metrics)
+
+
+def engines_context(settings: Settings, metrics: Metrics) -> ReloadedContext | None:
+    """Return the context of connections to engines and routers; None for httpx's own. Raises as
+    :func:`build_tls`."""
+    return _context(TlsSide.ENGINES, _engines_side(settings), settings, metrics)
+
+
+def _context(
+    side: TlsSide, found: _Side | None, settings: Settings, metrics: Metrics
+) -> ReloadedContext | None:
+    if found is None:
+        return None
+    files, build = found
+    return ReloadedContext(side, files, build, metrics, interval_s=settings.tls_reload_s)
+
+
+def _clients_side(settings: Settings) -> _Side | None:
     if settings.tls_cert is None:
         return None
     files = TlsFiles(
@@ -53,13 +85,10 @@ def clients_context(settings: Settings, metrics: Metrics) -> ReloadedContext | N
         settings.tls_client_ca,
         ("tls_cert", "tls_key", "tls_client_ca"),
     )
-    build = partial(for_clients, required=settings.tls_clients == "required")
-    return ReloadedContext(TlsSide.CLIENTS, files, build, metrics, interval_s=settings.tls_reload_s)
+    return files, partial(for_clients, required=settings.tls_clients == "required")
 
 
-def engines_context(settings: Settings, metrics: Metrics) -> ReloadedContext | None:
-    """Return the context of connections to engines and routers; None for httpx's own. Raises as
-    :func:`build_tls`."""
+def _engines_side(settings: Settings) -> _Side | None:
     if not settings.secures_upstreams:
         return None
     files = TlsFiles(
@@ -68,5 +97,4 @@ def engines_context(settings: Settings, metrics: Metrics) -> ReloadedContext | N
         settings.upstream_tls_ca,
         ("upstream_tls_cert", "upstream_tls_key", "upstream_tls_ca"),
     )
-    build = partial(for_engines, names=settings.upstream_tls_names)
-    return ReloadedContext(TlsSide.ENGINES, files, build, metrics, interval_s=settings.tls_reload_s)
+    return files, partial(for_engines, names=settings.upstream_tls_names)

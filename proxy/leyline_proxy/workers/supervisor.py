@@ -230,7 +230,9 @@ class Supervisor:
     def _stop(self, number: int) -> None:
         """Pass a signal to stop on. Workers get connections until they take no more."""
         if self._closing is None:
-            delay_s = self._settings.shutdown_delay_s if number == signal.SIGTERM else 0.0
+            # Without an announcement nobody sends requests, which a delay would be for.
+            waits = number == signal.SIGTERM and self._announced
+            delay_s = self._settings.shutdown_delay_s if waits else 0.0
             self._closing = asyncio.create_task(self._close_doors(delay_s))
         for worker in self._workers:
             worker.stop(number)

@@ -24,7 +24,7 @@ from leyline_proxy.doctor.findings import document, fail, ok
 from leyline_proxy.doctor.reaching import document as server_document
 from leyline_proxy.doctor.running import in_thread
 from leyline_proxy.settings import Settings
-from leyline_proxy.settings.faults import Sources, faults_of, unknown_variables
+from leyline_proxy.settings.faults import Sources, faults_of, ignored_variables
 
 
 async def test_one_check_neither_delays_nor_spoils_the_others() -> None:
@@ -166,11 +166,14 @@ def test_every_flag_of_serve_is_a_setting() -> None:
 def test_variables_that_are_no_settings() -> None:
     """A misspelt one is reported with the nearest name; one far from all is somebody else's."""
     environ = {"LEYLINE_POTR": "1", "LEYLINE_HOST": "h", "LEYLINE_XYZZY_QUUX": "1", "PATH": ""}
-    (found,) = unknown_variables(environ)
+    (found,) = ignored_variables(environ)
     assert found.place == "LEYLINE_POTR"
     assert "LEYLINE_PORT" in found.fix
-    (found,) = unknown_variables({"LEYLINE_CONFIG": "f", "LEYLINE_ENGINE_API_KEY": "k"})
+    (found,) = ignored_variables({"LEYLINE_CONFIG": "f", "LEYLINE_ENGINE_API_KEY": "k"})
     assert "--config" in found.fix
+    assert ignored_variables({"LEYLINE_AUDIT_KEY": "k", "LEYLINE_HOST": ""}) == []
+    (found,) = ignored_variables({"LEYLINE_AUDIT_KEY": ""})
+    assert (found.place, found.problem) == ("LEYLINE_AUDIT_KEY", "is empty, and is ignored")
 
 
 def test_which_setting_an_upstream_is() -> None:

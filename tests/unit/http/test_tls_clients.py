@@ -11,13 +11,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from support.certificates import Authority
 from support.fake_engine import MODEL, FakeEngine, chat_json, chat_stream
 from support.responses_route import scripted
 from support.sockets import SocketProxy, socket_proxy
 from support.tls_place import TlsPlace, client, serial
+from support.waiting import wait
 from websockets.exceptions import InvalidStatus
 
+DAY = timedelta(days=1)
 RED_KEY = "key-of-the-red-tenant"
 REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}
 CHAT = "/v1/chat/completions"
@@ -96,12 +99,12 @@ def test_certificates_that_are_no_good_are_refused(
     engine: FakeEngine, place: TlsPlace, tmp_path: Path, kind: str
 ) -> None:
     """The handshake fails, also where certificates are optional."""
-    day, name = timedelta(days=1), "spiffe://td/agents/red"
+    name = "spiffe://td/agents/red"
     others = Authority(tmp_path / "others", "others")
     pair = {
         "of another authority": lambda: others.issue(name),
-        "expired": lambda: place.authority.issue(name, begins=-2 * day, ends=-day),
-        "not valid yet": lambda: place.authority.issue(name, begins=day, ends=2 * day),
+        "expired": lambda: place.authority.issue(name, begins=-2 * DAY, ends=-DAY),
+        "not valid yet": lambda: place.authority.issue(name, begins=DAY, ends=2 * DAY),
     }[kind]()
     for mode in ("required", "optional"):
         with (
@@ -258,6 +261,24 @@ async def test_an_expired_certificate_replaces_no_good_one(
     assert [float(line.split()[-1]) for line in shown] == [pytest.approx(ends)]
     assert 'leyline_tls_reloads_total{result="refused",side="clients"} 1.0' in page
     assert "has expired" in ready["tls"]["problem"]
+
+
+def test_a_certificate_out_of_its_time_is_reported_from_the_start(
+    engine: FakeEngine, place: TlsPlace
+) -> None:
+    """In the log, once, and on the page for load balancers; one that is renewed ends it."""
+    place.own.put(place.authority.issue("127.0.0.1", begins=-2 * DAY, ends=-DAY))
+    unchecked = httpx.create_ssl_context(verify=False)
+    with (
+        capture_logs() as logged,
+        socket_proxy(engine, **place.settings(tls_tenants={}, tls_client_ca=None)) as proxy,
+        httpx.Client(verify=unchecked, base_url=proxy.origin) as asked,
+    ):
+        problem = asked.get("/readyz").json()["tls"]["problem"]
+        place.own.put(place.authority.issue("127.0.0.1"))
+        wait(lambda: asked.get("/readyz").json()["tls"]["problem"] is None)
+    assert problem.startswith(f"tls_cert {place.own.cert} has expired: peers refuse it.")
+    assert [each["problem"] for each in logged if each["event"] == "tls_not_valid"] == [problem]
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,7 @@ def ended(asked: Asked, used: Amount) -> list[Settlement]:
 
 
 LIMIT = WindowLimit("month", tokens=300)
-STARTED = HubFleet(
-    claims=dict, joined=id, ready=lambda *_: None, gone=id, counted=lambda *_: None
-)
+STARTED = HubFleet(claims=dict, joined=id, ready=lambda *_: None, gone=id, counted=lambda *_: None)
 
 
 class Outage(MemoryBudgetStore):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leyline_policies import UnknownPolicyError
+from leyline_policies import SpecError
 from leyline_proxy.errors import UnauthorizedError
 from leyline_proxy.model.fields import OptionError
 from leyline_proxy.settings import Settings
@@ -46,7 +46,7 @@ def test_other_keys_open_nothing(headers: dict[str, str]) -> None:
 
 def test_faults_show_at_start_up() -> None:
     """A mistyped policy or rule is reported before the first request."""
-    with pytest.raises(UnknownPolicyError, match="truncate_older_than"):
+    with pytest.raises(SpecError, match="truncate_older_than"):
         build_directory(Settings(policy="truncate_older"))
     with pytest.raises(OptionError):
         build_directory(Settings(undeclared={"wizard": "amortize"}))

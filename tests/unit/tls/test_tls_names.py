@@ -83,6 +83,7 @@ def test_a_workload_has_one_name() -> None:
         ({"tls_cert": "a.pem"}, "tls_cert and tls_key need each other"),
         ({"upstream_tls_key": "a.key"}, "upstream_tls_cert and upstream_tls_key need each other"),
         ({"tls_client_ca": "ca.pem"}, "tls_client_ca needs tls_cert"),
+        ({"tls_clients": "required"}, "tls_clients needs tls_client_ca"),
         ({"tls_tenants": {"spiffe://td/a": "red"}}, "tls_tenants needs tls_client_ca"),
         ({"upstream_tls_names": "*"}, "is no name of a certificate"),
         ({"upstream_tls_names": "spiffe://td/a*"}, "is no name of a certificate"),
