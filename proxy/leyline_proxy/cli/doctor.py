@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
@@ -18,6 +19,7 @@ from rich.table import Table
 from leyline_engine.contract import CAPABILITY_PATH, Capability, Mismatch, judge
 
 from . import serve
+from .client_tls import Ca, Cert, Key, context_of, tls_refusal
 
 if TYPE_CHECKING:
     import httpx
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 NOT_WELL = 1
 USAGE_ERROR = 2
+
+Verify = ssl.SSLContext | bool
 
 _MOST_BYTES = 1024 * 1024
 
@@ -66,6 +70,9 @@ def doctor(
     prometheus: Annotated[
         str | None, typer.Option(help="URL of the Prometheus that should scrape the proxy.")
     ] = None,
+    ca: Ca = None,
+    client_cert: Cert = None,
+    client_key: Key = None,
     flags: Mapping[str, Any],
 ) -> None:
     """Print an engine's capability document and whether the engine splices. Without a URL, examine
@@ -79,7 +86,11 @@ def doctor(
     elif prometheus is not None or any(value is not None for value in flags.values()):
         raise _usage("Give a URL to ask an engine, or settings to examine them, not both.")
     else:
-        _ask_engine(url, timeout, as_json)
+        try:
+            verify = context_of(ca, client_cert, client_key)
+        except ValueError as error:
+            raise _usage(str(error)) from error
+        _ask_engine(url, timeout, as_json, verify)
 
 
 def _with_flags_of(
@@ -183,16 +194,16 @@ def _shown(text: str) -> str:
     return "".join(each if each.isprintable() else " " for each in text)
 
 
-def _ask_engine(url: str, timeout: float, as_json: bool) -> None:
+def _ask_engine(url: str, timeout: float, as_json: bool, verify: Verify) -> None:
     try:
-        capability = fetch_capability(url, timeout)
+        capability = fetch_capability(url, timeout, verify)
     except Unreachable as finding:
         if as_json:
             typer.echo(msgspec.json.encode({"splices": False, "error": str(finding)}).decode())
         else:
             Console(stderr=True).print(f"[red]{escape(str(finding))}[/red]")
         raise typer.Exit(NOT_WELL) from finding
-    effects, mismatch = _reasoning_edits(url, timeout), judge(capability)
+    effects, mismatch = _reasoning_edits(url, timeout, verify), judge(capability)
     if as_json:
         document = msgspec.to_builtins(capability)
         document["mismatch"] = None if mismatch is None else msgspec.to_builtins(mismatch)
@@ -209,8 +220,12 @@ def _ask_engine(url: str, timeout: float, as_json: bool) -> None:
         raise typer.Exit(NOT_WELL)
 
 
-def fetch_capability(url: str, timeout: float) -> Capability:
+def fetch_capability(url: str, timeout: float, verify: Verify = True) -> Capability:
     """Return the capability document of the engine or proxy at ``url``.
+
+    Args:
+        timeout: seconds for the whole answer.
+        verify: as in httpx.
 
     Raises:
         Unreachable: no answer, no document, or one that doesn't follow the contract.
@@ -223,9 +238,10 @@ def fetch_capability(url: str, timeout: float) -> Capability:
     head, _, tail = base.rpartition("@")
     base = f"{head.partition('://')[0]}://{tail}" if head else base  # without credentials
     try:
-        response = _get(asked, timeout)
+        response = _get(asked, timeout, verify)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Unreachable(f"{base} can't be reached: {error or type(error).__name__}") from error
+        reason = tls_refusal(error) or str(error) or type(error).__name__
+        raise Unreachable(f"{base} can't be reached: {reason}") from error
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise Unreachable(
             f"{base} needs a key (status {response.status_code}): use the proxy's settings, "
@@ -242,7 +258,7 @@ def fetch_capability(url: str, timeout: float) -> Capability:
         raise Unreachable(f"{base} returns no valid capability document: {error}") from error
 
 
-def _reasoning_edits(url: str, timeout: float) -> dict[str, int] | None:
+def _reasoning_edits(url: str, timeout: float, verify: Verify) -> dict[str, int] | None:
     """Return what the other setting of ``reasoning_edits`` would have done; None if this isn't a
     proxy that shows its metrics."""
     import httpx
@@ -253,7 +269,7 @@ def _reasoning_edits(url: str, timeout: float) -> dict[str, int] | None:
         return None
     base = url if "://" in url else f"http://{url}"
     try:
-        answer = _get(base.rstrip("/").removesuffix("/v1") + "/metrics", timeout)
+        answer = _get(base.rstrip("/").removesuffix("/v1") + "/metrics", timeout, verify)
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
     if answer.status_code != httpx.codes.OK or "leyline_build_info" not in answer.text:
@@ -264,13 +280,13 @@ def _reasoning_edits(url: str, timeout: float) -> dict[str, int] | None:
         return None
 
 
-def _get(url: str, timeout: float) -> httpx.Response:
+def _get(url: str, timeout: float, verify: Verify) -> httpx.Response:
     """Return a small document that arrives completely within ``timeout`` seconds."""
     import httpx
 
     until = time.monotonic() + timeout
     content = bytearray()
-    with httpx.stream("GET", url, timeout=timeout) as response:
+    with httpx.stream("GET", url, timeout=timeout, verify=verify) as response:
         for chunk in response.iter_bytes():
             content += chunk
             if len(content) > _MOST_BYTES or time.monotonic() > until:

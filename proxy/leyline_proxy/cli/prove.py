@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,8 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from .client_tls import Ca, Cert, Key, context_of, tls_refusal
 
 if TYPE_CHECKING:
     from ..audit.chain import AuditKey
@@ -61,6 +64,9 @@ def prove(
     responses: Annotated[
         bool, typer.Option("--responses", help="Delete the session's stored responses, too.")
     ] = False,
+    ca: Ca = None,
+    client_cert: Cert = None,
+    client_key: Key = None,
 ) -> None:
     """Forget a session on every engine, then look for what is left of it.
 
@@ -69,11 +75,11 @@ def prove(
     """
     body = {"spans": span or [], "wait_s": wait, "responses": responses}
     begun = datetime.now(UTC)
-    keys = _keys(key_file)
+    keys, verify = _keys(key_file), _verify(ca, client_cert, client_key)
     # Before anything is forgotten: a proof can't be made twice.
     out = _opened(json_out) if json_out is not None else None
     try:
-        proof = _ask(proxy, session, tenant, body, wait)
+        proof = _ask(proxy, session, tenant, body, wait, verify=verify)
     except typer.Exit:
         _discard(out)
         raise
@@ -90,7 +96,13 @@ def prove(
 
 
 def _ask(
-    proxy: str, session: str, tenant: str | None, body: Mapping[str, Any], wait: float
+    proxy: str,
+    session: str,
+    tenant: str | None,
+    body: Mapping[str, Any],
+    wait: float,
+    *,
+    verify: ssl.SSLContext | bool,
 ) -> dict[str, Any]:
     import os
 
@@ -105,11 +117,16 @@ def _ask(
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         answer = httpx.post(
-            proxy.rstrip("/") + path, json=body, headers=headers, timeout=wait + _MARGIN_S
+            proxy.rstrip("/") + path,
+            json=body,
+            headers=headers,
+            timeout=wait + _MARGIN_S,
+            verify=verify,
         )
         found = msgspec.json.decode(answer.content)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise _usage(f"the proxy at {proxy} gave no answer ({type(error).__name__})") from error
+        reason = tls_refusal(error) or type(error).__name__
+        raise _usage(f"the proxy at {proxy} gave no answer: {reason}") from error
     except msgspec.DecodeError as error:
         raise _usage(f"{proxy} answered {answer.status_code}, and not as a proxy does") from error
     if answer.status_code != 200:
@@ -132,6 +149,13 @@ def _keys(key_file: Path | None) -> Sequence[AuditKey]:
 
     try:
         return audit_keys(key_file)
+    except ValueError as error:
+        raise _usage(str(error)) from error
+
+
+def _verify(ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext | bool:
+    try:
+        return context_of(ca, cert, key)
     except ValueError as error:
         raise _usage(str(error)) from error
 

@@ -12,7 +12,8 @@ import socket
 import ssl
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import httpx
 from packaging.requirements import InvalidRequirement, Requirement
 
 from ..audit.files import AuditError, beside, survey
+from ..errors import causes_of
 from ..installing import PACKAGE, pip_install
 from ..settings import Settings
 from ..settings.audit import PLACE
@@ -28,7 +30,7 @@ from ..telemetry.metrics import Metrics
 from ..wiring.audit import build_auditor
 from ..wiring.recall import recalls
 from .findings import Finding, fail, ok, skip, warn
-from .own_proxy import client_for, origin_of
+from .own_proxy import OtherCertificateError, client_for, origin_of
 from .reaching import document
 
 _MIB = 1024 * 1024
@@ -37,6 +39,16 @@ _SPARE_FILES = 128
 _FULL = 0.8
 _LITTLE_DISK = 64 * _MIB
 _ANSWER_S = 2.0
+
+
+class Occupant(Enum):
+    """A process that listens where the proxy wants to."""
+
+    PROXY = auto()
+    """A Leyline proxy of these settings."""
+    OTHER_CERTIFICATE = auto()
+    """Something that speaks TLS, with another certificate than these settings'."""
+    OTHER = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +60,8 @@ class PortFacts:
     port: int
     problem: str = ""
     """Empty if the port is free."""
-    taken: bool = False
-    """True if another process listens there."""
-    leyline: bool = False
-    """True if that process is a Leyline proxy."""
+    occupant: Occupant | None = None
+    """The process that listens there already."""
 
 
 async def examine_ports(settings: Settings) -> list[Finding]:
@@ -62,9 +72,8 @@ async def examine_ports(settings: Settings) -> list[Finding]:
     found = []
     for flag, host, port in wanted:
         facts = try_port(flag, host, port)
-        if facts.taken:
-            alive = await _is_leyline(settings, host, port)
-            facts = PortFacts(flag, host, port, facts.problem, taken=True, leyline=alive)
+        if facts.occupant is not None:
+            facts = replace(facts, occupant=await _occupant(settings, host, port))
         found.append(port_verdict(facts))
     return found
 
@@ -75,13 +84,20 @@ def port_verdict(facts: PortFacts) -> Finding:
     where = f"{facts.host}:{facts.port}"
     if not facts.problem:
         return ok(name, f"{where} is free" if facts.port else f"{facts.host}, a free port")
-    if facts.leyline:
+    if facts.occupant is Occupant.PROXY:
         return warn(
             name,
             f"a Leyline proxy already listens on {where}",
             f"This is fine if it is your proxy; a second proxy needs another {facts.flag}.",
         )
-    if facts.taken:
+    if facts.occupant is Occupant.OTHER_CERTIFICATE:
+        return warn(
+            name,
+            f"something listens on {where} whose certificate isn't that of the file tls_cert",
+            "This is fine if it is your proxy, and the file is newer: the proxy's log says whether "
+            f"it took it (tls_loaded, tls_refused). Another program needs another {facts.flag}.",
+        )
+    if facts.occupant is Occupant.OTHER:
         return fail(
             name,
             f"another program listens on {where}",
@@ -105,22 +121,25 @@ def try_port(flag: str, host: str, port: int) -> PortFacts:
             sock.bind((host, port))
             sock.listen(1)
         except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
+            occupant = Occupant.OTHER if error.errno == errno.EADDRINUSE else None
             problem = error.strerror or type(error).__name__
-            return PortFacts(flag, host, port, problem, taken=taken)
+            return PortFacts(flag, host, port, problem, occupant)
     return PortFacts(flag, host, port)
 
 
-async def _is_leyline(settings: Settings, host: str, port: int) -> bool:
+async def _occupant(settings: Settings, host: str, port: int) -> Occupant:
+    found = Occupant.OTHER
     async with client_for(settings, origin_of(settings, host, port), timeout_s=_ANSWER_S) as client:
         for path, member in (("/readyz", "upstreams"), ("/healthz", "status")):
             try:
                 answer = await document(client, path)
-            except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, ValueError):
+            except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, ValueError) as error:
+                if any(isinstance(each, OtherCertificateError) for each in causes_of(error)):
+                    found = Occupant.OTHER_CERTIFICATE
                 continue
             if isinstance(answer, dict) and member in answer:
-                return True
-    return False
+                return Occupant.PROXY
+    return found
 
 
 def examine_files(settings: Settings) -> list[Finding]:

@@ -14,6 +14,10 @@ from ..settings import Settings
 from ..tls.peers import checked_peer
 
 
+class OtherCertificateError(ssl.SSLCertVerificationError):
+    """The peer's certificate isn't that of ``tls_cert``."""
+
+
 def origin_of(settings: Settings, host: str, port: int) -> str:
     """Return the URL of what listens on ``host`` and ``port``."""
     scheme = "http" if settings.tls_cert is None else "https"
@@ -62,9 +66,9 @@ def _with(own: bytes) -> type[ssl.SSLObject]:
     """Return connections that end the handshake unless the peer's certificate is ``own``, in
     DER."""
 
-    def check(connection: ssl.SSLObject) -> str | None:
-        same = connection.getpeercert(binary_form=True) == own
-        return None if same else "its certificate isn't that of tls_cert"
+    def check(connection: ssl.SSLObject) -> None:
+        if connection.getpeercert(binary_form=True) != own:
+            raise OtherCertificateError("its certificate isn't that of tls_cert")
 
     return checked_peer(check)
 

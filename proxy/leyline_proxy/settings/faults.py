@@ -121,7 +121,16 @@ _EMPTY = "is empty, and is ignored"
 _PASSED_OVER = "is not a setting, and is ignored"
 _OTHERS = frozenset(
     f"{PREFIX}{name}"
-    for name in ("CLAIM_LIMITS", "DEMO_API_KEY", "ENERGY", "ENGINE_API_KEY", "ENGINE_CHANNEL")
+    for name in (
+        "CLAIM_LIMITS",
+        "CLIENT_CA",
+        "CLIENT_CERT",
+        "CLIENT_KEY",
+        "DEMO_API_KEY",
+        "ENERGY",
+        "ENGINE_API_KEY",
+        "ENGINE_CHANNEL",
+    )
 )
 """Variables of other commands, of engines and of deployments."""
 

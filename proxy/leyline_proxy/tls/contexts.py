@@ -105,12 +105,11 @@ def _load_authorities(context: ssl.SSLContext, path: Path, setting: str) -> None
 def _named_peer(patterns: tuple[str, ...]) -> type[ssl.SSLObject]:
     """Return connections that end the handshake with a peer of another name."""
 
-    def check(connection: ssl.SSLObject) -> str | None:
+    def check(connection: ssl.SSLObject) -> None:
         certificate: Any = connection.getpeercert()
         names = names_of(certificate)
-        if any(matches(pattern, name) for pattern in patterns for name in names):
-            return None
-        log.warning("engine_certificate_refused", names=[each[:200] for each in names])
-        return "its names are none of upstream_tls_names"
+        if not any(matches(pattern, name) for pattern in patterns for name in names):
+            log.warning("engine_certificate_refused", names=[each[:200] for each in names])
+            raise ssl.SSLCertVerificationError("its names are none of upstream_tls_names")
 
     return checked_peer(check)

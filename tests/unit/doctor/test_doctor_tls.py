@@ -44,7 +44,8 @@ def test_a_certificates_time_is_told(
 async def test_the_own_proxy_is_recognised_by_its_certificate(
     tmp_path: Path, *, clients: bool
 ) -> None:
-    """Also where a client's certificate is needed; one with another certificate is a stranger."""
+    """Also where a client's certificate is needed. One with another certificate may be this proxy
+    with an older file, and is asked nothing."""
     authority = Authority(tmp_path)
     past = {"begins": -2 * DAY, "ends": -DAY} if not clients else {}
     own, other = authority.issue("proxy.example", **past), authority.issue("proxy.example")
@@ -54,7 +55,7 @@ async def test_the_own_proxy_is_recognised_by_its_certificate(
     with socket_proxy(FakeEngine(), tls_cert=own.cert, tls_key=own.key, **given) as proxy:
         host, port = proxy.address
         place: dict[str, Any] = {"host": host, "port": port}
-        for pair, detail in ((own, "a Leyline proxy"), (other, "another program")):
+        for pair, detail in ((own, "a Leyline proxy"), (other, "something listens on")):
             settings = Settings(**place, tls_cert=pair.cert, tls_key=pair.key, **given)
             (found,) = await examine_ports(settings)
             assert found.detail.startswith(detail)
