@@ -176,7 +176,15 @@ def test_answers_that_several_ask_for_are_forgotten_with_their_drafts() -> None:
     assert SECRET not in in_pool(scheduler)
 
 
-PLANTED = {"nothing": None, "a draft row of the span": HEAD + 1, "the one before": HEAD - 1}
+OTHER = text(100, 9)
+BRANCH = [*TOLD[:HEAD], *text(60, 9)]
+PLANTED = {
+    "nothing": (OTHER, None, 40),
+    "a draft row of the span": (OTHER, HEAD + 1, 40),
+    "the one before": (OTHER, HEAD - 1, 40),
+    "the one before, at one that continues otherwise": (BRANCH, HEAD - 1, HEAD - 1),
+}
+"""The other session's text, the draft row that is left, and the place that has it."""
 
 
 @pytest.mark.parametrize("planted", PLANTED)
@@ -192,13 +200,13 @@ def test_a_forget_of_draft_rows_is_proven(planted: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(SplicePool, "draft_parts", lambda self: free(drafts(self)))
     scheduler = DraftScheduler()
     scheduler.serve(TOLD, telling())
-    scheduler.serve(text(100, 9), EditPayload(session="z", scope="t", turn="t1"))
-    at = PLANTED[planted]
+    other, at, to = PLANTED[planted]
+    scheduler.serve(other, EditPayload(session="z", scope="t", turn="t1"))
     if at is not None:
         site, publications = scheduler.engine._site, scheduler.engine.publications
         row, target = (
             int(site.cached(publications.of(("t", session))[0])[place])
-            for session, place in (("s", at), ("z", 40))
+            for session, place in (("s", at), ("z", to))
         )
         for values in scheduler.draft_pool.v_buffer:
             values[target] = values[row]

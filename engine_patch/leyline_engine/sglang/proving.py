@@ -267,7 +267,8 @@ class SchedulerSite:
         ]
         if seams:
             contents = self.provenance().contents(keys)
-            rows = [DoomedRow(contents.at(at), keys[at] & MAX_TOKEN) for at in seams]
+            # As draft rows read one token more, a session that continues otherwise has none.
+            rows = [DoomedRow(contents.at(at + 1), keys[at] & MAX_TOKEN) for at in seams]
             proof.rows.add(slots[np.array(seams) - start], rows, parts)
 
     def waiting(self) -> set[int]:
