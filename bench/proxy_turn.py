@@ -196,7 +196,7 @@ def measure_turn(
     assert bool(plan.edits) == edited, "this turn is not of the kind that it claims to be"
     with clocked(seconds, "forward"):
         payload = edit_payload(request, "s-bench", "t-next", plan, ATTENTION_SINK)
-        outgoing_body(raw, prepared, edit_envelope("m-bench", payload))
+        outgoing_body(request, prepared, edit_envelope("m-bench", payload))
     return seconds, len(rendered.tokens)
 
 

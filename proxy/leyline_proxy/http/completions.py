@@ -54,7 +54,7 @@ class CompletionExchange(Exchange):
         replica = await pool.choose(uuid4().hex, model, allowed=tenant.upstreams)
         check_scope(tenant, replica.status)
         searched = await self.services.prompts.searched(tenant, raw, body, replica.status)
-        content = salted(without_reserved(searched), tenant.cache_salt)
+        content = salted(without_reserved(searched, body), tenant.cache_salt)
         room = self.services.charges.answer_room(body)
         charge = BareCharge(
             self.services, tenant, model, prompt=prompt_tokens_of(body), answer=room

@@ -39,12 +39,19 @@ from .synthesis import TurnPlan
 PROXY_MEMBERS = (*RESERVED, OPTIONS_FIELD, CONTEXT_FIELD)
 """Members of a body that belong to the proxy and don't go upstream as a client sent them."""
 
+_CHANGED = frozenset((*PROXY_MEMBERS, METADATA))
 _PARAMS = "custom_params"
 _CARRIED = CARRIED.encode()
 
 
-def without_reserved(raw: bytes) -> bytes:
-    """Return the body without members that only the proxy may set, and without its own options."""
+def without_reserved(raw: bytes, members: Iterable[str] | None = None) -> bytes:
+    """Return the body without members that only the proxy may set, and without its own options.
+
+    Args:
+        members: names of all members, if they are known: most bodies are returned as they are.
+    """
+    if members is not None and _CHANGED.isdisjoint(members):
+        return raw
     body = remove_members(raw, PROXY_MEMBERS)
     # Only an escape can hide the name from a search of the bytes.
     if _CARRIED not in body and b"\\u" not in body:
@@ -194,23 +201,23 @@ def turn_envelope(
 
 
 def outgoing_body(
-    raw: bytes,
+    request: ChatRequest,
     prepared: Prepared,
     envelope: Envelope | None,
     salt: str | None = None,
     *,
     carried: bool = False,
 ) -> bytes:
-    """Return the request for the engine.
+    """Return the body for the engine.
 
-    If no message was changed, it is ``raw`` byte for byte, less reserved members and plus the
+    If no message was changed, it is the client's byte for byte, less reserved members and plus the
     envelope; otherwise every unchanged message still keeps its bytes.
 
     Args:
         salt: of the tenant's cache scope.
         carried: True if the proxy's members have to survive a router.
     """
-    body = without_reserved(raw)
+    body = without_reserved(request.raw, request.body)
     messages = [(sent.client_index, sent.message) for sent in prepared.sent]
     body = replace_messages(body, messages, prepared.client)
     if carried:

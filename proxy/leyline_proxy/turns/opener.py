@@ -188,7 +188,7 @@ class TurnOpener:
             replica=replica,
             status=given.status,
             body=outgoing_body(
-                request.raw,
+                request,
                 planned.prepared,
                 envelope,
                 request.tenant.cache_salt,

@@ -38,3 +38,13 @@ def test_of_two_members_only_the_last_one_is_left_without_its_entry() -> None:
 def test_other_bodies_keep_their_bytes(raw: bytes) -> None:
     """The name in a text, or other metadata, changes nothing."""
     assert without_reserved(raw) == raw
+
+
+@pytest.mark.parametrize("member", ["kv_hints", "leyline", "context_management", "metadata"])
+def test_a_body_of_known_members_is_changed_all_the_same(member: str) -> None:
+    """Only one that has none of the proxy's members may be taken as it is."""
+    value = json.dumps({"leyline_carried": "x"})
+    raw = f'{{"model":"m","{member}":{value}}}'.encode()
+    assert without_reserved(raw, json.loads(raw)) == without_reserved(raw) != raw
+    plain = b'{"model":"m", "messages":[]}'
+    assert without_reserved(plain, json.loads(plain)) is plain
