@@ -58,5 +58,6 @@ def test_files_that_cannot_serve_are_named_by_their_flags(
     """In front of any request, with exit code 2."""
     missing = run(*command, "https://127.0.0.1:1", "--ca", "/nowhere.pem")
     assert (missing.exit_code, "--ca /nowhere.pem can't be read" in missing.output) == (2, True)
-    half = run(*command, "https://127.0.0.1:1", "--client-cert", place.own.cert)
-    assert (half.exit_code, "need each other" in half.output) == (2, True)
+    for flag, file in (("--client-cert", place.own.cert), ("--client-key", place.own.key)):
+        half = run(*command, "https://127.0.0.1:1", flag, file)
+        assert (half.exit_code, "need each other" in half.output) == (2, True)
