@@ -19,14 +19,20 @@ from leyline_proxy.replay.stack import StackOptions, running_stack
 
 
 def test_demo_runs_both_arms(tmp_path: Path) -> None:
-    """``leyline demo`` starts a server per arm, prints the table and writes the picture."""
+    """``leyline demo`` sends a server per arm the same edited prompts, prints the table
+    and writes the picture."""
     picture = tmp_path / "out" / "demo.png"
-    done = CliRunner().invoke(
-        build_app(), ["demo", "--limit", "3", "--plot", str(picture), "--bars"]
-    )
+    early = ["--limit", "4", "--policy", "truncate_older_than:n=1,max_chars=200"]
+    done = CliRunner().invoke(build_app(), ["demo", *early, "--plot", str(picture), "--bars"])
     assert done.exit_code == 0, done.output
     for part in ("no cache", "radix", "splice", "Leyline reused", "tokens by turn"):
         assert part in done.output
+    table = [line.split() for line in done.output.splitlines()]
+    off, radix, splice = (
+        next(row for row in table if row[:2] == [arm, "4"]) for arm in ("off", "radix", "splice")
+    )
+    assert off[2] == radix[2] == splice[2]  # prompt tokens, of which a policy may not take more
+    assert radix[4] == "0" != splice[4]
     rows = [line.split() for line in done.output.splitlines() if "What is `" in line]
     assert len(rows) == 4
     for row in rows[:2]:  # in sight: expected, and given by both arms

@@ -15,7 +15,7 @@ from importlib.resources import as_file, files
 from queue import Empty, SimpleQueue
 from typing import IO
 
-from ..replay.arms import Progress, run_sessions
+from ..replay.arms import Progress, check_same_prompts, run_sessions
 from ..replay.driver import ChatDriver
 from ..replay.errors import ReplayError, StackError
 from ..replay.results import Arm, ArmRun
@@ -61,6 +61,7 @@ def run_arms(
         ):
             runs[arm] = run_sessions(driver, trace.sessions, arm, progress)
             answers[arm] = ask_all(driver, policy)
+    check_same_prompts(runs[Arm.RADIX], runs[Arm.SPLICE])
     return Demonstration({Arm.OFF: runs[Arm.RADIX].switched_off(), **runs}, answers)
 
 
@@ -112,7 +113,9 @@ def served(flags: Sequence[str]) -> Iterator[str]:
 
 
 def _flags(arm: Arm, policy: str, model: str | None) -> list[str]:
-    chosen = ["--policy", policy, "--splice" if arm is Arm.SPLICE else "--no-splice"]
+    # Otherwise an arm that can't splice would wait with edits, and so send other prompts.
+    chosen = ["--policy", policy, "--edit-timing", "now"]
+    chosen += ["--splice" if arm is Arm.SPLICE else "--no-splice"]
     return [*chosen, "--model", model] if model else chosen
 
 

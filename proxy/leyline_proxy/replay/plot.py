@@ -80,7 +80,7 @@ def draw(runs: Mapping[Arm, ArmRun], out: Path, title: str) -> None:
     panels[0].set_ylabel("prompt tokens", color=INK)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(kinds), frameon=False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, wrap=True)
     save_figure(figure, out)
 
 
@@ -103,6 +103,7 @@ def _draw_panel(panel: Any, arm: Arm, run: ArmRun, kinds: Sequence[str]) -> None
     panel.text(0, 1.02, subtitle, transform=panel.transAxes, fontsize=9, color=INK, va="bottom")
     panel.set_xlim(0.3, max(places, default=1) + 0.7)
     panel.set_xlabel("turn", color=INK)
+    panel.xaxis.get_major_locator().set_params(integer=True)
     panel.yaxis.set_major_formatter("{x:,.0f}")
     panel.grid(axis="y", color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)

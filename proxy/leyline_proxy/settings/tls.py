@@ -20,9 +20,9 @@ class TlsSettings(BaseModel):
     """Key of ``tls_cert``, without a passphrase."""
     tls_client_ca: Path | None = None
     """Authorities of clients' certificates. With it, clients are asked for one."""
-    tls_clients: Literal["required", "optional"] = "required"
-    """Clients without a certificate: ``required`` ends their handshake, ``optional`` lets them show
-    an API key or a token instead."""
+    tls_clients: Literal["required", "optional"] | None = None
+    """Clients without a certificate: ``required``, as if unset, ends their handshake, ``optional``
+    lets them show an API key or a token instead."""
     tls_tenants: dict[str, str] = Field(default_factory=dict)
     """Tenants by name in the client's certificate: a URI such as a SPIFFE ID, or a DNS name. A name
     that ends in ``/*`` means every path below it. API keys work beside them."""
@@ -70,7 +70,7 @@ class TlsSettings(BaseModel):
                 raise ValueError(f"{certificate} and {key} need each other; only {given[0]} is set")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("tls_client_ca needs tls_cert: only HTTPS has clients' certificates")
-        if "tls_clients" in self.model_fields_set and self.tls_client_ca is None:
+        if self.tls_clients is not None and self.tls_client_ca is None:
             raise ValueError(
                 "tls_clients needs tls_client_ca: without it, no client is asked for a certificate"
             )

@@ -85,7 +85,7 @@ def _clients_side(settings: Settings) -> _Side | None:
         settings.tls_client_ca,
         ("tls_cert", "tls_key", "tls_client_ca"),
     )
-    return files, partial(for_clients, required=settings.tls_clients == "required")
+    return files, partial(for_clients, required=settings.tls_clients != "optional")
 
 
 def _engines_side(settings: Settings) -> _Side | None:
