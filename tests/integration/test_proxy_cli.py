@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -96,6 +99,27 @@ def test_wrong_settings_exit_with_2(
     assert words in output
     assert "hunter2" not in output
     assert "Traceback" not in output
+
+
+def test_a_terminal_shows_the_banner_first() -> None:
+    """The logs of the start come after it, without members that say nothing."""
+    ours, theirs = pty.openpty()
+    command = [LEYLINE, "serve", "--port", "0", "--upstream", "http://127.0.0.1:9"]
+    shown = ""
+    try:
+        with subprocess.Popen(command, stdout=theirs, stderr=theirs) as process:
+            deadline = time.monotonic() + 60
+            while "engine_status" not in shown and time.monotonic() < deadline:
+                if select.select([ours], [], [], 1.0)[0]:
+                    shown += os.read(ours, 65536).decode()
+            process.send_signal(signal.SIGINT)  # at once
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert shown.lstrip().removeprefix("\x1b[1m").startswith("Leyline is up.")
+    banner, logs = shown.split("live page")
+    assert "base_url" in banner and "[" not in banner.split("base_url")[1].split("/v1")[0]
+    assert "engine_status" in logs and "None" not in logs and "application startup" not in logs
 
 
 def test_workers_begin_only_with_good_files() -> None:

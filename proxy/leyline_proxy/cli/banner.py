@@ -1,16 +1,100 @@
-"""The lines that ``leyline serve`` prints once it is up."""
+"""The lines that ``leyline serve`` prints once it is up, in front of its logs on a terminal."""
 
 from __future__ import annotations
 
+import io
 import socket
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn
 
 if TYPE_CHECKING:
     from ..settings import Settings
+
+
+_LONGEST_S = 30.0
+"""Time after which logs are shown without a banner: something may hang."""
+
+
+class HeldOutput(io.TextIOBase):
+    """A stream whose text waits for a release. Safe for threads.
+
+    Args:
+        stream: gets the text.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self._waiting: list[str] | None = []
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        """Write a text, or let it wait."""
+        with self._lock:
+            if self._waiting is None:
+                self.stream.write(text)
+            else:
+                self._waiting.append(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self.stream.flush()
+
+    def isatty(self) -> bool:
+        """Return True if the stream is a terminal."""
+        return self.stream.isatty()
+
+    def release(self) -> None:
+        """Write what waits; later texts wait no more."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, None
+            if waiting:
+                self.stream.write("".join(waiting))
+                self.stream.flush()
+
+
+@contextmanager
+def logs_after_banner() -> Iterator[HeldOutput]:
+    """Hold what goes to a terminal's stderr, at most for some seconds or until the block ends.
+
+    Yields:
+        The held stream; release it once the banner is printed.
+    """
+    held = HeldOutput(sys.stderr)
+    if not held.isatty():
+        held.release()  # who collects logs needs no order
+    timer = threading.Timer(_LONGEST_S, held.release)
+    timer.daemon = True
+    timer.start()
+    try:
+        with redirect_stderr(held):
+            yield held
+    finally:
+        timer.cancel()
+        held.release()
+
+
+@contextmanager
+def waiting(text: str, terminal: TextIO) -> Iterator[None]:
+    """Turn a sign of work on a terminal until the block ends."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    with Progress(
+        *columns,
+        console=Console(file=terminal),
+        transient=True,
+        disable=not terminal.isatty(),
+        redirect_stdout=False,
+        redirect_stderr=False,  # logs wait for the banner
+    ) as progress:
+        progress.add_task(text, total=None)
+        yield
 
 
 def announce(

@@ -7,13 +7,13 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from .banner import announce
+from .banner import HeldOutput, announce, logs_after_banner, waiting
 from .listening import ListenError, listen
 
 if TYPE_CHECKING:
@@ -175,8 +175,10 @@ def serve(
     """Start the proxy and print where to point your OpenAI client."""
     flags = dict(locals())
     settings = settings_of(flags)
-    app = _application(settings, sources_of(flags)) if settings.workers == 1 else None
     with ExitStack() as stack:
+        held = stack.enter_context(logs_after_banner())
+        alone = settings.workers == 1
+        app = _application(settings, sources_of(flags), held.stream) if alone else None
         sock = stack.enter_context(_listen(settings.host, settings.port, "--port"))
         admin = (
             stack.enter_context(_listen(settings.admin_host, settings.admin_port, "--admin-port"))
@@ -184,9 +186,9 @@ def serve(
             else None
         )
         if app is not None:
-            _run(app, settings, sock, admin)
+            _run(app, settings, sock, admin, held)
         else:
-            _supervise(settings, sources_of(flags), sock, admin)
+            _supervise(settings, sources_of(flags), sock, admin, held)
 
 
 _SETTINGS = {
@@ -292,7 +294,7 @@ def _faults(sources: Sources) -> Iterator[None]:
         raise _usage(str(fault_of_start(error, sources))) from error
 
 
-def _application(settings: Settings, sources: Sources) -> FastAPI:
+def _application(settings: Settings, sources: Sources, terminal: TextIO) -> FastAPI:
     _log(settings)
     with _faults(sources):
         # FastAPI loads OpenTelemetry's propagators, and fails for an unknown one in
@@ -301,7 +303,7 @@ def _application(settings: Settings, sources: Sources) -> FastAPI:
         from ..wiring.starting import check_start
 
         check_start(settings)
-        app = create_app(settings, engine_app=_engine(settings))
+        app = create_app(settings, engine_app=_engine(settings, terminal))
         app.state.services.audit.claim()  # reports a file of another proxy
         return app
 
@@ -319,7 +321,7 @@ def _log(settings: Settings) -> None:
         )
 
 
-def _engine(settings: Settings) -> Starlette | None:
+def _engine(settings: Settings, terminal: TextIO) -> Starlette | None:
     from ..upstream.embedded import EngineUnavailable, create_embedded_engine
 
     if settings.engines():
@@ -327,9 +329,8 @@ def _engine(settings: Settings) -> Starlette | None:
     options = dict(settings.engine_options)
     if settings.model is not None:
         options["model"] = settings.model
-    console = Console(stderr=True)
     try:
-        with console.status(f"Loading the {settings.engine} engine"):
+        with waiting(f"Loading the {settings.engine} engine", terminal):
             return create_embedded_engine(settings.engine, options)
     except EngineUnavailable as error:
         raise _usage(str(error)) from error
@@ -343,13 +344,18 @@ def _listen(host: str, port: int, flag: str) -> socket.socket:
 
 
 def _run(
-    app: FastAPI, settings: Settings, sock: socket.socket, admin: socket.socket | None
+    app: FastAPI,
+    settings: Settings,
+    sock: socket.socket,
+    admin: socket.socket | None,
+    held: HeldOutput,
 ) -> None:
     from ..http.server import listening
     from ..workers.serving import banner_of, ignore_repeated_signals, server_of
 
     def started() -> None:
         announce(banner_of(app.state.services), sock, admin, settings)
+        held.release()
 
     ignore_repeated_signals()
     server_of(
@@ -362,9 +368,17 @@ def _run(
 
 
 def _supervise(
-    settings: Settings, sources: Sources, sock: socket.socket, admin: socket.socket | None
+    settings: Settings,
+    sources: Sources,
+    sock: socket.socket,
+    admin: socket.socket | None,
+    held: HeldOutput,
 ) -> None:
     from ..workers.folder import own_folder
+
+    def up(facts: Mapping[str, str]) -> None:
+        announce(facts, sock, admin, settings)
+        held.release()
 
     _log(settings)
     with own_folder() as folder, _faults(sources):
@@ -372,9 +386,7 @@ def _supervise(
         from ..workers.supervisor import supervise  # reads what own_folder sets
 
         check_start(settings)
-        status = supervise(
-            settings, sock, admin, folder, lambda facts: announce(facts, sock, admin, settings)
-        )
+        status = supervise(settings, sock, admin, folder, up)
     if status:
         raise typer.Exit(status)
 

@@ -32,6 +32,13 @@ def _add_trace_id(
     return event
 
 
+def _without_none(
+    logger: structlog.typing.WrappedLogger, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Drop members that say nothing to a reader."""
+    return {name: value for name, value in event.items() if value is not None}
+
+
 class Stderr(io.TextIOBase):
     """The current value of ``sys.stderr``. A line that can't be written is lost: a full disk must
     end neither a request nor a thread."""
@@ -71,15 +78,15 @@ def configure_logging(level: str, style: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if style == "json" or (style == "auto" and not sys.stderr.isatty())
-        else structlog.dev.ConsoleRenderer(
+    for_people = style == "console" or (style == "auto" and sys.stderr.isatty())
+    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    if for_people:
+        processors.append(_without_none)
+        renderer = structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
             # Rich tracebacks show local variables, which may hold prompts.
             exception_formatter=structlog.dev.plain_traceback,
         )
-    )
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
@@ -99,6 +106,7 @@ def configure_logging(level: str, style: str) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(threshold)
-    # A line per upstream request would repeat the proxy's own turn line.
-    for noisy in ("httpx", "httpcore"):
+    # A line per upstream request would repeat the proxy's own turn line; the server's lines about a
+    # start would repeat the banner.
+    for noisy in ("httpx", "httpcore", *(("uvicorn.error",) if for_people else ())):
         logging.getLogger(noisy).setLevel(logging.WARNING)
