@@ -7,7 +7,7 @@
 =====================  =====================================================================
 
 T is a digest of the tenant's name. All entries of a tenant are in one slot of a cluster, so that a
-script may use several. An entry goes with its window, a little later for clocks that differ.
+script may use several. An entry goes an hour after its window, whatever the time is at Redis.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .store import BudgetStoreGoneError
 
 _RETRY_S = 1.0
 """Pause between two tries while Redis can't be reached."""
-_SPARE_MS = 60_000
+_SPARE_S = 3600.0
 
 _USAGE = """
 local function usage(key, slot, sweep)
@@ -52,7 +52,8 @@ RESERVE = Script(
     _USAGE
     + """
 -- KEYS: a tenant's usage by window. ARGV: slot of now, slot in which the hold lapses, tokens,
--- billionths, 1 to force, then of each window: limits of both (empty for none), time of its end.
+-- billionths, 1 to force, then of each window: limits of both (empty for none), time to
+-- keep it in milliseconds.
 local slot, tokens, nanos = tonumber(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local admitted, all = true, {}
 for i, key in ipairs(KEYS) do
@@ -68,7 +69,7 @@ for i, key in ipairs(KEYS) do
   if admitted then
     redis.call('HINCRBY', key, 't' .. ARGV[2], ARGV[3])
     redis.call('HINCRBY', key, 'n' .. ARGV[2], ARGV[4])
-    redis.call('PEXPIREAT', key, ARGV[5 + 3 * i])
+    redis.call('PEXPIRE', key, ARGV[5 + 3 * i])
     all[i].th, all[i].nh = all[i].th + tokens, all[i].nh + nanos
   end
   told(found, all[i])
@@ -79,7 +80,7 @@ return found
 
 SETTLE = Script("""
 -- KEYS: a tenant's usage by window. ARGV of each: slot of the hold (0 for none), tokens and
--- billionths held, as negative numbers, those used, time of the window's end.
+-- billionths held, as negative numbers, those used, milliseconds to keep it.
 for i, key in ipairs(KEYS) do
   local at = 6 * (i - 1)
   for j, unit in ipairs({'t', 'n'}) do
@@ -89,7 +90,7 @@ for i, key in ipairs(KEYS) do
     end
     redis.call('HINCRBY', key, unit, ARGV[at + 3 + j])
   end
-  redis.call('PEXPIREAT', key, ARGV[at + 6])
+  redis.call('PEXPIRE', key, ARGV[at + 6])
 end
 return 1
 """)
@@ -111,17 +112,23 @@ class RedisBudgetStore:
     name = "redis"
 
     def __init__(
-        self, options: RedisOptions, prefix: str, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        options: RedisOptions,
+        prefix: str,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._link = RedisLink(options, "budget_store")
         self._keys = Keys(prefix)
         self._monotonic = monotonic
+        self._now = now
         self._retry_at = 0.0
 
     async def reserve(self, asked: Asked) -> Reserved:
         limits: list[object] = []
         for limit, period in zip(asked.limits, asked.periods, strict=True):
-            limits += (_or_none(limit.tokens), _or_none(limit.nanos), _expires(period))
+            limits += (_or_none(limit.tokens), _or_none(limit.nanos), self._kept_ms(period))
         head = (asked.slot, asked.lapses, *asked.amount, int(asked.forced))
         answer = await self._run(RESERVE, asked.tenant, asked.periods, *head, *limits)
         return Reserved(int(answer[0]) == 1, _usages(answer[1:]))
@@ -130,7 +137,7 @@ class RedisBudgetStore:
         arguments: list[int] = []
         for each in settlements:
             arguments += (each.lapses, -each.held.tokens, -each.held.nanos)
-            arguments += (*each.used, _expires(each.period))
+            arguments += (*each.used, self._kept_ms(each.period))
         await self._run(SETTLE, tenant, [each.period for each in settlements], *arguments)
 
     async def usages(self, asked: Asked) -> tuple[Usage, ...]:
@@ -139,6 +146,10 @@ class RedisBudgetStore:
     async def aclose(self) -> None:
         """Close all connections."""
         await self._link.aclose()
+
+    def _kept_ms(self, period: Period) -> int:
+        """Return the time to keep an entry, in milliseconds."""
+        return int(1000 * (max(0.0, period.ends - self._now()) + _SPARE_S))
 
     async def _run(
         self, script: Script, tenant: str, periods: Sequence[Period], *arguments: object
@@ -176,8 +187,3 @@ def _usages(answer: Sequence[Any]) -> tuple[Usage, ...]:
 
 def _or_none(limit: int | None) -> object:
     return "" if limit is None else limit
-
-
-def _expires(period: Period) -> int:
-    """Return the time of an entry's end, in milliseconds since 1970."""
-    return period.ends * 1000 + _SPARE_MS

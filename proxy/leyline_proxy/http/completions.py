@@ -55,7 +55,7 @@ class CompletionExchange(Exchange):
         check_scope(tenant, replica.status)
         searched = await self.services.prompts.searched(tenant, raw, body, replica.status)
         content = salted(without_reserved(searched, body), tenant.cache_salt)
-        room = self.services.charges.answer_room(body)
+        room = self.services.charges.completion_room(body)
         charge = BareCharge(
             self.services, tenant, model, prompt=prompt_tokens_of(body), answer=room
         )

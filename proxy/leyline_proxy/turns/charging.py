@@ -8,9 +8,9 @@ answer whose client has left, as many as it held.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeGuard
+from typing import Any
 
 from leyline_engine.contract import TokenCounts
 
@@ -61,12 +61,22 @@ class TurnCharges:
         return reservation.headers
 
     def answer_room(self, body: Mapping[str, Any]) -> int:
-        """Return the tokens that a request holds for its answers."""
-        limits = (body.get("max_completion_tokens"), body.get("max_tokens"))
-        given = [each for each in limits if _is_count(each)]
-        answers = body.get("n")
-        times = min(answers, _MAX_ANSWERS) if _is_count(answers) else 1
-        return min([*given, self._answer_tokens]) * times
+        """Return the tokens that a chat request holds for its answers."""
+        # Engines obey one of two limits, and not all the same one.
+        limits = _counts(body, "max_completion_tokens", "max_tokens")
+        return self._room(limits, max(_counts(body, "n"), default=1))
+
+    def completion_room(self, body: Mapping[str, Any]) -> int:
+        """Return the tokens that a bare completion holds for the answers to its prompts."""
+        answers = max(_counts(body, "n", "best_of"), default=1)
+        prompt = body.get("prompt")
+        several = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+        prompts = len(prompt) if several and prompt and not isinstance(prompt[0], int) else 1
+        return self._room(_counts(body, "max_tokens"), answers * prompts)
+
+    def _room(self, limits: Sequence[int], answers: int) -> int:
+        one = min(max(limits, default=self._answer_tokens), self._answer_tokens)
+        return one * min(answers, _MAX_ANSWERS)
 
     async def settled(self, settled: SettledTurn) -> None:
         """Charge a turn that was answered."""
@@ -136,5 +146,7 @@ def prompt_size(turn: Turn) -> int:
     return sum(map(tokens, turn.planned.prepared.messages))
 
 
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _counts(body: Mapping[str, Any], *names: str) -> list[int]:
+    """Return the positive numbers among members of a body."""
+    given = (body.get(name) for name in names)
+    return [each for each in given if type(each) is int and each > 0]

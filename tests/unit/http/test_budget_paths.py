@@ -133,6 +133,29 @@ async def test_several_answers_are_held_each(engine: FakeEngine) -> None:
     assert state.json()["budgets"][0]["reserved"] == 0
 
 
+@pytest.mark.parametrize(
+    ("path", "members"),
+    [
+        (CHAT, {"max_tokens": 1, "max_completion_tokens": 200}),
+        (CHAT, {"max_tokens": 200, "max_completion_tokens": 1}),
+        (COMPLETIONS, {"max_tokens": 200, "max_completion_tokens": 1}),
+        (COMPLETIONS, {"max_tokens": 2, "prompt": ["a"] * 100}),
+        (COMPLETIONS, {"max_tokens": 2, "prompt": [[1], [2]] * 50}),
+        (COMPLETIONS, {"max_tokens": 2, "best_of": 100}),
+    ],
+)
+async def test_no_limit_hides_what_an_engine_may_generate(
+    engine: FakeEngine, path: str, members: dict[str, object]
+) -> None:
+    """The largest reading of a request is held, so it is refused where that doesn't fit."""
+    base = {**TURN} if path == CHAT else {**BARE}
+    async with proxy_before(engine, **red(150)) as client:
+        base.pop("max_tokens", None)
+        refused = await client.post(path, json={**base, **members}, headers=RED)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "budget_exceeded")
+    assert not engine.bodies
+
+
 async def test_an_answer_without_a_limit_holds_the_setting(engine: FakeEngine) -> None:
     """``budget_answer_tokens`` is held, and also bounds a limit that is larger."""
     async with proxy_before(engine, **red(100, budget_answer_tokens=50)) as client:
