@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.agent_history import agent_history
+from support.redis_server import redis_server
 from support.stack import embedded_stack
 from support.waiting import wait
 from support.worker_fleet import fleet
@@ -99,6 +103,42 @@ def test_a_stream_that_its_client_leaves_is_charged(client: httpx.Client) -> Non
     assert prompt < charged < prompt + 2000
     metrics = client.get("/metrics").text
     assert 'leyline_budget_estimates_total{reason="left"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("store", [pytest.param("memory", marks=pytest.mark.nightly), "redis"])
+def test_a_worker_that_dies_mid_stream_is_charged(tmp_path: Path, store: str) -> None:
+    """The other worker charges what its request held, wherever usage is counted."""
+    with ExitStack() as stack:
+        config = tmp_path / "leyline.yaml"
+        settings: dict[str, Any] = {
+            "api_keys": KEYS,
+            "budgets": [{"window": "month", "tokens": 100_000}],
+            "engine_options": {"pool_tokens": 32_768, "device": "cpu"},
+        }
+        if store == "redis":
+            redis = stack.enter_context(redis_server(tmp_path))
+            settings |= {"session_store": redis.url, "budget_store": "redis"}
+            settings["session_secret"] = ["a secret of sixteen characters or more"]
+        config.write_text(json.dumps(settings))
+        two = stack.enter_context(fleet(tmp_path, "--config", str(config)))
+        first, second = stack.enter_context(two.clients())
+        body = {**BODY, "messages": [{"role": "user", "content": "Begin."}], "max_tokens": 3000}
+        with (
+            suppress(httpx.HTTPError),
+            first.stream("POST", CHAT, json={**body, "stream": True}, headers=RED) as answer,
+        ):
+            assert answer.status_code == httpx.codes.OK
+            lines = answer.iter_lines()
+            next(lines)
+            used_before, held = used(second, "tokens")
+            os.kill(two.pids()[0], signal.SIGKILL)
+            for _ in lines:
+                pass
+        assert used_before == 0 and held > 3000
+        wait(lambda: used(second, "tokens") == (held, 0))
+        counted = second.get("/metrics").text
+        assert 'leyline_budget_estimates_total{reason="died"} 1.0' in counted
+        assert used(second, "tokens") == (held, 0)
 
 
 def test_two_workers_share_a_budget(tmp_path: Path) -> None:

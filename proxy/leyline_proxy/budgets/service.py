@@ -180,6 +180,13 @@ class Budgets:
         asked = asked_at(tenant.name, tenant.limits.budgets, Amount(), self._now())
         await self._settle(asked, [Settlement(period, used) for period in asked.periods])
 
+    def take_over(self, tenant: str, ended: Sequence[Settlement]) -> None:
+        """Charge for requests of another process that has died. Never fails, as :meth:`settle`."""
+        self._metrics.budget_estimates.labels("died").inc()
+        task = asyncio.create_task(self._given(tenant, ended))
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
     async def standings(self, tenant: Tenant) -> list[Standing]:
         """Return the state of a tenant's budgets, as far as known while the store is down."""
         if not tenant.limits.budgets:

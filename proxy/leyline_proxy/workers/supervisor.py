@@ -26,7 +26,7 @@ from ..hub.feed import HubFeed
 from ..hub.fleet import HubFleet
 from ..hub.places import HubPlaces
 from ..hub.responses import HubResponses
-from ..hub.server import HubServer, Part
+from ..hub.server import HubServer, Member, Part
 from ..hub.sessions import HubSessions
 from ..hub.spaces import HubSpace
 from ..parts.memory import MemorySpace
@@ -107,9 +107,15 @@ class Supervisor:
         if writer is not None:
             parts["audit"] = HubAudit(writer)
         feed = parts["feed"] = HubFeed()
+        budgets = parts["budgets"] = HubBudgets()
+
+        def joined(member: Member) -> None:
+            feed.joined(member)
+            budgets.joined(member)
+
         fleet = parts["fleet"] = HubFleet(
             claims=lambda: writer.positions() if writer is not None else {},
-            joined=feed.joined,
+            joined=joined,
             ready=self._serves,
             gone=self._porter.close,
             counted=self._porter.counted,
@@ -121,7 +127,6 @@ class Supervisor:
             idle_pack_s=settings.session_idle_s,
         )
         parts["places"] = HubPlaces(settings.max_concurrent)
-        parts["budgets"] = HubBudgets()
         parts["responses"] = HubResponses(build_response_shelf(settings))
         parts["space"] = HubSpace(MemorySpace(settings.recall_memory_bytes))
         server = HubServer(self._folder / "hub", parts)

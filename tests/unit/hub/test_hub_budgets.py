@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,9 +16,9 @@ from support.waiting import until
 
 from leyline_proxy.budgets import Budgets
 from leyline_proxy.budgets.book import Book
-from leyline_proxy.budgets.store import BudgetStoreGoneError, MemoryBudgetStore
+from leyline_proxy.budgets.store import BudgetStore, BudgetStoreGoneError, MemoryBudgetStore
 from leyline_proxy.hub.budget_reports import BudgetsOfAll
-from leyline_proxy.hub.budgets import HubBudgets, SharedBudgetStore
+from leyline_proxy.hub.budgets import DIED, HubBudgets, NotedBudgetStore, SharedBudgetStore
 from leyline_proxy.hub.fleet import Fleet, HubFleet, connected
 from leyline_proxy.hub.link import HubLink
 from leyline_proxy.model.budgets import (
@@ -42,7 +43,43 @@ def ended(asked: Asked, used: Amount) -> list[Settlement]:
 
 
 LIMIT = WindowLimit("month", tokens=300)
-STARTED = HubFleet(claims=dict, joined=id, ready=lambda *_: None, gone=id, counted=lambda *_: None)
+
+
+def fleet(budgets: HubBudgets) -> HubFleet:
+    """The hub's side of the workers, who charge for one another."""
+    return HubFleet(
+        claims=dict,
+        joined=budgets.joined,
+        ready=lambda *_: None,
+        gone=id,
+        counted=lambda *_: None,
+    )
+
+
+@asynccontextmanager
+async def worker(path: Path, number: int) -> AsyncIterator[HubLink]:
+    """A worker's link that has said hello."""
+    joined = HubLink(path, number, "a secret of the tests")
+    async with connected(joined):
+        yield joined
+
+
+class Heir:
+    """Charges by a store what dead workers held.
+
+    Args:
+        link: a worker's.
+    """
+
+    def __init__(self, link: HubLink, store: BudgetStore) -> None:
+        self.words: list[tuple[str, Sequence[Settlement]]] = []
+        self._store = store
+        self._tasks: set[asyncio.Task[None]] = set()
+        link.on(DIED, lambda word: self._charge(word.tenant, word.settlements))
+
+    def _charge(self, tenant: str, settlements: Sequence[Settlement]) -> None:
+        self.words.append((tenant, settlements))
+        self._tasks.add(asyncio.create_task(self._store.settle(tenant, settlements)))
 
 
 class Outage(MemoryBudgetStore):
@@ -75,16 +112,15 @@ async def test_reports_cover_all_workers_while_the_store_is_down(tmp_path: Path)
     store, red = Outage(), build_tenant("red", Settings())
     red = replace(red, limits=replace(red.limits, budgets=(LIMIT,)))
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(hub(tmp_path / "hub", STARTED))
+        await stack.enter_async_context(hub(tmp_path / "hub", fleet(HubBudgets())))
         workers: list[tuple[Budgets, BudgetsOfAll]] = []
         for number in range(3):
-            joined = HubLink(tmp_path / "hub", number, "a secret of the tests")
-            fleet = Fleet(joined, drain=lambda *_: None)
-            await stack.enter_async_context(connected(joined))
+            joined = await stack.enter_async_context(worker(tmp_path / "hub", number))
+            side = Fleet(joined, drain=lambda *_: None)
             own = Budgets(
                 store, Metrics(), open_when_down=True, currency="EUR", price_of=lambda _: None
             )
-            workers.append((own, BudgetsOfAll(own, fleet)))
+            workers.append((own, BudgetsOfAll(own, side)))
         for tokens, (own, _) in zip((10, 20, 30), workers, strict=True):
             held = await own.reserve(red, Amount(tokens))
             assert held is not None
@@ -110,12 +146,15 @@ async def test_reports_cover_all_workers_while_the_store_is_down(tmp_path: Path)
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_workers_count_together(tmp_path: Path, seed: int) -> None:
-    """Any sequence from three workers gets the answers of one book; the dead hold nothing."""
+    """Any sequence from three workers gets the answers of one book; the dead are charged what they
+    held, and hold nothing."""
     random, now, book = Random(seed), time.time(), Book()
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(hub(tmp_path / "hub", HubBudgets(lambda: now)))
-        links = [await stack.enter_async_context(link(tmp_path / "hub", n)) for n in range(3)]
+        shared = HubBudgets(lambda: now)
+        await stack.enter_async_context(hub(tmp_path / "hub", shared, fleet(shared)))
+        links = [await stack.enter_async_context(worker(tmp_path / "hub", n)) for n in range(3)]
         stores = {each.index: SharedBudgetStore(each) for each in links}
+        heirs = [Heir(each, stores[each.index]) for each in links]
         running: list[tuple[int, Asked]] = []
         for _ in range(60):
             act, tenant = random.random(), random.choice(["red", "blue"])
@@ -135,7 +174,7 @@ async def test_workers_count_together(tmp_path: Path, seed: int) -> None:
                 await links[index].aclose()
                 for owner, gone in running:
                     if owner == index:
-                        book.settle(gone.tenant, ended(gone, Amount()), now)
+                        book.settle(gone.tenant, ended(gone, gone.amount), now)
                 running = [each for each in running if each[0] != index]
                 one = next(iter(stores.values()))
 
@@ -144,6 +183,44 @@ async def test_workers_count_together(tmp_path: Path, seed: int) -> None:
                     return all([await one.usages(each) == book.usages(each) for each in names])
 
                 await until(agree)
+    assert len(heirs) == 3
+
+
+async def test_another_store_is_charged_for_a_worker_that_died(tmp_path: Path) -> None:
+    """What ended is charged once; without another worker, the next one that comes charges."""
+    store, budgets = MemoryBudgetStore(), HubBudgets()
+    now = time.time()
+
+    async def usage(tenant: str) -> tuple[Amount, Amount]:
+        (found,) = await store.usages(asked_at(tenant, (LIMIT,), Amount(), now))
+        return found
+
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(hub(tmp_path / "hub", budgets, fleet(budgets)))
+        first = await stack.enter_async_context(worker(tmp_path / "hub", 0))
+        noted = NotedBudgetStore(store, first)
+        whole, lost, other = (
+            asked_at(tenant, (LIMIT,), Amount(amount), now)
+            for tenant, amount in (("red", 30), ("red", 40), ("blue", 50))
+        )
+        for asked in (whole, lost, other):
+            assert (await noted.reserve(asked)).admitted
+        assert not (await noted.reserve(whole._replace(amount=Amount(10**6)))).admitted
+        await noted.settle("red", ended(whole, Amount(7)))
+        await noted.settle("red", [Settlement(each, Amount(1)) for each in whole.periods])
+        second = await stack.enter_async_context(worker(tmp_path / "hub", 1))
+        heir = Heir(second, NotedBudgetStore(store, second))
+        await first.aclose()
+        await until(lambda: len(heir.words) == 2)
+        assert await usage("red") == (Amount(7 + 1 + 40), Amount())
+        assert await usage("blue") == (Amount(50), Amount())
+        await NotedBudgetStore(store, second).reserve(other)
+        await second.aclose()
+        third = HubLink(tmp_path / "hub", 2, "a secret of the tests")
+        late = Heir(third, store)
+        await stack.enter_async_context(connected(third))
+        await until(lambda: len(late.words) == 1)
+        assert await usage("blue") == (Amount(100), Amount())
 
 
 async def test_a_worker_without_a_hub_reports_it(tmp_path: Path) -> None:

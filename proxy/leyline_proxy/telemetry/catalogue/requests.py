@@ -166,11 +166,11 @@ _BUDGETS: tuple[CatalogueEntry, ...] = (
     counter(
         "budget_estimates",
         "leyline_budget_estimates",
-        "Requests whose usage the engine didn't report, so that budgets were charged an estimate, "
-        "by reason.",
+        "Requests whose usage nobody reported, so that budgets were charged an estimate, by "
+        "reason.",
         ("reason",),
         bad="'no_usage' of more than a few: an engine reports no usage.",
-        starts=(("left",), ("broken",), ("no_usage",), ("other_path",)),
+        starts=(("left",), ("broken",), ("no_usage",), ("other_path",), ("died",)),
     ),
     counter(
         "budget_store_errors",
