@@ -25,8 +25,11 @@ from typer.testing import CliRunner
 
 from leyline_engine.contract import RENDERER_PATH
 from leyline_proxy.cli import build_app
+from leyline_proxy.doctor.findings import Status
+from leyline_proxy.doctor.stores import StoreNeeds, examine_store
 from leyline_proxy.http.app import create_app
 from leyline_proxy.sessions import redis as redis_stores
+from leyline_proxy.sessions.redis import RedisOptions
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine
 
@@ -560,3 +563,23 @@ def test_what_is_wrong_with_flags_exits_with_2() -> None:
     """A URL and settings at once are no question."""
     assert run("http://127.0.0.1:9", "--port", "1")[0] == 2
     assert run("--engine-option", "no")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "writes"),
+    [
+        (("--save", "", "--appendonly", "no"), False),
+        (("--save", "", "--appendonly", "yes"), True),
+        (("--save", "900 1"), True),
+    ],
+)
+async def test_doctor_knows_a_redis_that_writes_to_disk(
+    tmp_path: Path, options: tuple[str, ...], writes: bool
+) -> None:
+    """By its log or its snapshots, whichever it has."""
+    with redis_server(tmp_path, *options) as server:
+        needs = StoreNeeds(
+            RedisOptions(server.url), "redis", "leyline", "session_store", lasting=True
+        )
+        found = {each.name: each.status for each in await examine_store(needs, 5.0)}
+    assert found["redis.disk"] is (Status.OK if writes else Status.WARN)

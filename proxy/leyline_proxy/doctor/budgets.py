@@ -16,7 +16,7 @@ def examine_budgets(settings: Settings) -> list[Finding]:
     if not found:
         return [skip(_NAME, "no tenant has a budget (budgets)")]
     findings = []
-    if settings.budget_store == "memory" and any(each.window in _LONG for each in found):
+    if settings.budget_store == "memory" and counts_long(settings):
         findings.append(
             warn(
                 _NAME,
@@ -34,6 +34,11 @@ def examine_budgets(settings: Settings) -> list[Finding]:
             )
         )
     return findings or [ok(_NAME, f"counted in {settings.budget_store}")]
+
+
+def counts_long(settings: Settings) -> bool:
+    """Return True if a budget's window is longer than a restart may be tolerated."""
+    return any(each.window in _LONG for each in _all(settings))
 
 
 def _all(settings: Settings) -> list[Budget]:

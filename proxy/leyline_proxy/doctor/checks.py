@@ -23,13 +23,14 @@ from ..wiring.stores import redis_options
 from ..wiring.tls import engines_context
 from ..wiring.upstreams import build_pool
 from . import configured, machine
-from .budgets import examine_budgets
+from .budgets import counts_long, examine_budgets
 from .engines import EngineNeeds, examine_engine
 from .findings import Finding, fail, ok, skip
 from .identity import examine_identity
 from .prometheus import examine_prometheus
 from .reasoning import examine_reasoning
 from .recall import examine_recall
+from .routers import examine_router, routers_of
 from .running import Check, in_thread
 from .stores import StoreNeeds, examine_store
 from .streams import examine_stream
@@ -80,6 +81,10 @@ def checks_for(situation: Situation) -> dict[str, Check]:
         "audit.redis": partial(_audit_redis, situation),
         "recall-store": partial(examine_recall, settings),
         **{f"upstream.{name}": partial(_engine, settings, name) for name in settings.engines()},
+        **{
+            f"upstream.{name}.router": partial(examine_router, settings, name, situation.limit_s)
+            for name in routers_of(settings)
+        },
         "prometheus": partial(_prometheus, situation),
     }
     checks = {name: Check(ask, situation.limit_s) for name, ask in asked.items()}
@@ -94,7 +99,12 @@ async def _redis(situation: Situation) -> list[Finding]:
     if settings.session_store.get_secret_value() == MEMORY:
         return [skip("redis", "sessions are in this process's memory (session_store)")]
     needs = StoreNeeds(
-        redis_options(settings), "redis", settings.redis_prefix, "session_store", _CA
+        redis_options(settings),
+        "redis",
+        settings.redis_prefix,
+        "session_store",
+        _CA,
+        lasting=settings.budget_store == "redis" and counts_long(settings),
     )
     return await examine_store(needs, situation.limit_s)
 

@@ -71,6 +71,8 @@ class StoreFacts:
     """Seconds by which its clock is ahead."""
     refusal: ResponseError | None = None
     """Refusal of one of the stores' operations."""
+    on_disk: bool | None = None
+    """True if all servers write to disk; None if they don't say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class StoreNeeds:
     """The setting that holds the URL."""
     ca_setting: str = ""
     """Variable that names the certificates to trust, if there is one."""
+    lasting: bool = False
+    """True if its data is needed for longer than a restart."""
 
 
 async def examine_store(needs: StoreNeeds, limit_s: float) -> list[Finding]:
@@ -107,6 +111,7 @@ def verdicts(facts: StoreFacts, needs: StoreNeeds) -> list[Finding]:
         _writing(name, facts, needs),
         _latency(name, facts, needs.options.timeout_s),
         _clock(name, facts),
+        *([_disk(name, facts)] if needs.lasting and facts.on_disk is not None else []),
     ]
 
 
@@ -272,6 +277,30 @@ def clock_verdict(name: str, skew_s: float, whose: str) -> Finding:
     )
 
 
+def _disk(name: str, facts: StoreFacts) -> Finding:
+    found = f"{name}.disk"
+    if facts.on_disk:
+        return ok(found, "it writes to disk")
+    return warn(
+        found,
+        "it writes nothing to disk, so its restart sets budgets of a day or a month back to 0",
+        "CONFIG SET appendonly yes, and set the same in redis.conf (docs/backups.md).",
+    )
+
+
+async def _on_disk(client: Any, servers: Sequence[Mapping[str, Any]]) -> bool | None:
+    """Return True if all servers keep a log or snapshots; None if that isn't told."""
+    if all(info.get("aof_enabled") for info in servers):
+        return True
+    try:
+        # INFO doesn't have the times of snapshots, and hosts of Redis often refuse CONFIG.
+        answer = _any(await client.config_get("save"))
+    except ResponseError:
+        return None
+    save = answer.get("save") if isinstance(answer, dict) else answer
+    return bool(save)
+
+
 async def _facts(needs: StoreNeeds, limit_s: float) -> StoreFacts:
     options = patient(needs.options, limit_s)
     async with client_of(options) as client:
@@ -282,12 +311,14 @@ async def _facts(needs: StoreNeeds, limit_s: float) -> StoreFacts:
             await client.ping()
             taken.append(time.perf_counter() - begun)
         seconds, micros = _any(await client.time())
+        on_disk = await _on_disk(client, servers)
     return StoreFacts(
         place_of(needs.options.url),
         [ServerFacts.of(info) for info in servers],
         sorted(taken)[_PINGS // 2],
         int(seconds) + int(micros) / 1e6 - time.time(),
         await try_store(options, needs.prefix),
+        on_disk,
     )
 
 

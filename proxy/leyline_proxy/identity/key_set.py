@@ -16,6 +16,7 @@ import httpx
 import jwt
 import structlog
 
+from ..telemetry.logging import frames_of
 from .errors import KeysGoneError
 
 log = structlog.get_logger("leyline.identity")
@@ -67,7 +68,8 @@ def read_keys(document: Mapping[str, Any]) -> Mapping[str, jwt.PyJWK]:
             key = jwt.PyJWK.from_dict(each)
         except (jwt.PyJWTError, ValueError, TypeError, KeyError):
             continue  # of a kind that isn't known here
-        found[key.key_id or ""] = key
+        if isinstance(key.key_id, str | None):
+            found[key.key_id or ""] = key
     if not found:
         raise KeySetError("none of the keys can be used")
     return found
@@ -130,7 +132,7 @@ class HttpKeys:
                 document = httpx.Response(200, content=bytes(raw)).json()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise KeySetError(f"{url} can't be reached ({type(error).__name__})") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise KeySetError(f"{url} gives no JSON") from error
         if not isinstance(document, dict):
             raise KeySetError(f"{url} gives no object")
@@ -227,16 +229,24 @@ class KeySet:
         try:
             found = await self._fetch()
         except KeySetError as error:
-            if self.problem != str(error):
-                log.warning("identity_keys_unavailable", problem=str(error))
-            self.problem = str(error)
-            self._fetched(False)
+            self._failed(str(error))
+            return
+        except Exception as error:
+            # A document that nobody foresaw must not end the looks, nor leave old keys in force.
+            log.error("identity_keys_failed", error=type(error).__name__, frames=frames_of(error))
+            self._failed(f"they can't be read ({type(error).__name__})")
             return
         if found.skew_s is not None and abs(found.skew_s) > _SKEW_S:
             log.warning("clocks_differ", provider_ahead_s=round(found.skew_s))
         self._keys, self.skew_s, self.problem = found.keys, found.skew_s, None
         self._good_at = self._clock()
         self._fetched(True)
+
+    def _failed(self, problem: str) -> None:
+        if self.problem != problem:
+            log.warning("identity_keys_unavailable", problem=problem)
+        self.problem = problem
+        self._fetched(False)
 
     def _held(self) -> Mapping[str, jwt.PyJWK]:
         return self._keys

@@ -82,6 +82,7 @@ class UpstreamClient:
         small_timeout_s: for small documents, not completions.
         idle_timeout_s: between two chunks of an answer; None leaves that to ``link``.
         bounds: of its answers.
+        peer: the server's name in messages: a router may be in front of the engine.
     """
 
     def __init__(
@@ -95,11 +96,13 @@ class UpstreamClient:
         small_timeout_s: float = 10.0,
         idle_timeout_s: float | None = None,
         bounds: AnswerBounds | None = None,
+        peer: str = "engine",
     ) -> None:
         self._link = link
         self._side = side or link
         self._reserved = reserved
         self._api_key = api_key
+        self._peer = peer
         self._hints_secret = hints_secret
         self._small_timeout_s = small_timeout_s
         self._extensions = {_IDLE: idle_timeout_s, BOUNDS: bounds or AnswerBounds()}
@@ -146,7 +149,7 @@ class UpstreamClient:
         link = self._link if timeout_s is None else self._side
         ours = self._reserved.union(name.lower() for name, _ in own)
         theirs = [item for item in headers if item[0].lower() not in ours]
-        with _faults(_BUSY if timeout_s is None else _SIDE_BUSY):
+        with _faults(_BUSY if timeout_s is None else _SIDE_BUSY, self._peer):
             response = await link.send(
                 method,
                 path,
@@ -362,8 +365,9 @@ class _faults:  # noqa: N801 - a context manager used like a function
         busy: message if no connection became free.
     """
 
-    def __init__(self, busy: str = _BUSY) -> None:
+    def __init__(self, busy: str = _BUSY, peer: str = "engine") -> None:
         self._busy = busy
+        self._peer = peer
 
     def __enter__(self) -> None:
         return None
@@ -371,13 +375,17 @@ class _faults:  # noqa: N801 - a context manager used like a function
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.PoolTimeout):
             if isinstance(error, httpx.ConnectTimeout):
-                raise UpstreamUnreachableError("The engine can't be reached in time.") from error
+                raise UpstreamUnreachableError(
+                    f"The {self._peer} can't be reached in time."
+                ) from error
             raise UpstreamTimeoutError("The engine didn't answer in time.") from error
         if isinstance(error, httpx.PoolTimeout):
             raise UpstreamBusyError(self._busy) from error
         if isinstance(error, httpx.TransportError):
             reason = tls_problem(error) or type(error).__name__
-            raise UpstreamUnreachableError(f"The engine can't be reached ({reason}).") from error
+            raise UpstreamUnreachableError(
+                f"The {self._peer} can't be reached ({reason})."
+            ) from error
         if isinstance(error, httpx.StreamError | httpx.DecodingError):
             raise UpstreamUnreachableError("The engine broke off its answer.") from error
 

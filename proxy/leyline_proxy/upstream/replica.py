@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
+import structlog
 
 from ..errors import (
     UpstreamBusyError,
@@ -19,6 +20,8 @@ from .client import GATEWAY_FAILURES, UpstreamClient
 from .handshake import Handshake, UpstreamStatus
 from .headers import RawHeaders
 from .records import RecordRoute
+
+log = structlog.get_logger("leyline.upstream")
 
 
 class Replica:
@@ -55,6 +58,8 @@ class Replica:
         self.apis = apis
         self.draining = False
         """True if it gets no session that another replica can take."""
+        self.router_problem: str | None = None
+        """The reason that the last request didn't reach the router; None if it did."""
         self.running = 0
         """Number of requests under way."""
         self.warms = False
@@ -105,13 +110,13 @@ class Replica:
         Args:
             routed: go through the router, if there is one, which may choose another engine.
         """
-        client = self.router if routed and self.router is not None else self.client
+        router = self.router if routed else None
         self.running += 1
         self.breaker.begin()
-        told = False
+        told = reached = False
         try:
             async with self._opened(
-                client,
+                router or self.client,
                 method,
                 path,
                 headers=headers,
@@ -119,6 +124,8 @@ class Replica:
                 own=own,
                 credentials=credentials,
             ) as response:
+                reached = True
+                self._note_router(router)
                 if response.status_code in GATEWAY_FAILURES:
                     self.breaker.failed()
                     told = True
@@ -132,6 +139,8 @@ class Replica:
             error.blame(self.name)
             raise
         except (UpstreamUnreachableError, UpstreamTimeoutError) as error:
+            if not reached and isinstance(error, UpstreamUnreachableError):
+                self._note_router(router, error.message)
             error.blame(self.name)
             if not told:
                 self.breaker.failed()
@@ -145,6 +154,16 @@ class Replica:
             self.running -= 1
             if not told:
                 self.breaker.given_up()
+
+    def _note_router(self, router: UpstreamClient | None, problem: str | None = None) -> None:
+        """Note that a request reached the router, or why not, and log a change."""
+        if router is None:
+            return
+        if (problem is None) != (self.router_problem is None):
+            event = "router_reached" if problem is None else "router_unreachable"
+            emit = log.info if problem is None else log.warning
+            emit(event, upstream=self.name, router=router.address, problem=problem)
+        self.router_problem = problem
 
     @asynccontextmanager
     async def _opened(

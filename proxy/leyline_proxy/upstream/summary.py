@@ -27,4 +27,9 @@ def replica_document(replica: Replica) -> dict[str, Any]:
         "fix": status.fix,
         "rendering": status.rendering.source,
         "rendering_problem": status.rendering.problem,
+        **(
+            {"router": {"address": replica.router.address, "problem": replica.router_problem}}
+            if replica.router is not None
+            else {}
+        ),
     }

@@ -99,7 +99,7 @@ def _replica(
     api_key = secret_of(own.api_key or settings.upstream_api_key)
     router = own.router or settings.router
 
-    def caller(url: str, side: Link | None) -> UpstreamClient:
+    def caller(url: str, side: Link | None, peer: str = "engine") -> UpstreamClient:
         """Return a client for callers' requests."""
         return UpstreamClient(
             _link(url, settings, way),
@@ -109,6 +109,7 @@ def _replica(
             hints_secret=secret_of(settings.hints_secret),
             idle_timeout_s=settings.idle_timeout_s,
             bounds=AnswerBounds(settings.max_answer_bytes, settings.max_event_bytes),
+            peer=peer,
         )
 
     client = caller(
@@ -145,7 +146,7 @@ def _replica(
             budget_s=settings.receipt_timeout_s,
             count=lambda came: metrics.receipts.labels(name, came.value).inc(),
         ),
-        router=caller(router, None) if router is not None else None,
+        router=caller(router, None, "router") if router is not None else None,
     )
 
 

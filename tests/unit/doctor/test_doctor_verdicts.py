@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,25 @@ def test_a_redis_that_is_slow_or_refuses(
     assert wrong.keys() == {name}
     assert wrong[name].status is status
     assert wrong[name].fix
+
+
+@pytest.mark.parametrize(
+    ("lasting", "on_disk", "expected"),
+    [
+        (True, True, Status.OK),
+        (True, False, Status.WARN),
+        (True, None, None),
+        (False, False, None),
+    ],
+)
+def test_budgets_want_a_redis_that_writes_to_disk(
+    lasting: bool, on_disk: bool | None, expected: Status | None
+) -> None:
+    """Sessions don't; and a server that doesn't tell isn't accused."""
+    needs = replace(STORE, lasting=lasting)
+    facts = stores.StoreFacts("h:6379", [SERVER], 0.001, 0.0, on_disk=on_disk)
+    found = {each.name: each.status for each in stores.verdicts(facts, needs)}
+    assert found.get("redis.disk") is expected
 
 
 def test_one_server_of_a_cluster_is_enough() -> None:

@@ -187,7 +187,7 @@ async def test_workers_count_together(tmp_path: Path, seed: int) -> None:
 
 
 async def test_another_store_is_charged_for_a_worker_that_died(tmp_path: Path) -> None:
-    """What ended is charged once; without another worker, the next one that comes charges."""
+    """A request that ended is charged once; without another worker, the next one charges."""
     store, budgets = MemoryBudgetStore(), HubBudgets()
     now = time.time()
 

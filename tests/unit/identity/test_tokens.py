@@ -294,6 +294,33 @@ def test_symmetric_keys_are_no_public_keys(idp: Provider) -> None:
     assert set(found) == {"k1"}
 
 
+def test_keys_with_odd_names_are_passed_over(idp: Provider) -> None:
+    """A name that is no text harms no other key."""
+    (good,) = idp.document()["keys"]
+    odd = [{**good, "kid": name} for name in (["x"], {"a": 1}, 7)]
+    assert set(read_keys({"keys": [*odd, good]})) == {"k1"}
+
+
+async def test_a_look_that_fails_as_nobody_foresaw_is_a_failed_look() -> None:
+    """The next looks take place, the problem is named, and keys are used until they are too old."""
+    clock, looks = Clock(), Counter[bool]()
+
+    async def fetch() -> PublicKeys:
+        if sum(looks.values()) == 1:
+            raise RecursionError
+        return PublicKeys({})
+
+    keys = KeySet(
+        fetch, refresh_s=300, max_age_s=60, fetched=lambda good: looks.update([good]), clock=clock
+    )
+    await keys.look()
+    await keys.look()
+    assert (keys.problem, keys.usable) == ("they can't be read (RecursionError)", True)
+    await keys.look()
+    assert keys.problem is None
+    assert looks == {True: 2, False: 1}
+
+
 @asynccontextmanager
 async def proxy(idp: Provider, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A proxy for two tenants, one of which has an API key as well."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from contextlib import nullcontext as none
+from socket import AF_INET, SOCK_STREAM, socket
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from support.clock import Clock
 from support.fake_engine import DONE, MODEL, Answer, FakeEngine, chunk, proxy_before
 from support.replicas import replica_over
@@ -17,9 +20,13 @@ from support.waiting import until
 from leyline_proxy.errors import UpstreamUnreachableError
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
+from leyline_proxy.upstream.aiohttp_transport import AiohttpTransport
+from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.breaker import Breaker, BreakerState
-from leyline_proxy.upstream.client import chunks
+from leyline_proxy.upstream.client import UpstreamClient, chunks
+from leyline_proxy.upstream.link import Link
 from leyline_proxy.upstream.replica import Replica
+from leyline_proxy.upstream.summary import replica_document
 
 CHAT = "/v1/chat/completions"
 REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}
@@ -44,6 +51,33 @@ async def stream(replica: Replica) -> None:
     async with replica.forward("POST", CHAT, headers=(), content=content) as upstream:
         async for _ in chunks(upstream):
             pass
+
+
+async def test_a_router_that_is_down_is_not_taken_for_its_engine() -> None:
+    """Errors, the document for operators and the log name it, until a request reaches it."""
+    engine, server = FakeEngine(), FakeEngine()
+    replica = replica_over(engine)
+    with socket(AF_INET, SOCK_STREAM) as unused, capture_logs() as logged:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        link = Link(url, AiohttpTransport(max_connections=1, socket=None, tls=None))
+        replica.router = UpstreamClient(link, api_key=None, peer="router")
+        for routed, expected in ((True, "router can't be reached"), (False, None)):
+            opened = replica.forward("POST", CHAT, headers=(), content=b"{}", routed=routed)
+            with pytest.raises(UpstreamUnreachableError, match=expected) if expected else none():
+                async with opened:
+                    pass
+            assert "router can't be reached" in replica_document(replica)["router"]["problem"]
+        await replica.router.aclose()
+    through = Link("http://router", ASGIStreamTransport(server))
+    replica.router = UpstreamClient(through, api_key=None, peer="router")
+    with capture_logs() as later:
+        async with replica.forward("POST", CHAT, headers=(), content=b"{}", routed=True):
+            pass
+    found = replica_document(replica)["router"]
+    assert found == {"address": "http://router", "problem": None}
+    assert [each["event"] for each in (*logged, *later)] == ["router_unreachable", "router_reached"]
+    await replica.aclose()
 
 
 @pytest.mark.parametrize("parts", [(), (OPENING,)])
