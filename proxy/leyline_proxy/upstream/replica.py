@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
 import structlog
@@ -110,22 +110,19 @@ class Replica:
         Args:
             routed: go through the router, if there is one, which may choose another engine.
         """
-        router = self.router if routed else None
         self.running += 1
         self.breaker.begin()
-        told = reached = False
+        told = False
         try:
             async with self._opened(
-                router or self.client,
                 method,
                 path,
                 headers=headers,
                 content=content,
                 own=own,
                 credentials=credentials,
+                router=self.router if routed else None,
             ) as response:
-                reached = True
-                self._note_router(router)
                 if response.status_code in GATEWAY_FAILURES:
                     self.breaker.failed()
                     told = True
@@ -139,8 +136,6 @@ class Replica:
             error.blame(self.name)
             raise
         except (UpstreamUnreachableError, UpstreamTimeoutError) as error:
-            if not reached and isinstance(error, UpstreamUnreachableError):
-                self._note_router(router, error.message)
             error.blame(self.name)
             if not told:
                 self.breaker.failed()
@@ -168,7 +163,6 @@ class Replica:
     @asynccontextmanager
     async def _opened(
         self,
-        client: UpstreamClient,
         method: str,
         path: str,
         *,
@@ -176,16 +170,27 @@ class Replica:
         content: bytes,
         own: RawHeaders,
         credentials: bool,
+        router: UpstreamClient | None,
     ) -> AsyncIterator[httpx.Response]:
         """Open a response within a span that covers both its request and its body."""
-        with current_trace().upstream(self.name, client.address) as hop:
-            async with client.open(
+        client = router or self.client
+        async with AsyncExitStack() as stack:
+            hop = stack.enter_context(current_trace().upstream(self.name, client.address))
+            opening = client.open(
                 method,
                 path,
                 headers=hop.theirs(headers),
                 content=content,
                 own=[*own, *hop.headers],
                 credentials=credentials,
-            ) as response:
-                hop.answered(response.status_code)
-                yield response
+            )
+            try:
+                response = await stack.enter_async_context(opening)
+            except UpstreamBusyError:
+                raise  # it may be healthy
+            except UpstreamUnreachableError as error:
+                self._note_router(router, error.message)
+                raise
+            self._note_router(router)
+            hop.answered(response.status_code)
+            yield response

@@ -140,13 +140,19 @@ def _replica(
         Breaker(),
         weight=own.weight,
         apis=frozenset(f"/v1/{api}" for api in own.apis),
-        records=RecordRoute(
-            apart(_RECORD_CONNECTIONS),
-            Breaker(),
-            budget_s=settings.receipt_timeout_s,
-            count=lambda came: metrics.receipts.labels(name, came.value).inc(),
-        ),
+        records=_records(name, apart(_RECORD_CONNECTIONS), settings, metrics),
         router=caller(router, None, "router") if router is not None else None,
+    )
+
+
+def _records(
+    name: str, client: UpstreamClient, settings: Settings, metrics: Metrics
+) -> RecordRoute:
+    return RecordRoute(
+        client,
+        Breaker(),
+        budget_s=settings.receipt_timeout_s,
+        count=lambda came: metrics.receipts.labels(name, came.value).inc(),
     )
 
 
