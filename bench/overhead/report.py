@@ -80,5 +80,10 @@ def draw(results: Results, out: Path) -> None:
         axes.set_xticks(range(len(results)), list(results))
         axes.set_yscale("log")
         axes.margins(y=0.15)
+        axes.tick_params(
+            axis="y", which="both", left=False, labelleft=False
+        )  # the bars have labels
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.supxlabel("prompt tokens; the bars' heights are logarithmic", fontsize=9)
     figure.axes[0].legend(fontsize=8)
     figure.savefig(out, dpi=150)

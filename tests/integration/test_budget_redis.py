@@ -183,7 +183,7 @@ async def test_two_proxies_share_a_budget(server: RedisServer) -> None:
         other = await second.post(CHAT, json=TURN, headers=BLUE)
         theirs = await second.get("/v1/leyline/budgets", headers=BLUE)
     assert other.status_code == 200
-    assert theirs.json() == {"budgets": []}
+    assert theirs.json() == {"budgets": [], "complete": True}
 
 
 async def test_open_admits_and_owes_while_redis_is_down(fragile: RedisServer) -> None:
@@ -194,6 +194,7 @@ async def test_open_admits_and_owes_while_redis_is_down(fragile: RedisServer) ->
         fragile.kill()
         down = [(await client.post(CHAT, json=TURN, headers=RED)).status_code for _ in range(8)]
         metrics = (await client.get("/metrics")).text
+        known = (await client.get("/v1/leyline/budgets", headers=RED)).json()
         fragile.start()
 
         async def paid() -> bool:
@@ -204,6 +205,9 @@ async def test_open_admits_and_owes_while_redis_is_down(fragile: RedisServer) ->
 
         await until(paid)
         assert (await used(client))[0] == (1 + down.count(200)) * COST
+        later = (await client.get("/v1/leyline/budgets", headers=RED)).json()
+    assert (known["complete"], later["complete"]) == (False, True)
+    assert known["budgets"][0]["used"] == (1 + down.count(200)) * COST
     assert down[0] == 200
     assert down[-1] == 429, "the local count has limits, too"
     assert 'leyline_budget_store_errors_total{result="open"}' in metrics

@@ -206,7 +206,7 @@ class Budgets:
         except BudgetStoreGoneError:
             self._failed()
             return None
-        self._succeeded()
+        self._learn(asked, usages)
         return usages
 
     def counted(self, asked: Asked) -> tuple[Counted, ...]:
@@ -284,16 +284,13 @@ class Budgets:
                 return
 
     def _learn(self, asked: Asked, usages: Sequence[Usage]) -> None:
-        """Take over what the store knows."""
-        self._succeeded()
-        for period, usage in zip(asked.periods, usages, strict=True):
-            owed = self._owed.used(asked.tenant, period)
-            self._known.learn(asked.tenant, period, usage.used.plus(owed))
-
-    def _succeeded(self) -> None:
+        """Take over what the store knows, which is up."""
         if self._down:
             self._down = False
             log.info("budget_store_up", store=self._store.name)
+        for period, usage in zip(asked.periods, usages, strict=True):
+            owed = self._owed.used(asked.tenant, period)
+            self._known.learn(asked.tenant, period, usage.used.plus(owed))
 
     def _failed(self) -> None:
         if not self._down:

@@ -64,6 +64,8 @@ class ClaimWatch:
         self._counts = counts
         self._looking = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._problem: str | None = None
+        """The reason that the last look failed, as logged."""
         self._newest = 0
         """Number of the newest event that any caller received."""
         self._restarts: dict[ClaimKey, dict[str, Any]] = {}
@@ -98,9 +100,12 @@ class ClaimWatch:
         async with self._looking:
             try:
                 await self._look()
+                self._problem = None
             except ProxyError as error:
                 self._handshake.report_failure()
-                log.info("claims_unknown", error=error.code)
+                if error.code != self._problem:
+                    log.info("claims_unknown", error=error.code)
+                self._problem = error.code
 
     def told(self, seq: int) -> None:
         """Record that a caller received events up to this one."""

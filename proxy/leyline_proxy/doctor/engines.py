@@ -200,6 +200,8 @@ def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Fin
             _remedy(answer),
         )
     claims = "takes claims" if CLAIMS in answer.actions else "takes no claims"
+    if judge(answer) is not None:  # a finding of its own
+        return ok(name, f"{answer.engine_label} has the plugin")
     off = "" if needs.splice else "; splicing is switched off here (splice: false)"
     return ok(name, f"{answer.engine_label} splices and {claims}{off}")
 

@@ -20,7 +20,9 @@ def install_budgets(app: FastAPI, services: Services) -> None:
     async def budgets(request: Request) -> JSONResponse:
         """Show the tenant's budgets: used, reserved and left in their present windows."""
         tenant = await caller_of(services, request)
-        return JSONResponse({"budgets": await _budgets_of(services, tenant)})
+        found = await _budgets_of(services, tenant)
+        state = await services.budget_reports.state()
+        return JSONResponse({"budgets": found, "complete": state.problem is None})
 
 
 async def all_budgets(services: Services) -> dict[str, Any]:

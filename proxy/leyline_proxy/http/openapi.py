@@ -148,7 +148,7 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Models": _object({"data": {"type": "array", "items": _object({"id": STRING})}}),
     "Counted": _object({"input_tokens": COUNT}, {"context_management": ANYTHING}),
-    "Budgets": _object({"budgets": _OBJECTS}),
+    "Budgets": _object({"budgets": _OBJECTS, "complete": {"type": "boolean"}}),
     "SessionOverview": _object(
         {
             "id": STRING,

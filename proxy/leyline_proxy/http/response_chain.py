@@ -13,7 +13,7 @@ from ..apis.responses.errors import FieldError
 from ..apis.responses.ids import owner_of
 from ..apis.responses.request import PREVIOUS, Items, references, resolved
 from ..apis.responses.stored import joined, list_items
-from ..errors import BadRequestError, BodyTooLargeError, NotFoundError
+from ..errors import BadRequestError, BodyTooLargeError, NotFoundError, ProxyError
 from ..model.stored_response import StoredResponse
 from ..sessions.stored_responses import ResponseSource
 from ..tenants import Tenant
@@ -99,8 +99,31 @@ async def resolve_references(
     return resolved(items, known)
 
 
+class NoHandshakeError(ProxyError):
+    """A request without the headers that open a WebSocket."""
+
+    status = 426
+    kind = "invalid_request_error"
+    code = "no_handshake"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "GET /v1/responses opens a WebSocket (Upgrade: websocket). Over HTTP, POST the request."
+        )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"upgrade": "websocket"}
+
+
 def install_stored_responses(app: FastAPI, services: Services) -> None:
     """Register the routes of stored responses."""
+
+    @app.get("/v1/responses", include_in_schema=False)
+    async def no_handshake(request: Request) -> Response:
+        """Refuse what a WebSocket's handshake should have been."""
+        await caller_of(services, request)
+        raise NoHandshakeError
 
     @app.get("/v1/responses/{response_id}", tags=["openai"])
     async def response(response_id: str, request: Request) -> Response:

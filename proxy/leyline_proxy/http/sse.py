@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from ..errors import AnswerTooLargeError
-from ..request.wire import add_members, take_member
+from ..request.wire import put_members, take_member
 
 _BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_BOUNDARY = 4
@@ -178,7 +178,7 @@ def take_from_event(event: bytes, name: str) -> tuple[bytes, bytes | None]:
 
 
 def append_to_event(event: bytes, members: Mapping[str, Any]) -> bytes:
-    """Return ``event`` with ``members`` appended to its JSON object, all other bytes unchanged.
+    """Return ``event`` with ``members`` in its JSON object, all other bytes unchanged.
 
     Return the event unchanged if its data isn't one line of JSON.
     """
@@ -186,7 +186,7 @@ def append_to_event(event: bytes, members: Mapping[str, Any]) -> bytes:
     if start == end:
         return event
     encoded = {name: orjson.dumps(value) for name, value in members.items()}
-    return event[:start] + add_members(event[start:end], encoded) + event[end:]
+    return event[:start] + put_members(event[start:end], encoded) + event[end:]
 
 
 def _object_in(event: bytes) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from ..errors import ClientDisconnected, ProxyError, UpstreamUnreachableError
 from ..observe.turn_traces import note_failover, note_planned
 from ..plan.outgoing import without_reserved
 from ..request.parse import ChatRequest, decode_body
-from ..request.wire import add_members, repeats_members, take_member
+from ..request.wire import put_members, repeats_members, take_member
 from ..telemetry.tracing.usage import note_answer
 from ..tenants import Tenant
 from ..turns.accounting import account_headers
@@ -282,7 +282,7 @@ class TurnExchange(Exchange):
             return None
         usage = self._loop.usage(usage) if usage is not None else None
         members = self._call.members(account, usage) if api is None else account.members
-        body = add_members(shown, {name: orjson.dumps(value) for name, value in members.items()})
+        body = put_members(shown, {name: orjson.dumps(value) for name, value in members.items()})
         await self._call.settled(turn, body)
         headers = downstream_headers(upstream.headers)
         return Response(

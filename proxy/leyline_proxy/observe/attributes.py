@@ -65,18 +65,19 @@ def of_request_upstream(turn: Turn) -> dict[str, Attribute]:
 
 
 def of_receipt(receipt: Receipt, ttft_s: float | None) -> dict[str, Attribute]:
-    """Return the attributes of a turn's result."""
+    """Return the attributes of a turn's result; none of its tokens if nobody counted them."""
     tokens = receipt.tokens
-    found: dict[str, Attribute] = {
-        "leyline.outcome": receipt.outcome.value,
-        "gen_ai.usage.input_tokens": tokens.prompt,
-        "gen_ai.usage.cache_read.input_tokens": tokens.served,
-        "leyline.tokens.cached": tokens.prefix,
-        "leyline.tokens.spliced": tokens.spliced,
-        "leyline.tokens.reused": tokens.reused,
-        "leyline.tokens.prefilled": tokens.prefilled,
-        "leyline.tokens.freed": tokens.freed,
-    }
+    found: dict[str, Attribute] = {"leyline.outcome": receipt.outcome.value}
+    if tokens.prompt:
+        found |= {
+            "gen_ai.usage.input_tokens": tokens.prompt,
+            "gen_ai.usage.cache_read.input_tokens": tokens.served,
+            "leyline.tokens.cached": tokens.prefix,
+            "leyline.tokens.spliced": tokens.spliced,
+            "leyline.tokens.reused": tokens.reused,
+            "leyline.tokens.prefilled": tokens.prefilled,
+            "leyline.tokens.freed": tokens.freed,
+        }
     if receipt.reason is not None:
         found["leyline.reason"] = receipt.reason.value
     if ttft_s is not None:

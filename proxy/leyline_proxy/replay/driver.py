@@ -170,6 +170,8 @@ class ChatDriver:
 
         try:
             models = list(self._client.models.list())
+        except openai.AuthenticationError as error:
+            raise StackError(f"{base_url} needs a key: give it by --api-key") from error
         except openai.APIError as error:
             raise StackError(f"no OpenAI-compatible service at {base_url}: {error}") from error
         if not models:

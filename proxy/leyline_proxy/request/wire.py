@@ -76,6 +76,17 @@ def add_members(body: bytes, members: Mapping[str, bytes]) -> bytes:
     return b"".join((body[:start], comma, added, body[start:]))
 
 
+def put_members(body: bytes, members: Mapping[str, bytes]) -> bytes:
+    """Return ``body`` with encoded members, in place of those of the same names.
+
+    Raises:
+        WireError: not a JSON object.
+    """
+    # Nearly always there are none, which takes no parsing to see.
+    known = any(msgspec.json.encode(name) in body for name in members)
+    return replace_members(body, members) if known else add_members(body, members)
+
+
 def remove_members(body: bytes, names: Collection[str]) -> bytes:
     """Return ``body`` without the top-level members called ``names``.
 

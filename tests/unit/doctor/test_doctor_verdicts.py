@@ -243,6 +243,7 @@ def test_versions_that_dont_fit_are_red_and_named(
     other = Capability(**{**CAPABILITY_FACTS, **change})
     finding = engines.versions_verdict(needs(), other)
     assert (finding.name, finding.status) == ("upstream.a.versions", Status.FAIL)
+    assert "splices" not in engines.plugin_verdict(needs(), other).detail
     assert words in finding.detail and fix in finding.fix
     assert "docs/compatibility.md" in finding.fix
     assert engines.versions_verdict(needs(splice=False), other).status is Status.WARN

@@ -210,6 +210,15 @@ async def test_numbers_of_any_size_come_back(engine: FakeEngine) -> None:
     assert events(streamed.text)[-1]["response"]["metadata"] == {"n": 10**30}
 
 
+async def test_a_get_that_opens_no_socket_says_so(engine: FakeEngine) -> None:
+    """The path is a WebSocket's, which an ordinary GET doesn't open."""
+    async with proxy_before(engine) as client:
+        answer = await client.get(RESPONSES)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (426, "no_handshake")
+    assert answer.headers["upgrade"] == "websocket"
+    assert "POST" in answer.json()["error"]["message"]
+
+
 async def test_tokens_that_cant_be_counted(engine: FakeEngine) -> None:
     """If the engine's template isn't known, the engine does the truncation, and a count isn't made
     up."""

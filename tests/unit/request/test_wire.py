@@ -14,6 +14,7 @@ from leyline_engine.contract import RECORD_MEMBER, Receipt, TurnRecord, with_rec
 from leyline_proxy.request.wire import (
     WireError,
     add_members,
+    put_members,
     remove_members,
     replace_messages,
     take_member,
@@ -41,6 +42,19 @@ def test_adding_then_removing_gives_the_same_bytes(
     assert json.loads(added) == {**body, "\x00new": [1]}
     assert json.loads(remove_members(added, ["\x00new"])) == body
     assert remove_members(raw, ["\x00new"]) == raw
+
+
+@given(OBJECTS, OBJECTS, st.booleans(), st.sampled_from([None, 2]))
+def test_a_member_that_is_put_is_there_once(
+    before: dict[str, Any], after: dict[str, Any], there: bool, indent: int | None
+) -> None:
+    """It takes the place of one of the same name; all others keep theirs."""
+    name = "leyline"
+    body = {**before, **({name: before} if there else {}), **after}
+    put = put_members(_encode(body, indent), {name: b"[1]"})
+    pairs = json.loads(put, object_pairs_hook=list)
+    assert [key for key, _ in pairs] == [*body, *(() if name in body else (name,))]
+    assert json.loads(put) == {**body, name: [1]}
 
 
 @given(OBJECTS, st.data(), st.sampled_from([None, 2]))

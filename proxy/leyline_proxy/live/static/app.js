@@ -208,6 +208,7 @@ class Page {
     this.#pill(engines ?? this.#connection);
     const notice = this.#refusal || engines?.notice || (problem ? `Session store: ${problem}` : "");
     byId("notice").hidden = !notice;
+    byId("notice").classList.toggle("down", engines?.name === "down" && !this.#refusal);
     setText(byId("notice"), notice);
   }
 

@@ -22,11 +22,11 @@ export function enginesDown(engines) {
   if (down.length < engines.length) {
     return { name: "reduced", message: `${down.length} of ${engines.length} engines are down` };
   }
-  const why = down.map((each) => `${each.name}: ${each.problem}`).join("; ");
+  const why = down.map((each) => `${each.name}: ${each.problem.replace(/\.$/, "")}`).join("; ");
   return {
     name: "down",
     message: "No engine is up",
-    notice: `No engine is up, so requests fail until one answers. ${why}`,
+    notice: `No engine is up, so requests fail until one answers. ${why}.`,
   };
 }
 
