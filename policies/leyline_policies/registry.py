@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "leyline.policies"
 BUILT_IN = "built into leyline"
 
+_ASYNC = "is async, and a policy is called without an event loop: write def"
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyDefinition:
@@ -73,6 +75,8 @@ class PolicyDefinition:
         problem = ""
         if not callable(getattr(policy, "transform", None)):
             problem = "it has no method transform(messages, turn_idx)"
+        elif inspect.iscoroutinefunction(policy.transform):
+            problem = f"its transform {_ASYNC}"
         elif name != self.name:
             problem = f"its attribute name is {name!r}, which must be the registered name"
         elif mode not in MODES:
@@ -205,6 +209,8 @@ def _definition(candidate: Candidate, loaded: object) -> PolicyDefinition:
             f"it is a {type(loaded).__name__}; a policy is a class, a function "
             "f(messages, turn_idx, *, settings) or the result of @function_policy"
         )
+    if inspect.iscoroutinefunction(loaded.function):
+        raise TypeError(f"the function {_ASYNC}")
     taken = list(inspect.signature(loaded.function).parameters)
     if len(taken) < 2:
         raise TypeError("the function must take (messages, turn_idx)")

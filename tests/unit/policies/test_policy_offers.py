@@ -147,6 +147,19 @@ GOOD: dict[str, tuple[Any, dict[str, object]]] = {
     "decorated function": (function_policy(name="it", mode="forget")(function), {"limit": 1}),
     "policies inside": (Around, {"policies": ["truncate_older_than:n=1", "keep_all"]}),
 }
+async def waiting(messages: list[Any], turn_idx: int) -> list[Any]:
+    """A function that would need an event loop."""
+    return messages
+
+
+class Waiting(Plain):
+    """A policy that would need an event loop."""
+
+    async def transform(self, messages: Any, turn_idx: int) -> Any:
+        """Keep all messages, some time later."""
+        return messages
+
+
 BAD: dict[str, tuple[Any, dict[str, object]]] = {
     "nameless": (Nameless, {}),
     "other name": (OtherName, {}),
@@ -163,6 +176,8 @@ BAD: dict[str, tuple[Any, dict[str, object]]] = {
     "no setting that is needed": (needing, {}),
     "reserved name of a function": (reserved, {}),
     "function without the turn": (too_short, {}),
+    "async function": (waiting, {}),
+    "async transform": (Waiting, {}),
     "decorated function without the turn": (function_policy(name="it")(too_short), {}),
     "decorated function of another name": (function_policy(name="other")(function), {}),
     "forgetting that waits": (Frozen, {"every": 2}),
