@@ -62,8 +62,10 @@ def test_limits_are_shared(tmp_path: Path) -> None:
 
 
 def test_a_worker_killed_in_a_stream_costs_that_stream(tmp_path: Path) -> None:
-    """The other's stream ends well, its place is free again, and the port never closes."""
-    with slow(tmp_path, LEYLINE_MAX_CONCURRENT="2") as (running, engine):
+    """The other's stream ends well, its place is free again, the port never closes, and the audit
+    log names the turn that broke off."""
+    audit = {"LEYLINE_AUDIT_FILE": str(tmp_path / "audit"), "LEYLINE_AUDIT_TURNS": "all"}
+    with slow(tmp_path, LEYLINE_MAX_CONCURRENT="2", **audit) as (running, engine):
         engine.answers = [chat_stream(*["x"] * 20, pause_s=STREAM_S / 20) for _ in range(2)]
         with running.clients() as clients, ThreadPoolExecutor() as pool:
             begun = [threading.Event(), threading.Event()]
@@ -79,6 +81,11 @@ def test_a_worker_killed_in_a_stream_costs_that_stream(tmp_path: Path) -> None:
                 answers = [*pool.map(stream, [client, client])]
             assert all(first < STREAM_S and body.endswith(DONE) for first, body in answers)
             wait(lambda: len(running.pids()) == 2 and alive(running.pids()[0]), seconds=60)
+    records = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+    (gap,) = [each for each in records if each["kind"] == "gap"]
+    assert (gap["lost"], gap["cause"], gap["turns"][0]["tenant"]) == (1, "worker", "default")
+    known = {each["message_id"] for each in records if each["kind"] == "turn"}
+    assert len(known) == 3 and gap["turns"][0]["message_id"] not in known
 
 
 @pytest.mark.parametrize(

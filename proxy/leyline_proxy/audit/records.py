@@ -219,6 +219,18 @@ def gap_record(lost: int, cause: str, at: float) -> Record:
     return {**_stamp(at, "gap"), "lost": lost, "cause": cause}
 
 
+def lost_record(turns: Sequence[Record], at: float) -> Record:
+    """Return the record of turns that were under way at a process which died.
+
+    Args:
+        turns: their ``message_id``, ``tenant``, ``session`` and ``turn``.
+    """
+    record = {**gap_record(len(turns), "worker", at), "turns": [*turns[:MAX_NAMES]]}
+    return (
+        record if len(turns) <= MAX_NAMES else {**record, "turns_omitted": len(turns) - MAX_NAMES}
+    )
+
+
 def stop_record(at: float) -> Record:
     """Return the record of an orderly close."""
     return _stamp(at, "stop")

@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from ..audit.chain_file import WriteFailedError
-from ..audit.records import Record
+from ..audit.records import Record, lost_record
 from ..audit.writer import AuditWriter
 from .link import HubGoneError, HubLink
 from .server import Handlers, Member
 from .wire import Method
 
+log = structlog.get_logger("leyline.audit")
+
+
+class LostTurn(msgspec.Struct, array_like=True, frozen=True):
+    """A turn under way whose record its worker will write."""
+
+    message_id: str
+    tenant: str
+    session: str
+    turn: str
+
+
+class _Head(msgspec.Struct, frozen=True):
+    kind: str
+    message_id: str = ""
+
+
 RECORDS = Method("audit.records", list[bytes], type(None))
+BEGUN = Method("audit.begun", LostTurn, type(None))
+ENDED = Method("audit.ended", str, type(None))
 PROBLEM = Method("audit.problem", type(None), str)
 
 _LOOK_S = 0.5
@@ -25,22 +46,58 @@ _LOOK_S = 0.5
 
 
 class HubAudit:
-    """The log's one writer."""
+    """The log's one writer. It names the turns of which a worker that died wrote no record."""
 
     def __init__(self, writer: AuditWriter) -> None:
         self._writer = writer
+        self._begun: dict[Member, dict[str, LostTurn]] = {}
+        """Turns under way of each worker, by message."""
 
     def handlers(self, handlers: Handlers) -> None:
         """Add the answers to workers' records."""
-        handlers.add(RECORDS, lambda _, records: self._offer(records))
+        handlers.add(RECORDS, self._offer)
+        handlers.add(BEGUN, self._begin)
+        handlers.add(ENDED, self._end)
         handlers.add(PROBLEM, lambda _, __: self._writer.problem or "")
 
     def left(self, member: Member) -> None:
-        """Do nothing: what a worker has sent is in the queue."""
+        """Record the turns of which a worker that has gone wrote no record."""
+        turns = [*self._begun.pop(member, {}).values()]
+        if turns:
+            log.error("audit_turns_lost", turns=len(turns))
+            found = [msgspec.structs.asdict(each) for each in turns]
+            self._writer.offer(partial(lost_record, found, time.time()))
 
-    def _offer(self, records: Sequence[bytes]) -> None:
+    def _begin(self, member: Member, turn: LostTurn) -> None:
+        self._begun.setdefault(member, {})[turn.message_id] = turn
+
+    def _end(self, member: Member, message_id: str) -> None:
+        self._begun.get(member, {}).pop(message_id, None)
+
+    def _offer(self, member: Member, records: Sequence[bytes]) -> None:
         for record in records:
             self._writer.offer(partial(msgspec.json.decode, record), len(record))
+            head = _HEAD.decode(record)
+            if head.kind == "turn":
+                self._end(member, head.message_id)
+
+
+_HEAD = msgspec.json.Decoder(_Head)
+
+
+class SharedTurns:
+    """Tells the hub of turns under way whose records this worker will write."""
+
+    def __init__(self, link: HubLink) -> None:
+        self._link = link
+
+    def begun(self, turn: LostTurn) -> None:
+        """Announce a record."""
+        self._link.tell(BEGUN, turn)
+
+    def ended(self, message_id: str) -> None:
+        """Withdraw it: there will be none."""
+        self._link.tell(ENDED, message_id)
 
 
 class SharedLog:

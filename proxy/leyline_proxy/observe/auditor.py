@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import structlog
 
-from leyline_engine.contract import Mode, Receipt
+from leyline_engine.contract import Mode, Outcome, Receipt
 
 from ..audit.chain import AuditKey
 from ..audit.facts import TurnEdits, turn_edits
@@ -30,6 +30,7 @@ from ..audit.records import (
 )
 from ..audit.writer import AuditWriter, Job
 from ..errors import AuditUnavailableError
+from ..hub.audit import LostTurn, SharedTurns
 from ..model.derived import Derived
 from ..model.history import CONTINUES
 from ..model.places import owed
@@ -61,6 +62,7 @@ class Auditor:
         turns: turns to record: those that edit or forget, or all.
         refuses: True to refuse what may have to be recorded while the log can't be written.
         watch: follows the log's state while the auditor is running.
+        under_way: gets the turns whose records are lost if this process dies.
     """
 
     def __init__(
@@ -71,10 +73,14 @@ class Auditor:
         *,
         refuses: bool = False,
         watch: Callable[[], Coroutine[object, object, None]] | None = None,
+        under_way: SharedTurns | None = None,
     ) -> None:
         self._writer = writer
         self._refuses = refuses
         self._watch = watch
+        self._under_way = under_way
+        self._announced: set[str] = set()
+        """Messages whose records another process expects."""
         self._key = key
         self._all = turns == "all"
         self._followups = FollowUps(self._tell)
@@ -133,6 +139,21 @@ class Auditor:
                 await asyncio.wait((watching,))
             await self._followups.aclose()
             await asyncio.to_thread(self._writer.close, _PATIENCE_S)
+
+    def begun(self, turn: Turn) -> None:
+        """Announce the record of a turn."""
+        plan = turn.planned.plan
+        edits = plan.planned is not Outcome.UNEDITED or plan.forgets or plan.unreachable
+        if self._under_way is not None and (self._all or edits):
+            self._announced.add(turn.message_id)
+            place = turn.request.tenant.name, turn.identity.session_id
+            self._under_way.begun(LostTurn(turn.message_id, *place, turn.name))
+
+    def ended(self, turn: Turn) -> None:
+        """Withdraw the record of a turn that needed none."""
+        if self._under_way is not None and turn.message_id in self._announced:
+            self._announced.discard(turn.message_id)
+            self._under_way.ended(turn.message_id)
 
     def settled(self, settled: SettledTurn, session: Session) -> None:
         """Record a turn that was answered in full."""
@@ -248,6 +269,7 @@ class Auditor:
             return
         if facts is None:
             return
+        self._announced.discard(turn.message_id)  # the record itself ends it
         weight = _TEXTS_PER_BODY * len(turn.request.raw) if facts.edits.edits else 0
         self._offer(partial(turn_record, facts, self._key), weight)
         told_to = turn.planned.plan.forgets and turn.enveloped

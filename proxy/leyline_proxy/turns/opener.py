@@ -112,6 +112,7 @@ class TurnOpener:
             with request.clock.working():
                 turn = await self._planned(request, identity, effective, replica)
             request.clock.sent()
+            self._under_way.watch.begun(turn)
             return turn
         except BaseException:
             self._under_way.openings.leave(identity.hold)
@@ -159,6 +160,7 @@ class TurnOpener:
                 raise SessionMovedError
             opened = await self._turn(given, planned, identity, replica)
         asked.clock.sent()
+        self._under_way.watch.begun(opened)
         return replace(opened, asks=wanted)
 
     async def _turn(

@@ -40,6 +40,16 @@ class TurnObserver(Protocol):
         """
 
 
+class TurnWatch(Protocol):
+    """A watcher of turns under way, in case that this process dies."""
+
+    def begun(self, turn: Turn) -> None:
+        """Receive a turn that is about to be sent."""
+
+    def ended(self, turn: Turn) -> None:
+        """Receive a turn that is over, whatever became of it; after every observer."""
+
+
 class PinRefusals(Protocol):
     """Pins of messages that no engine accepted."""
 

@@ -196,6 +196,7 @@ class TurnSettler:
 
     async def release(self, turn: Turn) -> None:
         """Withdraw a turn that ended without KV in any engine; its forgets are still owed."""
+        self._under_way.watch.ended(turn)
         self._under_way.leave(turn)
         await self._charges.released(turn)
         if turn.name not in self._under_way:

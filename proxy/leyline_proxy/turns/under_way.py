@@ -8,14 +8,16 @@ from ..request.identify import Identity, Openings
 from ..sessions import SessionStore
 from ..sessions.store import SessionChange
 from .placing import Placing
+from .ports import TurnWatch
 from .turn import Turn
 
 
 class TurnsUnderWay:
     """Informs the session store of KV that engines may hold meanwhile."""
 
-    def __init__(self, store: SessionStore, placing: Placing) -> None:
+    def __init__(self, store: SessionStore, placing: Placing, watch: TurnWatch) -> None:
         self._store = store
+        self.watch = watch
         self.placing = placing
         self._names: set[str] = set()
         self.openings = Openings()

@@ -9,7 +9,7 @@ from ..audit.chain import AuditKey
 from ..audit.chain_file import ChainFile
 from ..audit.keys import read_keys
 from ..audit.writer import AuditWriter
-from ..hub.audit import SharedLog
+from ..hub.audit import SharedLog, SharedTurns
 from ..hub.link import HubLink
 from ..observe.auditor import Auditor
 from ..settings.audit import PLACE, AuditSettings
@@ -44,6 +44,7 @@ def build_auditor(
         settings.audit_turns,
         refuses=settings.audit_on_fault == "refuse",
         watch=watch,
+        under_way=SharedTurns(link) if link is not None else None,
     )
 
 

@@ -211,7 +211,7 @@ def build_services(
     kept = KeptTexts(*keeping, *((recall, quotes) if recall is not None else ()))
     feed = build_feed(metrics, link)
     placing = Placing(pool)
-    under_way = TurnsUnderWay(store, placing)
+    under_way = TurnsUnderWay(store, placing, audit)
     catalog = PolicyCatalog(policy_file)
     named = NamedSources(ContentIndex())
     predecessors = Predecessors(store, history)

@@ -147,6 +147,8 @@ GOOD: dict[str, tuple[Any, dict[str, object]]] = {
     "decorated function": (function_policy(name="it", mode="forget")(function), {"limit": 1}),
     "policies inside": (Around, {"policies": ["truncate_older_than:n=1", "keep_all"]}),
 }
+
+
 async def waiting(messages: list[Any], turn_idx: int) -> list[Any]:
     """A function that would need an event loop."""
     return messages
