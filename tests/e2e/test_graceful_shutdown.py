@@ -177,8 +177,8 @@ def test_no_request_is_reset(settings: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("signals", [1, 2], ids=["grace-over", "second-signal"])
 def test_a_stream_that_doesnt_end_is_cut_off(signals: int) -> None:
-    """After the grace time, or at once on a second signal, running requests are given up; a signal
-    from a keyboard waits for no load balancer."""
+    """After the grace time, or at once on a second signal, running requests are given up; at the
+    first, their clients learn why. A signal from a keyboard waits for no load balancer."""
     with slow_engine() as (engine, origin):
         first, *_ = chat_stream("x").chunks
         engine.answers = [Answer([first], content_type="text/event-stream", hangs=True)]
@@ -190,4 +190,6 @@ def test_a_stream_that_doesnt_end_is_cut_off(signals: int) -> None:
             time.sleep(0.3)
         assert proxy.process.wait(15) is not None
         thread.join(30)
-        assert DONE not in b"".join(received)
+        whole = b"".join(received)
+        assert DONE not in whole
+        assert (b'"code":"stopping"' in whole) == (signals == 1), whole

@@ -98,14 +98,19 @@ def waiting(text: str, terminal: TextIO) -> Iterator[None]:
 
 
 def announce(
-    facts: Mapping[str, str], sock: socket.socket, admin: socket.socket | None, settings: Settings
+    facts: Mapping[str, str],
+    sock: socket.socket,
+    admin: socket.socket | None,
+    settings: Settings,
+    held: HeldOutput,
 ) -> None:
-    """Print where to point a client, and facts about the engine.
+    """Print where to point a client, and facts about the engine; then release the logs.
 
     Args:
         facts: of :func:`~leyline_proxy.workers.serving.banner_of`.
         sock: the proxy's port.
         admin: the admin port, if there is one.
+        held: the logs.
     """
     from ..workers.serving import url_of
 
@@ -123,3 +128,4 @@ def announce(
     console.print("[bold]Leyline is up.[/bold]")
     for name, value in lines.items():
         console.print(f"  {name:<12} {value}")
+    held.release()

@@ -285,12 +285,11 @@ def _faults(sources: Sources) -> Iterator[None]:
     """End the command for an error of the start, with its place and its fix."""
     from leyline_policies import PolicyError
 
-    from ..audit.files import AuditError
     from ..settings.faults import fault_of_start
 
     try:
         yield
-    except (PolicyError, ValueError, AuditError) as error:
+    except (PolicyError, ValueError) as error:
         raise _usage(str(fault_of_start(error, sources))) from error
 
 
@@ -354,8 +353,7 @@ def _run(
     from ..workers.serving import banner_of, ignore_repeated_signals, server_of
 
     def started() -> None:
-        announce(banner_of(app.state.services), sock, admin, settings)
-        held.release()
+        announce(banner_of(app.state.services), sock, admin, settings, held)
 
     ignore_repeated_signals()
     server_of(
@@ -377,16 +375,20 @@ def _supervise(
     from ..workers.folder import own_folder
 
     def up(facts: Mapping[str, str]) -> None:
-        announce(facts, sock, admin, settings)
-        held.release()
+        announce(facts, sock, admin, settings, held)
 
     _log(settings)
-    with own_folder() as folder, _faults(sources):
+    with own_folder() as folder:
+        from ..audit.files import AuditError
         from ..wiring.starting import check_start
         from ..workers.supervisor import supervise  # reads what own_folder sets
 
-        check_start(settings)
-        status = supervise(settings, sock, admin, folder, up)
+        with _faults(sources):
+            check_start(settings)
+        try:
+            status = supervise(settings, sock, admin, folder, up)
+        except AuditError as error:
+            raise _usage(str(error)) from error
     if status:
         raise typer.Exit(status)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..errors import ClientDisconnected, ProxyError
+from ..errors import ClientDisconnected, ProxyError, StoppingError
 from ..model.clock import TurnClock
 from ..telemetry.metrics import exemplar
 from ..telemetry.tracing import current_trace, stage_span
@@ -29,6 +30,8 @@ log = structlog.get_logger("leyline.http")
 
 DISCONNECTED = "disconnected"
 UNKNOWN = "unknown"
+_LAST_WORDS_S = 0.5
+"""Time for the error of a request that a stop cuts off."""
 
 
 class Exchange(ABC):
@@ -86,8 +89,18 @@ class Exchange(ABC):
             if not self.complete:
                 self.status = DISCONNECTED
                 log.info("client_disconnected", tenant=self._tenant, route=self.route)
+        except asyncio.CancelledError:
+            if self.services.shutdown.begun:
+                await self._last_words(scope, receive, send)
+            raise
         except Exception as error:
             await self._fail(as_proxy_error(error), scope, receive, send)
+
+    async def _last_words(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Tell the client of a request that outlasts the grace of a stop why it ends."""
+        with suppress(Exception):  # the connection may have gone, or its client reads nothing
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._fail(StoppingError(), scope, receive, send)
 
     @abstractmethod
     async def serve(

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..errors import ClientDisconnected, NotFoundError, TryLaterError
+from ..errors import ClientDisconnected, NotFoundError, StoppingError
 from ..live.assets import INDEX, SECURITY_HEADERS, Asset, read_assets
 from ..live.stream import LiveStream, Pace, Sources
 from ..tenants import Tenant
@@ -24,14 +24,6 @@ _STREAM_HEADERS = {
     "cache-control": "no-store",
     "x-accel-buffering": "no",
 }
-
-
-class StoppingError(TryLaterError):
-    """The proxy is about to stop; another may take the viewer."""
-
-    status = 503
-    kind = "server_error"
-    code = "stopping"
 
 
 def install_live(app: FastAPI, services: Services, pace: Pace = Pace()) -> None:  # noqa: B008
@@ -68,7 +60,7 @@ def install_live(app: FastAPI, services: Services, pace: Pace = Pace()) -> None:
     async def live(request: Request) -> Response:
         """Stream current events as server-sent events."""
         if services.shutdown.begun:
-            raise StoppingError("This proxy is about to stop.", 1)
+            raise StoppingError
         return LiveResponse(services, sources, request, pace)
 
 
