@@ -135,21 +135,25 @@ class AuditWriter:
         self._thread = threading.Thread(target=self._run, name="leyline-audit", daemon=True)
         self._thread.start()
 
-    def offer(self, job: Job, weight: int = 0) -> None:
+    def offer(self, job: Job, weight: int = 0) -> bool:
         """Queue a record; never blocks on the disk and never fails. From one thread only.
 
         Args:
             weight: approximate bytes that the job keeps alive.
+
+        Returns:
+            False if it is dropped, and counted.
         """
         full = self._given - self._taken >= self._max_waiting
         waiting_bytes = self._given_bytes - self._taken_bytes
         heavy = waiting_bytes > 0 and waiting_bytes + weight > MAX_WAITING_BYTES
         if full or heavy or self._closing:
             self.drop()
-            return
+            return False
         self._given += 1
         self._given_bytes += weight
         self._waiting.put((job, weight))
+        return True
 
     def drop(self) -> None:
         """Count a record that could not be created. From the same thread as :meth:`offer`."""

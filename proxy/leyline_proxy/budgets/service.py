@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -13,6 +15,7 @@ from ..model.budgets import (
     Amount,
     Asked,
     Counted,
+    Reserved,
     Settlement,
     Standing,
     StoreState,
@@ -149,7 +152,7 @@ class Budgets:
         local = False
         await self._pay()
         try:
-            reserved = await self._store.reserve(asked)
+            reserved = await self._reserved(asked)
         except BudgetStoreGoneError:
             self._failed()
             self._metrics.budget_store_errors.labels("open" if self._open else "closed").inc()
@@ -167,7 +170,7 @@ class Budgets:
     async def settle(self, reservation: Reservation, used: Amount) -> None:
         """End a hold, and charge what was used. Never fails: what the store can't take is owed."""
         asked = reservation.asked
-        ended = [Settlement(period, used, asked.amount, asked.lapses) for period in asked.periods]
+        ended = _ends(asked, used)
         if reservation.local:
             self._known.settle(asked.tenant, ended, self._now())
             ended = [Settlement(period, used) for period in asked.periods]
@@ -183,9 +186,8 @@ class Budgets:
     def take_over(self, tenant: str, ended: Sequence[Settlement]) -> None:
         """Charge for requests of another process that has died. Never fails, as :meth:`settle`."""
         self._metrics.budget_estimates.labels("died").inc()
-        task = asyncio.create_task(self._given(tenant, ended))
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+        self._known.settle(tenant, _without_holds(ended), self._now())
+        self._beside(self._given(tenant, ended))
 
     async def standings(self, tenant: Tenant) -> list[Standing]:
         """Return the state of a tenant's budgets, as far as known while the store is down."""
@@ -252,14 +254,31 @@ class Budgets:
             counted: True if this process has counted it.
         """
         if not counted:
-            used = [each._replace(held=Amount(), lapses=0) for each in settlements]
-            self._known.settle(asked.tenant, used, self._now())
+            self._known.settle(asked.tenant, _without_holds(settlements), self._now())
         if any(each.used != Amount() for each in settlements):
             self._show(asked.tenant, standings(asked, self._known.usages(asked)))
-        task = asyncio.create_task(self._given(asked.tenant, settlements))
+        await asyncio.shield(self._beside(self._given(asked.tenant, settlements)))
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run what must not end with its caller."""
+        task = asyncio.create_task(work)
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
-        await asyncio.shield(task)
+        return task
+
+    async def _reserved(self, asked: Asked) -> Reserved:
+        """Ask the store for a hold, and end it if the caller is cancelled meanwhile."""
+        asking = asyncio.ensure_future(self._store.reserve(asked))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            self._beside(self._withdraw(asked, asking))
+            raise
+
+    async def _withdraw(self, asked: Asked, asking: asyncio.Future[Reserved]) -> None:
+        with suppress(BudgetStoreGoneError):
+            if (await asking).admitted:
+                await self._given(asked.tenant, _ends(asked, Amount()))
 
     async def _given(self, tenant: str, settlements: Sequence[Settlement]) -> None:
         """Give settlements to the store, or owe them."""
@@ -311,3 +330,13 @@ class Budgets:
             key = (tenant, each.period.window, each.unit)
             self._shown[key] = each
             self._metrics.budget_used.labels(*key).set(each.used / each.limit)
+
+
+def _ends(asked: Asked, used: Amount) -> list[Settlement]:
+    """Return the ends of the holds of an admitted request."""
+    return [Settlement(period, used, asked.amount, asked.lapses) for period in asked.periods]
+
+
+def _without_holds(settlements: Sequence[Settlement]) -> list[Settlement]:
+    """Return what was used, for counts without the holds."""
+    return [each._replace(held=Amount(), lapses=0) for each in settlements]

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -32,7 +32,8 @@ class HeldOutput(io.TextIOBase):
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self._waiting: list[str] | None = []
-        self._lock = threading.Lock()
+        # What a finalizer writes may come from within a write.
+        self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
         """Write a text, or let it wait."""
@@ -51,9 +52,25 @@ class HeldOutput(io.TextIOBase):
         """Return True if the stream is a terminal."""
         return self.stream.isatty()
 
+    def fileno(self) -> int:
+        """Return the stream's descriptor."""
+        return self.stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The stream's encoding."""
+        return self.stream.encoding
+
+    @property
+    def buffer(self) -> BinaryIO:
+        """The stream's bytes, which don't wait."""
+        return self.stream.buffer
+
     def release(self) -> None:
-        """Write what waits; later texts wait no more."""
+        """Write what waits, and give the stream back; later texts wait no more."""
         with self._lock:
+            if sys.stderr is self:
+                sys.stderr = self.stream
             waiting, self._waiting = self._waiting, None
             if waiting:
                 self.stream.write("".join(waiting))
@@ -68,8 +85,10 @@ def logs_after_banner() -> Iterator[HeldOutput]:
         The held stream; release it once the banner is printed.
     """
     held = HeldOutput(sys.stderr)
-    if not held.isatty():
-        held.release()  # who collects logs needs no order
+    if not held.isatty():  # who collects logs needs no order
+        held.release()
+        yield held
+        return
     timer = threading.Timer(_LONGEST_S, held.release)
     timer.daemon = True
     timer.start()

@@ -21,7 +21,7 @@ def install_budgets(app: FastAPI, services: Services) -> None:
         """Show the tenant's budgets: used, reserved and left in their present windows."""
         tenant = await caller_of(services, request)
         found = await _budgets_of(services, tenant)
-        state = await services.budget_reports.state()
+        state = await services.budgets.state()  # its worker has just looked
         return JSONResponse({"budgets": found, "complete": state.problem is None})
 
 

@@ -99,6 +99,10 @@ class SharedTurns:
         """Withdraw it: there will be none."""
         self._link.tell(ENDED, message_id)
 
+    def failed(self, message_id: str) -> None:
+        """Withdraw it, from the writer's thread."""
+        self._link.tell_from_thread(ENDED, message_id)
+
 
 class SharedLog:
     """The file of a worker's :class:`~leyline_proxy.audit.writer.AuditWriter`: the hub's.

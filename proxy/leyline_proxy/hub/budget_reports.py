@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
 import msgspec
 
 from ..budgets import Budgets
@@ -11,6 +14,7 @@ from .fleet import Fleet
 
 _COUNTED = "budgets.counted"
 _STATE = "budgets.state"
+_PATIENCE_S = 1.0
 
 
 class BudgetsOfAll:
@@ -28,14 +32,23 @@ class BudgetsOfAll:
         asked = self._own.asked(tenant)
         usages = await self._own.read(asked)
         if usages is None:
-            found = await self._fleet.everyone(_COUNTED, msgspec.msgpack.encode(asked))
-            usages = together([_COUNTS.decode(each) for each in found])
+            found = await self._all(_COUNTED, msgspec.msgpack.encode(asked))
+            counts = [_COUNTS.decode(each) for each in found] or [self._own.counted(asked)]
+            usages = together(counts)
         return standings(asked, usages)
 
     async def state(self) -> StoreState:
-        found = [_STATES.decode(each) for each in await self._fleet.everyone(_STATE)]
+        found = [_STATES.decode(each) for each in await self._all(_STATE)]
+        found = found or [await self._own.state()]
         problems = (each.problem for each in found if each.problem is not None)
         return StoreState(next(problems, None), sum(each.owed for each in found))
+
+    async def _all(self, order: str, body: bytes = b"") -> list[bytes]:
+        """Return all workers' answers; none if one of them is busy for too long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                return await self._fleet.everyone(order, body)
+        return []
 
     async def _counted_here(self, body: bytes) -> bytes:
         return msgspec.msgpack.encode(self._own.counted(_ASKED.decode(body)))

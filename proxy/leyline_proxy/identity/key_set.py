@@ -233,8 +233,11 @@ class KeySet:
             return
         except Exception as error:
             # A document that nobody foresaw must not end the looks, nor leave old keys in force.
-            log.error("identity_keys_failed", error=type(error).__name__, frames=frames_of(error))
-            self._failed(f"they can't be read ({type(error).__name__})")
+            kind = type(error).__name__
+            problem = f"they can't be read ({kind})"
+            if problem != self.problem:
+                log.error("identity_keys_failed", error=kind, frames=frames_of(error))
+            self._failed(problem)
             return
         if found.skew_s is not None and abs(found.skew_s) > _SKEW_S:
             log.warning("clocks_differ", provider_ahead_s=round(found.skew_s))

@@ -269,9 +269,9 @@ class Auditor:
             return
         if facts is None:
             return
-        self._announced.discard(turn.message_id)  # the record itself ends it
         weight = _TEXTS_PER_BODY * len(turn.request.raw) if facts.edits.edits else 0
-        self._offer(partial(turn_record, facts, self._key), weight)
+        if self._offer(partial(self._record, facts), weight):
+            self._announced.discard(turn.message_id)  # the record itself ends it
         told_to = turn.planned.plan.forgets and turn.enveloped
         if told_to and not is_closed(receipt):
             self._followups.watch(facts, turn.replica.client.record)
@@ -312,12 +312,20 @@ class Auditor:
             derived=planned.derived,
         )
 
+    def _record(self, facts: TurnFacts) -> Record:
+        """Return the record of a turn, in the writer's thread."""
+        try:
+            return turn_record(facts, self._key)
+        except Exception:
+            if self._under_way is not None:
+                self._under_way.failed(facts.message_id)
+            raise
+
     def _tell(self, record: Record) -> None:
         self._offer(lambda: record, 0)
 
-    def _offer(self, job: Job, weight: int) -> None:
-        if self._writer is not None:
-            self._writer.offer(job, weight)
+    def _offer(self, job: Job, weight: int) -> bool:
+        return self._writer is not None and self._writer.offer(job, weight)
 
 
 def _doubts(turn: Turn) -> frozenset[Mode]:

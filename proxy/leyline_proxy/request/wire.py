@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -83,8 +84,10 @@ def put_members(body: bytes, members: Mapping[str, bytes]) -> bytes:
         WireError: not a JSON object.
     """
     # Nearly always there are none, which takes no parsing to see.
-    known = any(msgspec.json.encode(name) in body for name in members)
-    return replace_members(body, members) if known else add_members(body, members)
+    if any(msgspec.json.encode(name) in body for name in members):
+        with suppress(WireError):
+            return replace_members(body, members)
+    return add_members(body, members)
 
 
 def remove_members(body: bytes, names: Collection[str]) -> bytes:
@@ -219,7 +222,11 @@ def _members(body: bytes) -> Iterator[_Member]:
         colon = _skip_space(body, name.end())
         value = _skip_space(body, colon + 1)
         end = _value_end(body, value)
-        yield _Member(msgspec.json.decode(name.group(), type=str), position, value, end)
+        try:
+            word = msgspec.json.decode(name.group(), type=str)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise WireError("the body is no JSON object") from error
+        yield _Member(word, position, value, end)
         position = _skip_space(body, end)
         if body[position : position + 1] == b",":
             position = _skip_space(body, position + 1)

@@ -29,7 +29,7 @@ _SHAPES = {
 }
 """Messages of pydantic that speak of Python's types, in the words of a file of settings."""
 _FIELD = re.compile(r'field "(\w+)"')
-_LEADING = re.compile(r"([a-z_]+(?:\.[^\s.:]+)*)[: ]")
+_LEADING = re.compile(r"([a-z_]+)[: ]")
 _SERVICE = re.compile(r"(tcp|udp)://")
 
 
@@ -86,7 +86,7 @@ def fault_of_start(error: Exception, sources: Sources) -> Fault:
     """Return an error of a proxy that starts with settings that can be read. Its message begins
     with the setting, or stands for itself."""
     found = _LEADING.match(str(error))
-    loc = found[1].split(".") if found else []
+    loc: Sequence[str] = getattr(error, "loc", ()) or ((found[1],) if found else ())
     if not loc or loc[0] not in Settings.model_fields:
         return Fault("", str(error), "")
     place = _Places(sources).of(loc)

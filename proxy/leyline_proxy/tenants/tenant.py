@@ -81,7 +81,9 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
     fair_part = max(1, int(settings.max_concurrent * settings.max_tenant_share))
     return Tenant(
         name=name,
-        policies=_policies(policy, "policy" if own.policy is None else f"tenants.{name}.policy"),
+        policies=_policies(
+            policy, ("policy",) if own.policy is None else ("tenants", name, "policy")
+        ),
         undeclared=replace(
             UndeclaredRules.parse(undeclared),
             reasoning=own.reasoning_edits or settings.reasoning_edits,
@@ -112,16 +114,28 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
     )
 
 
-def _policies(spec: str | None, setting: str) -> tuple[Policy, ...]:
+class PolicySettingError(SpecError):
+    """Policies of a setting that are wrong.
+
+    Args:
+        loc: path of the setting.
+    """
+
+    def __init__(self, loc: tuple[str, ...], problem: SpecError) -> None:
+        super().__init__(f"{'.'.join(loc)}: {problem}")
+        self.loc = loc
+
+
+def _policies(spec: str | None, loc: tuple[str, ...]) -> tuple[Policy, ...]:
     """Return a setting's policies.
 
     Raises:
-        leyline_policies.SpecError: the message begins with the setting.
+        PolicySettingError: they are wrong.
     """
     try:
         return tuple(load_pipeline(spec)) if spec else ()
     except SpecError as error:
-        raise SpecError(f"{setting}: {error}") from error
+        raise PolicySettingError(loc, error) from error
 
 
 def _own(own: N | None, of_proxy: N) -> N:

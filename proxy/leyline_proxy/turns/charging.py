@@ -26,6 +26,9 @@ _MAX_ANSWERS = 1_000_000
 """Largest ``n`` that counts, so that sums stay within 64 bits. Engines refuse far fewer."""
 
 
+_MOST = 10**15
+
+
 class TurnCharges:
     """The budgets of turns.
 
@@ -64,19 +67,20 @@ class TurnCharges:
         """Return the tokens that a chat request holds for its answers."""
         # Engines obey one of two limits, and not all the same one.
         limits = _counts(body, "max_completion_tokens", "max_tokens")
-        return self._room(limits, max(_counts(body, "n"), default=1))
+        return self._room(limits, max(_counts(body, "n"), default=1) or 1)
 
     def completion_room(self, body: Mapping[str, Any]) -> int:
         """Return the tokens that a bare completion holds for the answers to its prompts."""
-        answers = max(_counts(body, "n", "best_of"), default=1)
+        answers = max(_counts(body, "n", "best_of"), default=1) or 1
         prompt = body.get("prompt")
         several = isinstance(prompt, Sequence) and not isinstance(prompt, str)
         prompts = len(prompt) if several and prompt and not isinstance(prompt[0], int) else 1
         return self._room(_counts(body, "max_tokens"), answers * prompts)
 
     def _room(self, limits: Sequence[int], answers: int) -> int:
-        one = min(max(limits, default=self._answer_tokens), self._answer_tokens)
-        return one * min(answers, _MAX_ANSWERS)
+        # What can't be read as a limit may be none.
+        longest = self._answer_tokens if not all(limits) else max(limits, default=_MOST)
+        return min(longest, self._answer_tokens) * min(answers, _MAX_ANSWERS)
 
     async def settled(self, settled: SettledTurn) -> None:
         """Charge a turn that was answered."""
@@ -147,6 +151,15 @@ def prompt_size(turn: Turn) -> int:
 
 
 def _counts(body: Mapping[str, Any], *names: str) -> list[int]:
-    """Return the positive numbers among members of a body."""
+    """Return the numbers among members of a body, in any spelling that an engine may read."""
     given = (body.get(name) for name in names)
-    return [each for each in given if type(each) is int and each > 0]
+    return [_count(each) for each in given if each is not None]
+
+
+def _count(value: object) -> int:
+    """Return a number; 0 for what is none, or not positive."""
+    try:
+        number = float(value) if isinstance(value, int | float | str) else 0.0
+        return max(0, int(min(number, _MOST)))
+    except (ValueError, OverflowError):  # also not a number
+        return 0

@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import httpx
 import msgspec
+import pytest
 from audit_kit import AT, judged, writer
+from support.fake_engine import MODEL, FakeEngine
 from support.hubs import hub, link
 from support.waiting import until
 
 from leyline_proxy.audit.records import MAX_NAMES, lost_record
+from leyline_proxy.http.app import create_app
 from leyline_proxy.hub.audit import RECORDS, HubAudit, LostTurn, SharedTurns
+from leyline_proxy.observe import auditor
+from leyline_proxy.settings import Settings
+from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
+from leyline_proxy.upstream.lifespan import lifespan_of
 
 
 def turn(number: int) -> LostTurn:
@@ -58,6 +66,55 @@ async def test_turns_without_a_record_are_named_when_their_worker_dies(tmp_path:
     assert gap["turns"] == [msgspec.structs.asdict(turn(number)) for number in (2, 3)]
     assert [each["message_id"] for each in found if each["kind"] == "turn"] == ["m1", "m9", "m4"]
     assert judged(path.read_bytes()) is None
+
+
+class Told:
+    """Stands in for the words to the hub."""
+
+    def __init__(self) -> None:
+        self.begun_: list[str] = []
+        self.over: list[str] = []
+
+    def begun(self, turn: LostTurn) -> None:
+        """Note a turn that is announced."""
+        self.begun_.append(turn.message_id)
+
+    def ended(self, message_id: str) -> None:
+        """Note one that is withdrawn."""
+        self.over.append(message_id)
+
+    failed = ended
+
+
+@pytest.mark.parametrize("fate", ["written", "dropped", "failed"])
+async def test_only_a_record_that_was_made_needs_no_withdrawal(
+    tmp_path: Path, fate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record that the queue drops, or that can't be made, is counted already, not lost again."""
+    settings = Settings(audit_file=tmp_path / "log", audit_turns="all", log_level="error")
+    app = create_app(settings, engine_app=FakeEngine())
+    audit, told = app.state.services.audit, Told()
+    audit._under_way = told
+    if fate == "dropped":
+        monkeypatch.setattr(audit._writer, "offer", lambda *_: False)
+    elif fate == "failed":
+        monkeypatch.setattr(auditor, "turn_record", raised)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}
+    async with (
+        lifespan_of(app),
+        httpx.AsyncClient(
+            transport=ASGIStreamTransport(app), base_url="http://localhost"
+        ) as client,
+    ):
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == httpx.codes.OK
+    assert len(told.begun_) == 1
+    assert told.over == ([] if fate == "written" else told.begun_)
+
+
+def raised(*_: object) -> NoReturn:
+    """Fails as a defect would."""
+    raise RuntimeError
 
 
 def test_a_gap_names_a_bounded_number_of_turns() -> None:

@@ -238,6 +238,44 @@ async def test_a_cancelled_payment_stays_owed() -> None:
     assert ((await kit.budgets.state()).owed, await kit.spent(red)) == (0, 20)
 
 
+async def test_a_cancelled_question_for_room_holds_nothing() -> None:
+    """Its client leaves while the store answers: the room is given back."""
+    kit, red = Kit(), tenant(DAY)
+    kit.store.slow.clear()
+    asking = asyncio.ensure_future(kit.budgets.reserve(red, Amount(50)))
+    await until(lambda: kit.store.calls > 0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    kit.store.slow.set()
+
+    async def nothing_held() -> bool:
+        (state,) = await kit.budgets.standings(red)
+        return (state.used, state.held) == (0, 0)
+
+    await until(lambda: kit.store.calls > 1)
+    await until(nothing_held)
+    await kit.budgets.aclose()
+
+
+async def test_charges_taken_over_count_while_the_store_is_down() -> None:
+    """An heir refuses what doesn't fit beside what it charges for a process that died."""
+    kit, red = Kit(), tenant(DAY)
+    held = taken(await kit.budgets.reserve(red, Amount(30)))
+    await kit.budgets.settle(held, Amount(30))
+    kit.store.down = True
+    asked = kit.budgets.asked(red)
+    ended = [Settlement(each, Amount(60), Amount(60), asked.lapses) for each in asked.periods]
+    kit.budgets.take_over("red", ended)
+    await until(lambda: kit.store.calls > 2)
+    with pytest.raises(BudgetExceededError):
+        await kit.budgets.reserve(red, Amount(11))
+    (state,) = await kit.budgets.standings(red)
+    assert (state.used, state.held) == (90, 0)
+    kit.store.down = False
+    await kit.budgets.observe()
+    assert await kit.spent(red) == 90
+
+
 async def test_processes_without_the_store_hold_a_budget_each() -> None:
     """The bound of ``open``: each process admits no more than the budget."""
     kit, red = Kit(), tenant(DAY)

@@ -142,6 +142,12 @@ async def test_several_answers_are_held_each(engine: FakeEngine) -> None:
         (COMPLETIONS, {"max_tokens": 2, "prompt": ["a"] * 100}),
         (COMPLETIONS, {"max_tokens": 2, "prompt": [[1], [2]] * 50}),
         (COMPLETIONS, {"max_tokens": 2, "best_of": 100}),
+        (CHAT, {"max_tokens": 1, "max_completion_tokens": 200.0}),
+        (CHAT, {"max_tokens": 1, "max_completion_tokens": "200"}),
+        (CHAT, {"max_tokens": 1, "max_completion_tokens": ["odd"]}),
+        (CHAT, {"max_tokens": 1, "max_completion_tokens": -1}),
+        (CHAT, {"max_tokens": 8, "n": "50"}),
+        (COMPLETIONS, {"max_tokens": 8, "best_of": 50.0}),
     ],
 )
 async def test_no_limit_hides_what_an_engine_may_generate(

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from leyline_policies import SpecError
 from leyline_proxy.settings import load_settings
-from leyline_proxy.settings.faults import Fault, Sources, faults_of
+from leyline_proxy.settings.faults import Fault, Sources, fault_of_start, faults_of
 from leyline_proxy.settings.file import ConfigError, read_config
+from leyline_proxy.tenants import build_directory
 
 SECRET = "hunter2-hunter2-hunter2"
 
@@ -117,6 +119,18 @@ def test_a_fault_is_the_writers_who_wins(tmp_path: Path) -> None:
     assert f"{config}:1:1" in faults(config, LEYLINE_PORT="")
     assert "LEYLINE_TENANTS: isn't valid JSON" in faults(LEYLINE_TENANTS=f"{{{SECRET}")
     assert SECRET not in faults(LEYLINE_TENANTS=f"{{{SECRET}")
+
+
+def test_a_wrong_policy_of_a_tenant_is_placed(tmp_path: Path) -> None:
+    """Whatever characters its name has."""
+    config = tmp_path / "leyline.yaml"
+    config.write_text("tenants:\n  team.my-one: {policy: no_such}\n")
+    with pytest.raises(SpecError) as caught:
+        build_directory(load_settings(config))
+    fault = fault_of_start(caught.value, Sources(config))
+    assert fault.place.endswith("leyline.yaml:2:17")
+    assert fault.problem.startswith("tenants.team.my-one.policy: no policy is called 'no_such'")
+    assert fault.fix == "Change the value of policy accordingly."
 
 
 def test_objects_of_variables_and_of_the_file_are_put_together(tmp_path: Path) -> None:

@@ -166,8 +166,7 @@ _BUDGETS: tuple[CatalogueEntry, ...] = (
     counter(
         "budget_estimates",
         "leyline_budget_estimates",
-        "Requests whose usage nobody reported, so that budgets were charged an estimate, by "
-        "reason.",
+        "Charges of budgets that are estimates, because nobody reported the usage, by reason.",
         ("reason",),
         bad="'no_usage' of more than a few: an engine reports no usage.",
         starts=(("left",), ("broken",), ("no_usage",), ("other_path",), ("died",)),
