@@ -122,3 +122,32 @@ async def test_an_entry_of_another_kind_keeps_no_proxy_from_its_sign_of_life(
         assert not store._losses
     finally:
         await store.aclose()
+
+
+async def test_a_cancelled_caller_ends_though_its_client_swallows_it(server: RedisServer) -> None:
+    """A task that asks Redis again and again would continue for ever, and its proxy never stop."""
+    link = RedisLink(RedisOptions(server.url, connect_timeout_s=5, timeout_s=5))
+    link.close_circuit(await link.look())
+
+    async def swallowed(_: object) -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return "an answer"
+        return "another"
+
+    async def for_ever() -> None:
+        while True:
+            await link.call(lambda client: client.ping())
+            await asyncio.sleep(0)
+
+    asking = asyncio.create_task(link.call(swallowed))
+    beating = [asyncio.create_task(for_ever()) for _ in range(200)]
+    for task in (*beating, asking):
+        for _ in range(7):
+            await asyncio.sleep(0)
+        task.cancel()
+    _, stuck = await asyncio.wait((*beating, asking), timeout=20)
+    assert not stuck
+    assert asking.cancelled()
+    await link.aclose()

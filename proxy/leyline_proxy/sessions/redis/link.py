@@ -93,9 +93,14 @@ class RedisLink:
         if self.problem is not None and not probe:
             raise StoreGoneError
         limit = self._options.timeout_s + self._options.connect_timeout_s + _SPARE_S
+        cancelled = _cancelled()
         try:
             async with asyncio.timeout(limit), self._slots:
-                return await command(self._client)
+                answer = await command(self._client)
+            if _cancelled() > cancelled:
+                # The client sends by asyncio.wait_for, which in Python 3.11 may swallow it.
+                raise asyncio.CancelledError
+            return answer
         except _FAILURES as error:
             # A plain refusal of one command says nothing about the next.
             if type(error) is ResponseError:
@@ -210,6 +215,12 @@ async def evaluate(client: Any, script: Script, keys: Sequence[str], *arguments:
         return await client.evalsha(script.sha, len(keys), *keys, *arguments)
     except NoScriptError:
         return await client.eval(script.text, len(keys), *keys, *arguments)
+
+
+def _cancelled() -> int:
+    """Return how often the current task was asked to end."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
 
 
 def _run_of(answer: Any) -> str:
