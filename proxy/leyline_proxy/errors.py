@@ -139,17 +139,6 @@ class AuditUnavailableError(TryLaterError):
         )
 
 
-class StoppingError(TryLaterError):
-    """The proxy is about to stop; another one may answer."""
-
-    status = 503
-    kind = "server_error"
-    code = "stopping"
-
-    def __init__(self) -> None:
-        super().__init__("This proxy is about to stop. Send the request again.", 1)
-
-
 class RateLimitError(TryLaterError):
     """The tenant has used up its requests of this minute."""
 

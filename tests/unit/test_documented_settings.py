@@ -15,6 +15,9 @@ from leyline_proxy.settings import Settings
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHART = REPOSITORY / "deploy" / "helm" / "leyline"
 NO_SETTINGS = {
+    "LEYLINE_CLIENT_CA": "leyline doctor and audit prove",
+    "LEYLINE_CLIENT_CERT": "leyline doctor and audit prove",
+    "LEYLINE_CLIENT_KEY": "leyline doctor and audit prove",
     "LEYLINE_CLAIM_LIMITS": "SGLang's plugin reads it",
     "LEYLINE_MIN_COPY_TOKENS": "SGLang's plugin reads it",
     "LEYLINE_ORIGIN_BYTES": "SGLang's plugin reads it",

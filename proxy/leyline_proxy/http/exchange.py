@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..errors import ClientDisconnected, ProxyError, StoppingError
+from ..errors import ClientDisconnected, ProxyError
 from ..model.clock import TurnClock
 from ..telemetry.metrics import exemplar
 from ..telemetry.tracing import current_trace, stage_span
@@ -25,6 +25,7 @@ from .caller import caller_of
 from .errors import as_proxy_error, error_event, shaped_response
 from .limits import read_body, until_disconnect
 from .relay import Relay
+from .stopping import StoppingError
 
 log = structlog.get_logger("leyline.http")
 

@@ -9,13 +9,14 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..errors import ClientDisconnected, NotFoundError, StoppingError
+from ..errors import ClientDisconnected, NotFoundError
 from ..live.assets import INDEX, SECURITY_HEADERS, Asset, read_assets
 from ..live.stream import LiveStream, Pace, Sources
 from ..tenants import Tenant
 from ..wiring.services import Services
 from .caller import caller_of
 from .limits import until_disconnect
+from .stopping import StoppingError
 
 LIVE_PATH: Final = "/v1/leyline/live"
 _MAX_ID = 64
