@@ -17,7 +17,7 @@ from support.replicas import replica_over
 from support.stack import serving
 from support.waiting import until
 
-from leyline_proxy.errors import UpstreamUnreachableError
+from leyline_proxy.errors import UpstreamBusyError, UpstreamUnreachableError
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.aiohttp_transport import AiohttpTransport
@@ -77,6 +77,27 @@ async def test_a_router_that_is_down_is_not_taken_for_its_engine() -> None:
     found = replica_document(replica)["router"]
     assert found == {"address": "http://router", "problem": None}
     assert [each["event"] for each in (*logged, *later)] == ["router_unreachable", "router_reached"]
+    await replica.aclose()
+
+
+async def test_a_router_without_a_free_connection_is_not_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is busy, and so is its client; nothing is known of a fault."""
+    replica = replica_over(FakeEngine())
+    link = Link("http://router", ASGIStreamTransport(FakeEngine()))
+    router = replica.router = UpstreamClient(link, api_key=None, peer="router")
+
+    @asynccontextmanager
+    async def busy(*_: object, **__: object) -> AsyncIterator[httpx.Response]:
+        raise UpstreamBusyError("All connections are in use.")
+        yield
+
+    monkeypatch.setattr(router, "open", busy)
+    with pytest.raises(UpstreamBusyError):
+        async with replica.forward("POST", CHAT, headers=(), content=b"{}", routed=True):
+            pass
+    assert replica.router_problem is None
     await replica.aclose()
 
 
