@@ -22,6 +22,7 @@ from ..model.budgets import (
     Usage,
     asked_at,
     fits,
+    settlements_of,
     shortage,
     standings,
     together,
@@ -170,7 +171,7 @@ class Budgets:
     async def settle(self, reservation: Reservation, used: Amount) -> None:
         """End a hold, and charge what was used. Never fails: what the store can't take is owed."""
         asked = reservation.asked
-        ended = _ends(asked, used)
+        ended = settlements_of(asked, used)
         if reservation.local:
             self._known.settle(asked.tenant, ended, self._now())
             ended = [Settlement(period, used) for period in asked.periods]
@@ -278,7 +279,7 @@ class Budgets:
     async def _withdraw(self, asked: Asked, asking: asyncio.Future[Reserved]) -> None:
         with suppress(BudgetStoreGoneError):
             if (await asking).admitted:
-                await self._given(asked.tenant, _ends(asked, Amount()))
+                await self._given(asked.tenant, settlements_of(asked, Amount()))
 
     async def _given(self, tenant: str, settlements: Sequence[Settlement]) -> None:
         """Give settlements to the store, or owe them."""
@@ -330,11 +331,6 @@ class Budgets:
             key = (tenant, each.period.window, each.unit)
             self._shown[key] = each
             self._metrics.budget_used.labels(*key).set(each.used / each.limit)
-
-
-def _ends(asked: Asked, used: Amount) -> list[Settlement]:
-    """Return the ends of the holds of an admitted request."""
-    return [Settlement(period, used, asked.amount, asked.lapses) for period in asked.periods]
 
 
 def _without_holds(settlements: Sequence[Settlement]) -> list[Settlement]:

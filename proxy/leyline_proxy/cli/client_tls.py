@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+
+def _file(flag: str, variable: str, text: str) -> Any:
+    """Return the option for a file, which a variable may name, too."""
+    return typer.Option(flag, envvar=variable, help=text, show_envvar=False)
+
+
 Ca = Annotated[
     Path | None,
-    typer.Option(
+    _file(
         "--ca",
-        envvar="LEYLINE_CLIENT_CA",
-        help="PEM file of the authorities that sign the server's certificate \\[the system's].",
-        show_envvar=False,
+        "LEYLINE_CLIENT_CA",
+        "PEM file of the authorities that sign the server's certificate \\[the system's].",
     ),
 ]
 Cert = Annotated[
     Path | None,
-    typer.Option(
+    _file(
         "--client-cert",
-        envvar="LEYLINE_CLIENT_CERT",
-        help="PEM file of the certificate to show, where the server asks for one.",
-        show_envvar=False,
+        "LEYLINE_CLIENT_CERT",
+        "PEM file of the certificate to show, where the server asks for one.",
     ),
 ]
-Key = Annotated[
-    Path | None,
-    typer.Option(
-        "--client-key",
-        envvar="LEYLINE_CLIENT_KEY",
-        help="Key of --client-cert.",
-        show_envvar=False,
-    ),
-]
+Key = Annotated[Path | None, _file("--client-key", "LEYLINE_CLIENT_KEY", "Key of --client-cert.")]
 
 
 def context_of(ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext | bool:

@@ -51,13 +51,8 @@ def _side(
     path, now = getattr(settings, setting), time.time()
     begins, ends = context.validity.begins, context.validity.ends
     left = f"{(ends - now) / _DAY_S:.1f} days"
-    if now < begins or now > ends:
-        when = "has expired" if now > ends else "isn't valid yet"
-        return fail(
-            _NAME,
-            f"{setting} {path} {when}: peers refuse it",
-            "renew it, or correct this machine's clock",
-        )
+    if (fault := context.validity.fault(now)) is not None:
+        return fail(_NAME, f"{setting} {path} {fault}", "renew it, or correct this machine's clock")
     if ends - now < min(MOST_S, NOT_RENEWED * (ends - begins)):
         return warn(
             _NAME,

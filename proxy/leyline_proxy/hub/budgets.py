@@ -10,7 +10,7 @@ import msgspec
 from ..budgets.book import Book
 from ..budgets.owed import OwedSettlements
 from ..budgets.store import BudgetStore, BudgetStoreGoneError
-from ..model.budgets import Amount, Asked, Reserved, Settlement, Usage
+from ..model.budgets import Amount, Asked, Reserved, Settlement, Usage, settlements_of
 from .link import HubFaultError, HubGoneError, HubLink
 from .server import Handlers, Member
 from .wire import Method, Topic
@@ -93,8 +93,7 @@ class HubBudgets:
 
 def _begun(asked: Asked) -> _Settle:
     """Return the holds of an admitted request."""
-    held = (Settlement(each, Amount(), asked.amount, asked.lapses) for each in asked.periods)
-    return _Settle(asked.tenant, tuple(held))
+    return _Settle(asked.tenant, tuple(settlements_of(asked, Amount())))
 
 
 def _ended(word: _Settle) -> _Settle:

@@ -174,6 +174,11 @@ def asked_at(
     return Asked(tenant, tuple(limits), periods, amount, slot, slot + _LEASE_SLOTS, forced)
 
 
+def settlements_of(asked: Asked, used: Amount) -> list[Settlement]:
+    """Return the settlements of what a request holds, one for each period."""
+    return [Settlement(period, used, asked.amount, asked.lapses) for period in asked.periods]
+
+
 def fits(asked: Asked, usages: Sequence[Usage]) -> bool:
     """Return True if all budgets have room for the amount."""
     return not any(each.lacks(asked.amount) for each in standings(asked, usages))

@@ -26,6 +26,13 @@ class Validity:
     begins: float
     ends: float
 
+    def fault(self, now: float) -> str | None:
+        """Return the reason that peers refuse the certificate at a time; None if they don't."""
+        if self.begins <= now <= self.ends:
+            return None
+        reason = "has expired" if now > self.ends else "isn't valid yet"
+        return f"{reason}: peers refuse it"
+
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:

@@ -106,11 +106,11 @@ class ReloadedContext:
         log.error("tls_refused", side=self._side.value, problem=problem)
 
     def _out_of_time(self) -> str | None:
-        if self.validity is None or self.validity.begins <= self._now() <= self.validity.ends:
+        fault = self.validity.fault(self._now()) if self.validity is not None else None
+        if fault is None:
             return None
-        reason = "has expired" if self.validity.ends < self._now() else "isn't valid yet"
         named = f"{self._files.settings[0]} {self._files.certificate}"
-        return f"{named} {reason}: peers refuse it. Renew it, or correct this machine's clock."
+        return f"{named} {fault}. Renew it, or correct this machine's clock."
 
     def _report(self) -> None:
         """Log once that peers refuse the certificate."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -80,6 +80,16 @@ class Kit:
             price_of=lambda model: price if model == "big" else None,
             now=self.clock,
         )
+
+    async def cancelled(self, work: Awaitable[object]) -> None:
+        """Begin some work, and cancel it while it waits for the store."""
+        calls = self.store.calls
+        self.store.slow.clear()
+        task = asyncio.ensure_future(work)
+        await until(lambda: self.store.calls > calls)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self.store.slow.set()
 
     async def spent(self, owner: Tenant) -> int:
         """Tokens that the store has counted."""
@@ -210,12 +220,7 @@ async def test_a_cancelled_request_is_charged_once() -> None:
     """Its client leaves while the store is asked: the charge arrives, and isn't repeated."""
     kit, red = Kit(), tenant(DAY)
     held = taken(await kit.budgets.reserve(red, Amount(50)))
-    kit.store.slow.clear()
-    settling = asyncio.ensure_future(kit.budgets.settle(held, Amount(20)))
-    await until(lambda: kit.store.calls > 1)
-    settling.cancel()
-    await asyncio.gather(settling, return_exceptions=True)
-    kit.store.slow.set()
+    await kit.cancelled(kit.budgets.settle(held, Amount(20)))
     await kit.budgets.aclose()
     (state,) = await kit.budgets.standings(red)
     assert (state.used, state.held, (await kit.budgets.state()).owed) == (20, 0, 0)
@@ -241,12 +246,7 @@ async def test_a_cancelled_payment_stays_owed() -> None:
 async def test_a_cancelled_question_for_room_holds_nothing() -> None:
     """Its client leaves while the store answers: the room is given back."""
     kit, red = Kit(), tenant(DAY)
-    kit.store.slow.clear()
-    asking = asyncio.ensure_future(kit.budgets.reserve(red, Amount(50)))
-    await until(lambda: kit.store.calls > 0)
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-    kit.store.slow.set()
+    await kit.cancelled(kit.budgets.reserve(red, Amount(50)))
 
     async def nothing_held() -> bool:
         (state,) = await kit.budgets.standings(red)
