@@ -160,6 +160,15 @@ def test_what_is_not_cached_any_more_goes_before_anything_else() -> None:
     assert index.of(("t", "s99")) == (path_of(99, 5_000),)
 
 
+def test_what_is_still_cached_of_a_path_stays_noted() -> None:
+    """While room is short, paths lose what the cache has evicted, and nothing else: a forget must
+    find the rest."""
+    index = Publications(max_tokens=100_000, cached=lambda path: min(len(path.keys), 4_000))
+    for n in range(18):
+        assert index.note(("t", f"s{n}"), path_of(n, 5_000)) == ()
+    assert index.of(("t", "s0")) == (path_of(0, 4_000),)
+
+
 @given(PATHS, st.integers(0, 8))
 def test_a_cut_path_keeps_its_beginning(path: Publication, length: int) -> None:
     """Cutting leaves the first keys and the runs that govern them, or nothing at all."""

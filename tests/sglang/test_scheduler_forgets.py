@@ -365,6 +365,8 @@ def test_slots_of_a_turn_that_a_forget_withheld_are_overwritten_as_it_ends() -> 
     assert held(scheduler) == 0
     assert scheduler.sender.forgotten["forget"].pending == 0
     assert scheduler.read(scheduler.cache.path_device_indices(slots)) == before
+    clean = scheduler.cache.find(token_array(REDACTED), Space()).device_prefix_len
+    assert clean == len(REDACTED), "the new turn's KV stays, and what both have in front"
 
 
 def test_a_stranger_that_hangs_up_after_a_forget_leaves_nothing() -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from contract_kit import BLOCK, BOUND, distance, expect, load_reference
@@ -158,6 +159,80 @@ def test_a_running_reader_publishes_nothing_more(
     if enveloped:
         assert engine.leyline.registry.get(("t", story.session), "t2") is None
     check_at_rest(engine)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_what_a_stranger_continued_with_is_overwritten_too(
+    story: Story, rows: SecretRows, first: bool
+) -> None:
+    """KV of requests without a session keeps nothing of a session's, whichever came first."""
+    engine = story.engine
+    more = draw_ordinary(random.Random(f"more {first}"), 2 * BLOCK)
+    continued = (*story.told, *more)
+    stranger = asked(engine, continued) if first else None
+    story.tell()
+    if stranger is None:
+        stranger = asked(engine, continued)
+    held = engine.held[stranger.message]
+    before = values_of(engine, held)
+    assert story.forget().pending == 0
+    kept, written = HEAD // BLOCK * BLOCK, len(continued)
+    for old, new in zip(before, values_of(engine, held), strict=True):
+        assert torch.equal(old[:kept], new[:kept])
+        assert not same_rows(old[kept:written], new[kept:written])
+    assert not rows.held(story.secret)
+    assert asked(engine, continued, decode=1).cached == kept
+    check_at_rest(engine)
+
+
+@pytest.mark.parametrize("session", ["its own", "another"])
+def test_a_turn_that_runs_during_a_forget_takes_nothing_clean_with_it(
+    story: Story, rows: SecretRows, session: str
+) -> None:
+    """The blocks in front of the secret that it computed stay for the new prompt and for another
+    session's, and a later forget of all still finds them."""
+    engine = story.engine
+    running = started(engine, story.told, story.telling(), decode=60)
+    for _ in range(3):
+        engine.llm.llm_engine.step()
+    theirs = story.telling(session="other", scope="u", spans=())
+    other = [started(engine, story.told, theirs, decode=2)] if session == "another" else []
+    forget = started(engine, story.redacted, story.forgetting(), decode=2)
+    engine.run([running, forget, *other])
+    if session == "another":
+        assert asked(engine, story.told, theirs).cached == len(story.told) // BLOCK * BLOCK
+        whole = msgspec.structs.replace(theirs, forget=("never heard of",))
+        assert counts_of(engine, asked(engine, story.tail, whole)).pending == 0
+    assert not rows.held(story.secret)
+    again = asked(engine, story.redacted, story.telling("t3", spans=()))
+    assert again.cached == len(story.redacted) // BLOCK * BLOCK
+    ended = asked(engine, story.tail, story.forgetting("t4", spans=(), forget=("never heard of",)))
+    assert counts_of(engine, ended).pending == 0
+    assert not asked(engine, story.head, decode=1).cached
+    check_at_rest(engine)
+
+
+def test_what_a_withheld_turn_leaves_is_found_by_a_later_forget(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demanding turn hangs up before it has computed all that both have in front: the other
+    turn's blocks stay, and go when the session forgets everything."""
+    engine = story.engine
+    monkeypatch.setattr(engine.scheduler, "max_num_scheduled_tokens", 2 * BLOCK)
+    config = engine.scheduler.scheduler_config
+    monkeypatch.setattr(config, "long_prefill_token_threshold", BLOCK)
+    running = started(engine, story.told, story.telling(), decode=20)
+    forget = started(engine, story.redacted, story.forgetting(), decode=2)
+    engine.llm.llm_engine.step()
+    engine.llm.llm_engine.abort_request([forget])
+    engine.run([running])
+    left = engine.held[running][2 : HEAD // BLOCK]
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    assert [pool.blocks[number].block_hash is None for number in left] == [False]
+    before = values_of(engine, left)
+    asked(engine, story.tail, story.forgetting("t4", spans=(), forget=("never heard of",)))
+    for old, new in zip(before, values_of(engine, left), strict=True):
+        assert not same_rows(old, new)
 
 
 @contextmanager

@@ -381,13 +381,13 @@ class SchedulerEngine:
         """Note what a request has published: a forget must find it."""
         tokens = array("q", request.all_token_ids[: request.num_computed_tokens])
         if turn is not None and turn.withheld:
-            return  # nobody finds it
+            tokens = tokens[: turn.kept]
         if not len(tokens) or request.mm_features or request.prompt_embeds is not None:
             return
         if turn is None or turn.session is None:
             owner, path = (NOBODY, request.request_id), Publication(tokens, (), space_of(request))
         else:
-            owner, path = turn.session, turn.path(tokens)
+            owner, path = turn.session, turn.path(tokens).cut(len(tokens))
         gone = self.publications.note(owner, path)
         self._forgetter.remove_all([(owner[0], old, length) for old, length in gone])
 

@@ -140,6 +140,18 @@ class Forgetter:
                 doomed.append(_Doomed(session, path, start, max(theirs, start)))
         return doomed
 
+    def agreed(self, path: Publication, others: Iterable[Publication]) -> int:
+        """Return how many leading tokens of a path any of ``others`` has, too."""
+        return max((self._publications.common(path, other) for other in others), default=0)
+
+    def kept(self, session: SessionKey, path: Publication, others: Iterable[Publication]) -> int:
+        """Return how many leading tokens of an exact path stay when its session forgets.
+
+        Args:
+            others: paths that count beside those that other sessions have published.
+        """
+        return self._publications.shared(session, path, self.agreed(path, others))
+
     def _keys(self, doomed: _Doomed) -> list[bytes]:
         return self._hasher.keys(doomed.path, doomed.session[0])
 

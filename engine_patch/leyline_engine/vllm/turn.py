@@ -107,6 +107,8 @@ class Turn:
     forgetting: bool = False
     """True once its forget was carried out."""
     withheld: bool = False
+    kept: int = 0
+    """Leading tokens that its session still has although it is withheld."""
     private: bool = False
     gated: bool = False
     reuses: bool = True

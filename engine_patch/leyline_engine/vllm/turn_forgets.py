@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -70,19 +70,17 @@ class TurnForgets:
 
     def _remove_readers(self, turn: Turn, checked: CheckedRequest) -> None:
         assert turn.session is not None  # noqa: S101 - the caller's contract
-        for other in self._others(turn):
-            answers = other.message_id == turn.message_id and other.prompt == turn.prompt
-            if other.session == turn.session and not answers:
-                self._withhold(other, turn.message_id)
         prefix = turn.prompt[: turn.prefix]
         found = Publication(
             turn.path(prefix).keys, runs_before(turn.lineage, turn.prefix), turn.space
         )
+        spared = (Publication(turn.prompt, (), turn.space), found)
+        for other in self._others(turn):
+            answers = other.message_id == turn.message_id and other.prompt == turn.prompt
+            if other.session == turn.session and not answers:
+                self._withhold_own(other, turn.message_id, spared)
         done = self._forgetter.forget(
-            turn.session,
-            checked.forgotten,
-            spared=(Publication(turn.prompt, (), turn.space), found),
-            ticket=turn.message_id,
+            turn.session, checked.forgotten, spared=spared, ticket=turn.message_id
         )
         for other in self._others(turn):
             if other.phase not in {Phase.NEW, Phase.PLANNED} and self._has_read(done, other):
@@ -98,8 +96,31 @@ class TurnForgets:
         length = len(other.prompt)
         return self._ledger.read_by(done.struck, other.scope, other.lineage, other.carried, length)
 
-    def _withhold(self, turn: Turn, ticket: str) -> None:
-        """Publish nothing that a turn computes, as it may have read forgotten spans."""
+    def _withhold_own(self, turn: Turn, ticket: str, spared: Sequence[Publication]) -> None:
+        """Withhold a turn of the session that forgets, except for leading tokens that stay.
+
+        Args:
+            spared: paths that the session's new prompt may continue.
+        """
+        kept = 0
+        if turn.runs and turn.session is not None:
+            path = turn.path(turn.prompt)
+            exact = path.cut(first_spliced(path.runs, len(path.keys)))
+            theirs = (
+                other.path(other.prompt[: other.req.num_computed_tokens])
+                for other in self._turns.values()
+                if other.runs and other.session != turn.session and not other.withheld
+            )
+            turn.kept = self._forgetter.agreed(exact, spared)
+            kept = self._forgetter.kept(turn.session, exact, (*spared, *theirs))
+        self._withhold(turn, ticket, kept)
+
+    def _withhold(self, turn: Turn, ticket: str, kept: int = 0) -> None:
+        """Publish nothing that a turn computes, as it may have read forgotten spans.
+
+        Args:
+            kept: leading tokens whose KV stays.
+        """
         if turn.phase is Phase.PLANNED:
             self._admission.withdraw(turn)
         if turn.receipt is not None:
@@ -112,7 +133,7 @@ class TurnForgets:
                 self._admission.release(turn)
                 turn.move(Phase.RUNNING)
         start = min(turn.prefix, first_spliced(turn.lineage, turn.prefix))
-        self._withholder.turn(turn, 0 if turn.phase is Phase.NEW else start, ticket)
+        self._withholder.turn(turn, 0 if turn.phase is Phase.NEW else max(start, kept), ticket)
 
     def _withhold_strangers(self, done: Forgotten, ticket: str) -> None:
         """Withhold KV of requests without a session that continue what was removed."""
