@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from leyline_policies.allowance import PatternAllowance
 from leyline_policies.errors import SpecError
 from leyline_policies.grammar import MAX_STEPS, Step, Value, parse_steps
 from leyline_policies.kinds import POLICIES
@@ -19,12 +20,14 @@ __all__ = ["Step", "Value", "build_policy", "load_pipeline", "parse_steps", "pol
 _NOT_INSTALLED = "not installed"
 
 
-def load_pipeline(spec: str, registry: Registry | None = None) -> tuple[Policy, ...]:
+def load_pipeline(
+    spec: str, registry: Registry | None = None, *, allowance: PatternAllowance | None = None
+) -> tuple[Policy, ...]:
     """Return the policies that ``spec`` names, in order; none for blank text.
 
     ``spec`` is ``name:key=value,key=value | name…`` (see `leyline_policies.grammar`); values are
     read as the types of the policy's constructor. Without a ``registry`` the installed packages are
-    searched again.
+    searched again. With an ``allowance`` the spec is a request's: its patterns are checked.
 
     Raises SpecError if the text is wrong (unknown name or key, a value of the wrong type, a setting
     that the policy refuses) and PluginError if an installed policy is broken.
@@ -33,15 +36,21 @@ def load_pipeline(spec: str, registry: Registry | None = None) -> tuple[Policy, 
     if not steps:
         return ()
     known = registry or Registry.discover()
-    return tuple(build_policy(step.name, step.settings, known) for step in steps)
+    return tuple(build_policy(step.name, step.settings, known, allowance) for step in steps)
 
 
-def build_policy(name: str, settings: Iterable[tuple[str, object]], registry: Registry) -> Policy:
+def build_policy(
+    name: str,
+    settings: Iterable[tuple[str, object]],
+    registry: Registry,
+    allowance: PatternAllowance | None = None,
+) -> Policy:
     """Return one policy with its settings, those that every policy takes included.
 
     Args:
         settings: keys with values: a `Value` as written in a spec, or a typed one, which must be
             of the parameter's type already.
+        allowance: checks patterns, if the settings are a request's.
 
     Raises SpecError and PluginError as `load_pipeline`.
     """
@@ -50,8 +59,11 @@ def build_policy(name: str, settings: Iterable[tuple[str, object]], registry: Re
     arguments = convert_settings(name, definition.parameters, settings, MODIFIERS)
     own = {key: value for key, value in arguments.items() if key in taken}
     for parameter in definition.parameters:
-        if parameter.type is POLICIES and parameter.name in own:
-            own[parameter.name] = _inner(name, parameter.name, own[parameter.name], registry)
+        key = parameter.name
+        if parameter.type is POLICIES and key in own:
+            own[key] = _inner(name, key, own[key], registry, allowance)
+        elif parameter.type.holds_patterns and allowance is not None:
+            _check_patterns(name, key, own.get(key), allowance)
     around: dict[str, Any] = {key: value for key, value in arguments.items() if key not in taken}
     policy = definition.create(own)
     try:
@@ -95,12 +107,21 @@ def _is_made(offered: object) -> bool:
     return not inspect.isclass(offered) and callable(getattr(offered, "transform", None))
 
 
-def _inner(name: str, key: str, specs: Any, registry: Registry) -> tuple[Policy, ...]:
+def _check_patterns(name: str, key: str, patterns: Any, allowance: PatternAllowance) -> None:
+    try:
+        allowance.take([patterns] if isinstance(patterns, str) else patterns or ())
+    except ValueError as error:
+        raise SettingError(f"{name}: {key}: {error}", key) from error
+
+
+def _inner(
+    name: str, key: str, specs: Any, registry: Registry, allowance: PatternAllowance | None
+) -> tuple[Policy, ...]:
     """Return the policies of a setting that is a list of specs; a pipeline counts as one."""
     built: list[Policy] = []
     for spec in specs:
         try:
-            policies = load_pipeline(spec, registry)
+            policies = load_pipeline(spec, registry, allowance=allowance)
         except SpecError as error:
             raise SettingError(f"{name}: {key}: {error}", key) from error
         if not policies:

@@ -1,0 +1,35 @@
+"""The patterns that the policies of one request may bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from leyline_policies.builtin.patterns import linear_size
+
+MAX_PATTERNS = 16
+MAX_PARTS = 4_000
+"""Maximum number of parts of all patterns of a spec, with repetitions written out."""
+
+
+class PatternAllowance:
+    """Checks the patterns of one spec: matched in linear time, not many, and small together."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._parts = 0
+
+    def take(self, patterns: Iterable[str]) -> None:
+        """Count more patterns.
+
+        Raises:
+            ValueError: one isn't matched in linear time, or they are too many or too large.
+        """
+        for pattern in patterns:
+            self._count += 1
+            if self._count > MAX_PATTERNS:
+                raise ValueError(f"a request has at most {MAX_PATTERNS} patterns")
+            self._parts += linear_size(pattern)
+            if self._parts > MAX_PARTS:
+                raise ValueError(
+                    f"a request's patterns have at most {MAX_PARTS} parts, repetitions written out"
+                )
