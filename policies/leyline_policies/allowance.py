@@ -1,22 +1,31 @@
-"""The patterns that the policies of one request may bring."""
+"""The patterns and lists that the policies of one request may bring."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from leyline_policies.builtin.patterns import linear_size
 
 MAX_PATTERNS = 16
 MAX_PARTS = 4_000
 """Maximum number of parts of all patterns of a spec, with repetitions written out."""
+MAX_ITEMS = 64
+"""Maximum number of items in a list: some are looked through for every message."""
 
 
-class PatternAllowance:
-    """Checks the patterns of one spec: matched in linear time, not many, and small together."""
+class Allowance:
+    """Checks the settings of one spec: its patterns are matched in linear time, not many, and small
+    together; its lists are short."""
 
     def __init__(self) -> None:
         self._count = 0
         self._parts = 0
+
+    def check(self, setting: object) -> None:
+        """Raise ValueError for a list that is too long."""
+        is_list = isinstance(setting, Collection) and not isinstance(setting, str)
+        if is_list and len(setting) > MAX_ITEMS:
+            raise ValueError(f"a list of a request has at most {MAX_ITEMS} items")
 
     def take(self, patterns: Iterable[str]) -> None:
         """Count more patterns.

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from leyline_engine.contract import FidelityProfile
 from leyline_policies import Policy, PolicyError, Registry, load_pipeline
-from leyline_policies.allowance import PatternAllowance
+from leyline_policies.allowance import Allowance
 
 from ..admission.turn_threads import TurnThreads
 from ..errors import BadRequestError, ForbiddenError
@@ -72,7 +72,7 @@ class PolicyCatalog:
     def _read(self, spec: str) -> tuple[Policy, ...]:
         if self._registry is None:
             self._registry = Registry.discover()
-        return load_pipeline(spec, self._registry, allowance=PatternAllowance())
+        return load_pipeline(spec, self._registry, allowance=Allowance())
 
     def _keep(self, tenant: str, spec: str, policies: tuple[Policy, ...]) -> None:
         """Keep the policies, unless another request has brought the same meanwhile."""

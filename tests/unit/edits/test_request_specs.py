@@ -8,7 +8,7 @@ import pytest
 from support.fake_engine import MODEL, FakeEngine, proxy_before
 
 from leyline_policies import Policy
-from leyline_policies.allowance import PatternAllowance
+from leyline_policies.allowance import Allowance
 from leyline_policies.builtin import linear_pattern
 from leyline_policies.builtin.keep_all import KeepAll
 from leyline_policies.compose import Protected
@@ -115,5 +115,31 @@ def test_what_is_compiled_for_the_allowance_is_not_compiled_again(
     """A request's pattern is read once for its check and its policy."""
     compiled = linear_pattern.linear_pattern
     before = compiled.cache_info().misses
-    rules.load_pipeline("redact:pattern=once-only-77", allowance=PatternAllowance())
+    rules.load_pipeline("redact:pattern=once-only-77", allowance=Allowance())
     assert compiled.cache_info().misses == before + 1
+
+
+def _nested(depth: int) -> str:
+    spec = "truncate_older_than"
+    for level in range(depth):
+        quote = "'\""[level % 2]
+        inner = spec.replace(quote, quote * 2)
+        spec = f"tiered:tiers=[{quote}{inner}{quote}],target_tokens=1,at_least=1"
+    return spec
+
+
+async def test_policies_inside_others_do_not_multiply_their_work() -> None:
+    """Each level runs what is inside it twice, so there are few; lists and triggers are short."""
+    catalog = PolicyCatalog()
+    assert await catalog.load(RED, _nested(3))
+    many = ";".join(f"tool_{n}" for n in range(65))
+    for spec, words in (
+        (_nested(4), "nests policies too deep"),
+        (_nested(9), "nests policies too deep"),
+        (f"cache_ttl_prune:tools=[{many}]", "at most 64 items"),
+        (f"keep_all:protect_tools=[{many}]", "at most 64 items"),
+        (f"keep_all:when='{' or '.join(['keyword:a'] * 33)}'", "at most 32 conditions"),
+        (" | ".join(["keep_all"] * 17), "at most 16 policies"),
+    ):
+        with pytest.raises(BadRequestError, match=words):
+            await catalog.load(RED, spec)

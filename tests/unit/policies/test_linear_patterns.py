@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_policies import Message, SpecError, load_pipeline
-from leyline_policies.allowance import MAX_PATTERNS, PatternAllowance
+from leyline_policies.allowance import MAX_PATTERNS, Allowance
 from leyline_policies.builtin.code_points import case_variants
 from leyline_policies.builtin.drop_failed_calls import DropFailedCalls
 from leyline_policies.builtin.linear_pattern import MAX_WORK, NotLinearError, linear_pattern
@@ -95,7 +95,7 @@ def test_the_meant_group_of_a_match_is_the_one_that_is_redacted() -> None:
 def test_what_is_not_linear_is_refused_by_name_in_requests(pattern: str, construct: str) -> None:
     """The error names setting and construct; an operator may use what `regex` knows."""
     with pytest.raises(SpecError, match=construct) as refused:
-        load_pipeline(f"redact:pattern='{pattern}'", allowance=PatternAllowance())
+        load_pipeline(f"redact:pattern='{pattern}'", allowance=Allowance())
     assert str(refused.value).startswith("redact: pattern: ")
 
 
@@ -124,7 +124,7 @@ def test_an_operator_may_use_other_constructs() -> None:
 def test_every_pattern_of_a_request_is_counted(spec: str) -> None:
     """Whatever the policy's place and the setting's name; an operator's are not."""
     with pytest.raises(SpecError, match=r"linear time|at most"):
-        load_pipeline(spec, allowance=PatternAllowance())
+        load_pipeline(spec, allowance=Allowance())
     if "tiered" not in spec:
         assert load_pipeline(spec)
 
