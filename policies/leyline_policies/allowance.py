@@ -11,6 +11,8 @@ MAX_PARTS = 4_000
 """Maximum number of parts of all patterns of a spec, with repetitions written out."""
 MAX_ITEMS = 64
 """Maximum number of items in a list: some are looked through for every message."""
+MAX_TRIGGER = 500
+"""Maximum length of a trigger: each of its conditions may read a whole message."""
 
 
 class Allowance:
@@ -21,8 +23,10 @@ class Allowance:
         self._count = 0
         self._parts = 0
 
-    def check(self, setting: object) -> None:
-        """Raise ValueError for a list that is too long."""
+    def check(self, key: str, setting: object) -> None:
+        """Raise ValueError for a list or a trigger that is too long."""
+        if key == "when" and isinstance(setting, str) and len(setting) > MAX_TRIGGER:
+            raise ValueError(f"a trigger of a request has at most {MAX_TRIGGER} characters")
         is_list = isinstance(setting, Collection) and not isinstance(setting, str)
         if is_list and len(setting) > MAX_ITEMS:
             raise ValueError(f"a list of a request has at most {MAX_ITEMS} items")

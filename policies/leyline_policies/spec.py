@@ -116,7 +116,7 @@ def _check(
     with_patterns = {each.name for each in definition.parameters if each.type.holds_patterns}
     for key, value in arguments.items():
         try:
-            allowance.check(value)
+            allowance.check(key, value)
             if key in with_patterns:
                 allowance.take([value] if isinstance(value, str) else value or ())
         except ValueError as error:

@@ -182,8 +182,6 @@ def duration_s(text: str) -> float:
     return float(found[1]) * _UNITS[found[2] or "s"]
 
 
-_MOST_CONDITIONS = 32
-
 _TOKEN = re.compile(
     r"""\s*(?:(?P<paren>[()])
     |(?P<joint>and\b|or\b|not\b)
@@ -209,7 +207,6 @@ class _Reader:
         self._text = text
         self._at = 0
         self._depth = 0
-        self._leaves = 0
 
     def whole(self) -> Trigger:
         found = self._either()
@@ -249,9 +246,6 @@ class _Reader:
         found = _TOKEN.match(self._text, self._at)
         if found is None or not (found["word"] or found["name"]):
             raise self._error("a condition such as tokens > 100000 or tag:NAME is missing")
-        self._leaves += 1
-        if self._leaves > _MOST_CONDITIONS:
-            raise self._error(f"a trigger has at most {_MOST_CONDITIONS} conditions")
         if found["word"]:
             self._at = found.end()
             value = found["quoted"] if found["quoted"] is not None else found["bare"]

@@ -138,7 +138,7 @@ async def test_policies_inside_others_do_not_multiply_their_work() -> None:
         (_nested(9), "nests policies too deep"),
         (f"cache_ttl_prune:tools=[{many}]", "at most 64 items"),
         (f"keep_all:protect_tools=[{many}]", "at most 64 items"),
-        (f"keep_all:when='{' or '.join(['keyword:a'] * 33)}'", "at most 32 conditions"),
+        (f"keep_all:when='{' or '.join(['keyword:a'] * 40)}'", "at most 500 characters"),
         (" | ".join(["keep_all"] * 17), "at most 16 policies"),
     ):
         with pytest.raises(BadRequestError, match=words):

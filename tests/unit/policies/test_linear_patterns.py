@@ -170,7 +170,7 @@ def test_a_hostile_pattern_takes_time_in_proportion_to_the_text(pattern: str, un
 
 
 def test_many_searches_of_one_text_have_a_budget() -> None:
-    """Where each match makes RE2 read to the end, the message is withheld, soon."""
+    """A message is withheld, soon, if each of its matches makes RE2 read to the end."""
     messages: list[Message] = [{"role": "user", "content": "a" * 60_000}]
     begun = time.thread_time()
     (after,) = Redact("(?s)a.*c|a").transform(messages, 0)
