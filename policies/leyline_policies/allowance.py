@@ -27,8 +27,9 @@ class Allowance:
         """Raise ValueError for a list or a trigger that is too long."""
         if key == "when" and isinstance(setting, str) and len(setting) > MAX_TRIGGER:
             raise ValueError(f"a trigger of a request has at most {MAX_TRIGGER} characters")
-        is_list = isinstance(setting, Collection) and not isinstance(setting, str)
-        if is_list and len(setting) > MAX_ITEMS:
+        if isinstance(setting, str):
+            return
+        if isinstance(setting, Collection) and len(setting) > MAX_ITEMS:
             raise ValueError(f"a list of a request has at most {MAX_ITEMS} items")
 
     def take(self, patterns: Iterable[str]) -> None:
