@@ -58,8 +58,7 @@ class PolicyCatalog:
         param = f"{OPTIONS_FIELD}.policy"
         if len(spec) > LONGEST_SPEC:
             raise BadRequestError(f"{param} is longer than {LONGEST_SPEC} characters.", param=param)
-        own = self._loaded.get(tenant.name, {})
-        if spec not in own:
+        if spec not in self._loaded.get(tenant.name, ()):
             try:
                 policies = await self._threads.run(tenant, partial(self._read, spec))
             except PolicyError as error:

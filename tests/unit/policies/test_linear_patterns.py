@@ -55,6 +55,16 @@ def test_both_engines_find_the_same(pattern: str, texts: list[str]) -> None:
         assert linear.is_in(text) == bool(found)
 
 
+@pytest.mark.parametrize(
+    "pattern", ["a$", "(?m)a$", r"a\Z", r"(?s)a.$", "^a", "(?m)^a", r"a\n$", "[^b]$"]
+)
+@pytest.mark.parametrize("text", ["a\na\n", "a\na", "a\n\n", "ba\nba\n\n", "éa\naé\na\n"])
+def test_ends_of_lines_and_texts_are_where_regex_sees_them(pattern: str, text: str) -> None:
+    """A dollar sign stands at the end, or in front of a last line break; with m, of any."""
+    found = [match.span() for match in linear_pattern(pattern).matches(text)]
+    assert found == [match.span() for match in regex.finditer(pattern, text)]
+
+
 def test_letters_are_alike_but_for_case_as_for_regex() -> None:
     """For every letter that has another case. The sharp s has one more for newer tables."""
     everything = "".join(map(chr, case_variants()))
@@ -190,7 +200,7 @@ def test_a_long_text_is_withheld_from_a_large_pattern() -> None:
 
 def test_replacements_make_no_text_much_longer() -> None:
     """A pattern of one letter and a long replacement can't fill the memory."""
-    messages: list[Message] = [{"role": "user", "content": "a" * 100_000}]
+    messages: list[Message] = [{"role": "user", "content": "a" * 3_000}]
     (after,) = Redact("a", replacement="x" * 200).transform(messages, 0)
     assert after["content"] == "x" * 200
     with pytest.raises(SpecError, match="200"):
