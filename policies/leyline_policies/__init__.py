@@ -2,7 +2,7 @@
 
 `Policy` defines a policy, `load_pipeline` makes policies of a line of text, `Registry` lists those
 that there are, and `leyline_policies.conversation` helps to write new ones. The package needs
-`regex` if patterns are used, and nothing else.
+`google-re2` and `regex` if patterns are used, and nothing else.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from leyline_policies.errors import (
     SpecError,
     UnknownPolicyError,
 )
+from leyline_policies.kinds import Pattern
 from leyline_policies.marks import drop, edit
 from leyline_policies.memo import Memo
 from leyline_policies.policy import FunctionPolicy, Message, Mode, Policy, function_policy
@@ -39,6 +40,7 @@ __all__ = [
     "Mode",
     "NameClashError",
     "Note",
+    "Pattern",
     "PluginError",
     "Policy",
     "PolicyDefinition",

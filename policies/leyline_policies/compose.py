@@ -201,8 +201,8 @@ class Protected(Wrapper):
         count = len(messages)
         # The instructions at the front aren't what "first" means.
         head = instructions_end(messages)
-        kept = set(range(head + self.keep_first if self.keep_first else 0))
-        kept |= set(range(count - self.keep_last, count))
+        kept = set(range(min(count, head + self.keep_first) if self.keep_first else 0))
+        kept |= set(range(max(0, count - self.keep_last), count))
         kept |= {i for i, m in enumerate(messages) if m.get("role") in self.roles}
         if self.tags:
             kept |= {i for i, m in enumerate(messages) if not self.tags.isdisjoint(tags_of(m))}

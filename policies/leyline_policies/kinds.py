@@ -7,8 +7,8 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Any, Literal, Union
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Union
 
 from leyline_policies.grammar import Value
 from leyline_policies.policy import Policy
@@ -37,6 +37,13 @@ class Kind:
     take: Callable[[object], object] | None = None
     """Takes a value that is typed already, without changing its meaning. Raises ValueError."""
     schema: dict[str, Any] | None = None
+    holds_patterns: bool = False
+    """True if its texts are regular expressions."""
+
+
+PATTERN = "a regular expression"
+Pattern = Annotated[str, PATTERN]
+"""Type of a setting that is a regular expression: those of requests are checked."""
 
 
 def without_none(annotation: Any) -> tuple[Any, bool]:
@@ -50,6 +57,12 @@ def without_none(annotation: Any) -> tuple[Any, bool]:
 
 def kind_of(annotation: Any) -> Kind:
     """Return the kind of settings of an annotated type."""
+    plain = _without_pattern(annotation)
+    kind = _kind_of(plain)
+    return kind if plain is annotation else replace(kind, holds_patterns=True)
+
+
+def _kind_of(annotation: Any) -> Kind:
     if annotation in _SCALARS:
         return _SCALARS[annotation]
     origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
@@ -62,6 +75,15 @@ def kind_of(annotation: Any) -> Kind:
     if origin in _CONTAINERS and set(arguments) <= {str, Ellipsis}:
         return _list(_CONTAINERS[origin])
     return Kind(str(annotation))
+
+
+def _without_pattern(annotation: Any) -> Any:
+    """Return the type with texts for patterns; the very same without any."""
+    if annotation == Pattern:
+        return str
+    if typing.get_origin(annotation) is tuple and Pattern in typing.get_args(annotation):
+        return tuple[str, ...]
+    return annotation
 
 
 def _any_of(members: Sequence[Kind], annotation: object) -> Kind:

@@ -373,8 +373,7 @@ def test_odd_but_valid_values_pass(client: httpx.Client, model: str, member: byt
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$"])
 def test_a_slow_pattern_blocks_nobody_else(client: httpx.Client, model: str, pattern: str) -> None:
-    """A request's own regular expression may take its time, but not everybody's. The message that
-    it could not search is withheld, which is no fault."""
+    """A request's own regular expression takes nobody's time."""
     slow = plain(model, messages=[{"role": "user", "content": "a" * 60 + "b"}])
     slow["leyline"] = {"policy": f"redact:pattern='{pattern}'"}
     with ThreadPoolExecutor(1) as pool:

@@ -22,7 +22,7 @@ from operator import contains
 from typing import Any
 
 from leyline_policies.builtin.clues import Clues, clues_of
-from leyline_policies.builtin.patterns import UserPattern
+from leyline_policies.builtin.patterns import Match, UserPattern
 from leyline_policies.errors import did_you_mean, shown
 
 _MEANT = "meant"
@@ -48,14 +48,19 @@ class Rule:
         narrow: Callable[[str], Iterable[Span]] | None = None,
     ) -> Rule:
         """Return a rule with its clues; a group ``meant`` is the meant part of the match."""
-        meant = _MEANT if f"(?P<{_MEANT}>" in pattern else group
-        return cls(UserPattern(pattern), meant, narrow, clues_of(pattern))
+        return cls(UserPattern(pattern), _meant(pattern, group), narrow, clues_of(pattern))
+
+    @classmethod
+    def of_user(cls, pattern: UserPattern) -> Rule:
+        """Return a rule of a setting's pattern. RE2 looks for clues itself."""
+        clues = None if pattern.linear is not None else clues_of(pattern.text)
+        return cls(pattern, _meant(pattern.text, 0), clues=clues)
 
     def may_match(self, text: str) -> bool:
         """Return True if a text, given in small letters, is worth matching."""
         return self.clues is None or any(map(contains, repeat(text), self.clues))
 
-    def spans(self, found: re.Match[str]) -> Iterator[Span]:
+    def spans(self, found: Match) -> Iterator[Span]:
         """Yield the spans of the searched text to remove for a match."""
         start, end = found.span(self.group)
         if start < 0:
@@ -65,6 +70,10 @@ class Rule:
             return
         for first, last in self.narrow(found.group()[start - found.start() : end - found.start()]):
             yield start + first, start + last
+
+
+def _meant(pattern: str, group: int | str) -> int | str:
+    return _MEANT if f"(?P<{_MEANT}>" in pattern else group
 
 
 # From the plugins of detect-secrets: module and class, and the group that is the secret.

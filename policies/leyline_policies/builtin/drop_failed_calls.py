@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from leyline_policies.builtin.patterns import Matcher, UserPattern, compile_pattern
 from leyline_policies.context import Context
 from leyline_policies.conversation import RESULT_ROLES, ToolCall, text_of
+from leyline_policies.kinds import Pattern
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
@@ -36,7 +37,7 @@ class DropFailedCalls:
     mode: ClassVar[Mode] = "amortize"
     trusted: ClassVar[bool] = True
 
-    pattern: str | None = None
+    pattern: Pattern | None = None
     _failure: UserPattern | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from leyline_policies.builtin.search import Search
 from leyline_policies.context import Context
 from leyline_policies.conversation import RESULT_ROLES, text_of
 from leyline_policies.errors import did_you_mean, shown
+from leyline_policies.kinds import Pattern
 from leyline_policies.policy import Message, Mode
 from leyline_policies.verbs import is_annotated, is_condemned, quarantined
 
@@ -89,7 +90,7 @@ class Quarantine:
     trusted: ClassVar[bool] = True
 
     rules: tuple[str, ...] = tuple(RULES)
-    patterns: tuple[str, ...] = field(default=(), repr=False)
+    patterns: tuple[Pattern, ...] = field(default=(), repr=False)
     tools: tuple[str, ...] | None = None
     on_timeout: Literal["withhold", "fail"] = "withhold"
     _rules: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
@@ -106,8 +107,9 @@ class Quarantine:
             raise ValueError(f"on_timeout={self.on_timeout} must be withhold or fail")
         if self.tools is not None and not self.tools:
             raise ValueError("tools=[] names no tool; leave it out to look at the results of all")
-        patterns = (*(RULES[rule] for rule in self.rules), *map(_checked, self.patterns))
-        object.__setattr__(self, "_rules", tuple(map(Rule.of, patterns)))
+        own = map(Rule.of_user, map(compile_pattern, self.patterns))
+        rules = (*(Rule.of(RULES[rule]) for rule in self.rules), *own)
+        object.__setattr__(self, "_rules", rules)
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with stubs for those in quarantine. Raises PatternTimeoutError."""
@@ -153,10 +155,6 @@ class Quarantine:
                 raise
             return _TIMEOUT
         return None if place is None else (*self.rules, *(_OWN for _ in self.patterns))[place]
-
-
-def _checked(pattern: str) -> str:
-    return compile_pattern(pattern).text
 
 
 def plain(text: str) -> str:

@@ -12,7 +12,11 @@ from leyline_policies.builtin.search import Search
 from leyline_policies.builtin.texts import TextWalk, is_media, whole
 from leyline_policies.context import Context
 from leyline_policies.errors import did_you_mean, shown
+from leyline_policies.kinds import Pattern
 from leyline_policies.policy import Message, Mode
+
+MAX_REPLACEMENT = 200
+"""Maximum length of a replacement: a text may hold very many matches."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -41,10 +45,10 @@ class Redact:
     mode: ClassVar[Mode] = "forget"
     trusted: ClassVar[bool] = True
 
-    pattern: str | None = field(default=None, repr=False)
+    pattern: Pattern | None = field(default=None, repr=False)
     replacement: str = "[redacted]"
     roles: tuple[str, ...] | None = None
-    patterns: tuple[str, ...] = field(default=(), repr=False)
+    patterns: tuple[Pattern, ...] = field(default=(), repr=False)
     detectors: tuple[str, ...] = ()
     phone_region: str | None = None
     on_timeout: Literal["withhold", "fail"] = "withhold"
@@ -57,6 +61,8 @@ class Redact:
             raise ValueError("nothing to look for; give pattern, patterns or detectors")
         rules = (*map(_own_rule, own), *load_detectors(self.detectors, self.phone_region))
         object.__setattr__(self, "_rules", rules)
+        if len(self.replacement) > MAX_REPLACEMENT:
+            raise ValueError(f"replacement has more than {MAX_REPLACEMENT} characters")
         if self.on_timeout not in ("withhold", "fail"):
             raise ValueError(f"on_timeout={self.on_timeout} must be withhold or fail")
         for role in self.roles or ():
@@ -126,4 +132,4 @@ def _own_rule(pattern: str) -> Rule:
         raise ValueError(f"pattern={shown(pattern)} takes too long on no text") from error
     if empty:
         raise ValueError(f"pattern={shown(pattern)} matches empty text everywhere")
-    return Rule.of(compiled.text)
+    return Rule.of_user(compiled)

@@ -13,8 +13,10 @@ from leyline_policies.builtin.patterns import (
     UserPattern,
     compile_pattern,
 )
+from leyline_policies.builtin.search import replaced
 from leyline_policies.context import Context
 from leyline_policies.conversation import INSTRUCTION_ROLES, map_text
+from leyline_policies.kinds import Pattern
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
@@ -38,7 +40,7 @@ class RemoveRegex:
     mode: ClassVar[Mode] = "amortize"
     trusted: ClassVar[bool] = True
 
-    remove: tuple[str, ...] = ("<diff>(?:(?!</?diff>).)*+</diff>",)
+    remove: tuple[Pattern, ...] = ("<diff>(?:(?!</?diff>).)*+</diff>",)
     keep_last: int = 0
     _compiled: tuple[UserPattern, ...] = field(init=False, repr=False, compare=False)
 
@@ -77,12 +79,8 @@ class _Removal:
 
     def _text(self, text: str) -> str:
         for matcher in self.matchers:
-            text = matcher.replaced(text, _nothing)
+            text = replaced(text, [match.span() for match in matcher.matches(text)], "")
         return text
-
-
-def _nothing(found: re.Match[str]) -> str:
-    return ""
 
 
 def dot_matches_all(pattern: str) -> str:

@@ -8,7 +8,12 @@ from operator import itemgetter
 
 from leyline_policies.builtin.detectors import Rule, Span
 from leyline_policies.builtin.escapes import View, views
-from leyline_policies.builtin.patterns import MATCH_BUDGET_S, Budget, Matcher
+from leyline_policies.builtin.patterns import (
+    MATCH_BUDGET_S,
+    Budget,
+    Matcher,
+    PatternTimeoutError,
+)
 
 _SHARE = 4
 _LEAST_S = 0.01
@@ -18,6 +23,9 @@ _RULE_S = 5e-8
 _CLOSER_S = 2e-4
 _MOST_CLOSER = 5_000
 """Seconds for each match that is examined, and the maximum number of such matches in a message."""
+_MOST_GROWTH = 4
+_GROWTH_CHARS = 65_536
+"""Maximum length of the replacements in a text: so many times its own, and characters."""
 
 
 class Search:
@@ -64,6 +72,8 @@ class Search:
                 start, end = _uncut(span, levels[1], known) if has_escapes else span
                 if start < end and not _inside(text, (start, end), replacement):
                     found.append((start, end))
+        if len(found) * len(replacement) > _MOST_GROWTH * len(text) + _GROWTH_CHARS:
+            raise PatternTimeoutError("what is found would become too long")
         return [*_merged(sorted(found))]
 
     def first(self, text: str) -> int | None:

@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import anyio.to_thread
 import msgspec
 
 from leyline_policies import Policy
 from leyline_policies.faults import may_forget
 
+from ..admission.turn_threads import TurnThreads
 from ..errors import BadRequestError, PolicyFailedClosedError
 from ..model.fields import OPTIONS_FIELD
 from ..request.declared import EDITS_FIELD
@@ -35,9 +35,12 @@ SEARCHED = ("prompt", "suffix")
 class PromptSearch:
     """Removes from bare prompts the text that policies forget."""
 
-    def __init__(self, editor: Editor, catalog: PolicyCatalog) -> None:
+    def __init__(
+        self, editor: Editor, catalog: PolicyCatalog, threads: TurnThreads | None = None
+    ) -> None:
         self._editor = editor
         self._catalog = catalog
+        self._threads = threads or TurnThreads()
 
     async def searched(
         self, tenant: Tenant, raw: bytes, body: Mapping[str, Any], status: UpstreamStatus
@@ -60,7 +63,7 @@ class PromptSearch:
                 "use /v1/chat/completions.",
                 param=EDITS_FIELD,
             )
-        policies, _ = effective_rules(asked, self._catalog)
+        policies, _ = await effective_rules(asked, self._catalog)
         forgetting = tuple(filter(may_forget, policies))
         if not forgetting:
             return raw
@@ -83,7 +86,7 @@ class PromptSearch:
     ) -> str:
         given = EditInput(request, policies, None, status, 0)
         work = partial(self._editor.edit, given, None, only_forgets=True)
-        messages = (await anyio.to_thread.run_sync(work)).prepared.messages
+        messages = (await self._threads.run(request.tenant, work)).prepared.messages
         text = messages[0].get("content") if len(messages) == 1 else None
         if not isinstance(text, str):
             raise PolicyFailedClosedError(policies[0].name, "bad_message")

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from leyline_engine.contract import FidelityProfile
 from leyline_policies import Policy, PolicyError, Registry, load_pipeline
+from leyline_policies.allowance import Allowance
 
+from ..admission.turn_threads import TurnThreads
 from ..errors import BadRequestError, ForbiddenError
 from ..model.fields import OPTIONS_FIELD, OptionError
 from ..model.undeclared import OwnMode, UndeclaredRules
 from ..request.parse import ChatRequest
+from ..tenants import Tenant
 
 LONGEST_SPEC = 4096
 _CACHED_SPECS = 128
+"""Specs whose policies are kept, of all tenants; the one with the most loses one first."""
+_CACHED_OF_ONE = 16
 
 
 class Chooser(Protocol):
@@ -30,47 +36,63 @@ class PolicyCatalog:
 
     Args:
         chooser: chooses if the request doesn't; None for the tenant's policies.
+        threads: where specs are read: compiling a pattern may take long.
     """
 
-    def __init__(self, chooser: Chooser | None = None) -> None:
+    def __init__(self, chooser: Chooser | None = None, threads: TurnThreads | None = None) -> None:
         self._chooser = chooser
+        self._threads = threads or TurnThreads()
         self._registry: Registry | None = None
-        self._loaded: OrderedDict[str, tuple[Policy, ...]] = OrderedDict()
+        self._loaded: dict[str, OrderedDict[str, tuple[Policy, ...]]] = {}
         self._joined: OrderedDict[
             tuple[int, tuple[Policy, ...]], tuple[tuple[Policy, ...], tuple[Policy, ...]]
         ] = OrderedDict()
 
-    def load(self, spec: str) -> tuple[Policy, ...]:
-        """Return the policies of ``spec``.
+    async def load(self, tenant: Tenant, spec: str) -> tuple[Policy, ...]:
+        """Return the policies of a request's ``spec``.
 
         Raises:
-            BadRequestError: the spec can't be read or names no policy.
+            BadRequestError: the spec can't be read, names no policy, or has patterns that a request
+                may not bring.
         """
-        if spec in self._loaded:
-            self._loaded.move_to_end(spec)
-            return self._loaded[spec]
         param = f"{OPTIONS_FIELD}.policy"
         if len(spec) > LONGEST_SPEC:
             raise BadRequestError(f"{param} is longer than {LONGEST_SPEC} characters.", param=param)
+        if spec not in self._loaded.get(tenant.name, ()):
+            try:
+                policies = await self._threads.run(tenant, partial(self._read, spec))
+            except PolicyError as error:
+                raise BadRequestError(f"{param}: {error}", param=param) from error
+            self._keep(tenant.name, spec, policies)
+        own = self._loaded[tenant.name]
+        own.move_to_end(spec)
+        return own[spec]
+
+    def _read(self, spec: str) -> tuple[Policy, ...]:
         if self._registry is None:
             self._registry = Registry.discover()
-        try:
-            policies = tuple(load_pipeline(spec, self._registry))
-        except PolicyError as error:
-            raise BadRequestError(f"{param}: {error}", param=param) from error
-        self._loaded[spec] = policies
-        if len(self._loaded) > _CACHED_SPECS:
-            self._loaded.popitem(last=False)
-        return policies
+        return load_pipeline(spec, self._registry, allowance=Allowance())
 
-    def chosen(self, request: ChatRequest) -> tuple[Policy, ...]:
+    def _keep(self, tenant: str, spec: str, policies: tuple[Policy, ...]) -> None:
+        """Keep the policies, unless another request has brought the same meanwhile."""
+        own = self._loaded.setdefault(tenant, OrderedDict())
+        own.setdefault(spec, policies)
+        if len(own) > _CACHED_OF_ONE:
+            own.popitem(last=False)
+        if sum(map(len, self._loaded.values())) > _CACHED_SPECS:
+            largest = max(self._loaded, key=lambda name: (len(self._loaded[name]), name != tenant))
+            self._loaded[largest].popitem(last=False)
+            if not self._loaded[largest]:
+                del self._loaded[largest]
+
+    async def chosen(self, request: ChatRequest) -> tuple[Policy, ...]:
         """Return the policies of a request, those of ``context_management`` last.
 
         Raises:
             BadRequestError: the request names policies that can't be read or don't exist.
         """
         if request.options.policy is not None:
-            policies = self.load(request.options.policy)
+            policies = await self.load(request.tenant, request.options.policy)
         elif self._chooser is not None:
             policies = self._chooser.choose(request.tenant.name, request.model)
         else:
@@ -95,7 +117,7 @@ class PolicyCatalog:
         return known[1]
 
 
-def effective_rules(
+async def effective_rules(
     request: ChatRequest, catalog: PolicyCatalog
 ) -> tuple[tuple[Policy, ...], UndeclaredRules]:
     """Return the policies and the rules for undeclared edits of this request.
@@ -133,7 +155,7 @@ def effective_rules(
             "operator, as reuse_groups of the tenant.",
             param=f"{OPTIONS_FIELD}.reuse_groups",
         )
-    return catalog.chosen(request), _undeclared(request)
+    return await catalog.chosen(request), _undeclared(request)
 
 
 def reasoning_edits(

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-import anyio.to_thread
 import structlog
 
+from ..admission.turn_threads import TurnThreads
 from ..edits.editing import Edited
 from ..edits.editor import Editor
 from ..edits.policy_facts import renderer_of, token_counter
@@ -46,10 +46,19 @@ class Planner:
     """Edits, renders and plans turns.
 
     Args:
+        threads: where it works, unless a turn is small and without policies.
         verdict_key: keys the hashes by which messages in quarantine are known again.
     """
 
-    def __init__(self, metrics: Metrics, editor: Editor, *, verdict_key: bytes = b"") -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        editor: Editor,
+        threads: TurnThreads | None = None,
+        *,
+        verdict_key: bytes = b"",
+    ) -> None:
+        self._threads = threads or TurnThreads()
         self._verdict_key = verdict_key
         self._metrics = metrics
         self._editor = editor
@@ -78,13 +87,18 @@ class Planner:
         self, given: PlanInput, draft_of: Callable[[], Draft], replica: Replica
     ) -> Planned:
         inline = not given.policies and len(given.request.raw) <= INLINE_BYTES
-        draft, planned = await _worked(inline, partial(self._planned, given, draft_of))
+        work = partial(self._planned, given, draft_of)
+        draft, planned = await self._worked(given, work, inline=inline)
         if planned is not None:
             return planned
         question = prompt_question(given, draft)
         with given.request.clock.waiting():
             tokens = await self._tokens(question, given, replica) if question is not None else None
-        return await _worked(inline, partial(self._plan, given, draft, tokens))
+        plan = partial(self._plan, given, draft, tokens)
+        return await self._worked(given, plan, inline=inline)
+
+    async def _worked(self, given: PlanInput, work: Callable[[], T], *, inline: bool = False) -> T:
+        return work() if inline else await self._threads.run(given.request.tenant, work)
 
     def _planned(
         self, given: PlanInput, draft_of: Callable[[], Draft]
@@ -119,11 +133,11 @@ class Planner:
             UnsupportedError: the engine's chat template isn't known, so tokens can't be counted.
             PolicyFailedClosedError, BadRequestError: the request must not be sent.
         """
-        draft = await _worked(False, partial(self._draft, given, session_id))
+        draft = await self._worked(given, partial(self._draft, given, session_id))
         counted: dict[str, Any] = {"input_tokens": await self._prompt_tokens(given, draft, replica)}
         if given.policies:
             work = partial(self._draft, given, None, only_forgets=True)
-            original = await _worked(False, work)
+            original = await self._worked(given, work)
             counted[CONTEXT_FIELD] = {
                 "original_input_tokens": await self._prompt_tokens(given, original, replica),
                 "applied_edits": self.applied(given, draft.edited.prepared),
@@ -166,7 +180,3 @@ class Planner:
             except ProxyError:
                 replica.handshake.report_failure()
                 return None
-
-
-async def _worked(inline: bool, work: Callable[[], T]) -> T:
-    return work() if inline else await anyio.to_thread.run_sync(work)

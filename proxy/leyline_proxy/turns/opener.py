@@ -98,7 +98,7 @@ class TurnOpener:
         """
         await self._pool.check_model(request.model, request.tenant.upstreams)
         with request.clock.working():
-            effective = effective_rules(request, self._catalog)
+            effective = await effective_rules(request, self._catalog)
             with self._metrics.stage("identify"):
                 identity = await self._identify(request, again)
         try:
@@ -149,7 +149,8 @@ class TurnOpener:
         asked = question_request(turn, wanted)
         # It holds nobody's place: the client may go on meanwhile.
         identity = replace(identity, session=session, hold=None)
-        given = self._input(asked, identity, effective_rules(asked, self._catalog), replica)
+        rules = await effective_rules(asked, self._catalog)
+        given = self._input(asked, identity, rules, replica)
         given = replace(given, policies=())
         with asked.clock.working():
             planned = await self._planner.plan_edited(given, question_list(turn, wanted), replica)
@@ -267,7 +268,7 @@ class TurnOpener:
         """
         allowed = request.tenant.upstreams
         await self._pool.check_model(request.model, allowed)
-        policies, rules = effective_rules(request, self._catalog)
+        policies, rules = await effective_rules(request, self._catalog)
         identity = await identify(
             self._store, request, self._history_key, secret=self._hints_secret
         )

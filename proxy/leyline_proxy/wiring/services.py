@@ -9,6 +9,7 @@ from secrets import token_hex
 from starlette.types import ASGIApp
 
 from ..admission import AdmissionGate
+from ..admission.turn_threads import TurnThreads
 from ..apis.anthropic.diagnostics import RequestPrints
 from ..budgets import BudgetReports, Budgets
 from ..claims.pinning import Pinning
@@ -169,7 +170,7 @@ def build_services(
     # Without a shared secret, chains and verdicts are valid only in this proxy.
     own_secret = link.secret if link is not None else token_hex()
     history = history_key(settings.history_secret() or own_secret)
-    planner = Planner(metrics, editor, verdict_key=history)
+    planner = Planner(metrics, editor, threads := TurnThreads(), verdict_key=history)
     audit = build_auditor(settings, metrics, link)
     leads = link is None or link.leads
     shown = ClaimMetrics(metrics, tenants)
@@ -212,7 +213,7 @@ def build_services(
     feed = build_feed(metrics, link)
     placing = Placing(pool)
     under_way = TurnsUnderWay(store, placing, audit)
-    catalog = PolicyCatalog(policy_file)
+    catalog = PolicyCatalog(policy_file, threads)
     named = NamedSources(ContentIndex())
     predecessors = Predecessors(store, history)
     recalls = Recalls(recall, calls=settings.recall_calls, tokens=settings.recall_tokens)
@@ -294,7 +295,7 @@ def build_services(
         BudgetsOfAll(charges.budgets, fleet) if fleet is not None else charges.budgets,
         charges,
         routing,
-        PromptSearch(editor, catalog),
+        PromptSearch(editor, catalog, threads),
         erasures,
         named,
         quarantines,

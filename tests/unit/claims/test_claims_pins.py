@@ -211,9 +211,11 @@ async def test_a_policy_can_pin(monkeypatch: pytest.MonkeyPatch) -> None:
 
     engine = ClaimsEngine()
     async with talking(engine, monkeypatch) as talk:
-        monkeypatch.setattr(
-            "leyline_proxy.turns.opener.effective_rules", lambda *_: ((PinsPlans(),), EXACT)
-        )
+
+        async def planned(*_: object) -> object:
+            return (PinsPlans(),), EXACT
+
+        monkeypatch.setattr("leyline_proxy.turns.opener.effective_rules", planned)
         await talk.turn(conversation(None))
     assert [claim.priority for claim in engine.submitted()] == [7]
 

@@ -32,6 +32,8 @@ ROUTES = [
     (COUNT, TALK),
     ("/v1/responses/input_tokens", GIVEN),
 ]
+SLOW = "redact:pattern='(?=a)(a|aa)+$'"
+"""RE2 knows no lookahead, so a pattern of the operator's that backtracks without end."""
 
 
 @function_policy(name="hides", mode="forget")
@@ -122,14 +124,14 @@ async def test_a_pattern_of_the_users_that_takes_too_long_withholds_the_message(
     """The pattern is the operator's; the text is anybody's. Asked to fail, it refuses."""
     engine = FakeEngine()
     hostile = {**TALK, "messages": [{"role": "user", "content": "a" * 60 + f"b {SECRET}"}]}
-    async with proxy_before(engine, policy="redact:pattern='(a|aa)+$'") as client:
+    async with proxy_before(engine, policy=SLOW) as client:
         assert (await client.post(CHAT, json=hostile)).status_code == 200
         assert engine.sent["messages"] == [{"role": "user", "content": "[redacted]"}]
-        policy = {"policy": "redact:pattern='(a|aa)+$',on_timeout=fail"}
-        refused = await client.post(CHAT, json={**hostile, "leyline": policy})
+    async with proxy_before(engine, policy=f"{SLOW},on_timeout=fail") as client:
+        refused = await client.post(CHAT, json=hostile)
         assert refused.json()["error"]["code"] == "policy_failed_closed"
-        skipped = {"policy": f"{policy['policy']},on_fault=skip"}
-        assert (await client.post(CHAT, json={**hostile, "leyline": skipped})).status_code == 200
+    async with proxy_before(engine, policy=f"{SLOW},on_timeout=fail,on_fault=skip") as client:
+        assert (await client.post(CHAT, json=hostile)).status_code == 200
     assert len(engine.bodies) == 2
     assert SECRET in engine.bodies[1].decode()
 
@@ -138,11 +140,10 @@ async def test_a_session_goes_on_after_a_refusal() -> None:
     """The turn that wasn't sent is none of the session's."""
     engine = FakeEngine()
     headers = {"x-leyline-session": "kept"}
-    bad = {**TALK, "leyline": {"policy": "redact:pattern='(a|aa)+$',on_timeout=fail"}}
     hostile = [{"role": "user", "content": "a" * 60 + "b"}]
-    async with proxy_before(engine) as client:
+    async with proxy_before(engine, policy=f"{SLOW},on_timeout=fail") as client:
         await client.post(CHAT, json=TALK, headers=headers)
-        refused = await client.post(CHAT, json={**bad, "messages": hostile}, headers=headers)
+        refused = await client.post(CHAT, json={**TALK, "messages": hostile}, headers=headers)
         assert refused.status_code == 502
         after = await client.post(CHAT, json=TALK, headers=headers)
     assert after.json()["leyline"]["turn_index"] == 1

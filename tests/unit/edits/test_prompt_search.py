@@ -70,9 +70,9 @@ async def test_a_search_that_fails_sends_nothing() -> None:
     """A policy whose pattern runs out of time refuses a prompt as it refuses a message."""
     engine = FakeEngine(capability=None)
     engine.answers = [chat_json()]
-    slow = "redact:pattern='(a|aa)+$',on_timeout=fail"
-    async with proxy_before(engine, policy="keep_all") as client:
-        refused = await complete(client, prompt="a" * 4000 + "b", leyline={"policy": slow})
+    slow = "redact:pattern='(?=a)(a|aa)+$',on_timeout=fail"
+    async with proxy_before(engine, policy=slow) as client:
+        refused = await complete(client, prompt="a" * 4000 + "b")
     assert refused.status_code == 502
     assert refused.json()["error"]["code"] == "policy_failed_closed"
     assert engine.bodies == []
