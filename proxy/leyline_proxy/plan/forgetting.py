@@ -8,12 +8,13 @@ prefill, never a secret.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from leyline_engine.contract import MAX_FORGOTTEN, output_span
 
 from ..model.history import CONTINUES
+from ..model.messages import text_of
 from ..model.prepared import Prepared
 from ..model.session import RetainedTurn, Session
 from ..model.spans import ANYTHING, SpanName, SpanNames, outer_extents, turn_index
@@ -116,6 +117,41 @@ def fresh_marks(
         if written or _is_new(prepared, place, wanted, turns):
             found.append(place)
     return tuple(found)
+
+
+def forgotten_texts(
+    prepared: Prepared, names: SpanNames | None, session: Session | None
+) -> Iterator[str]:
+    """Yield the texts of the messages that a turn forgets or has in quarantine, in all forms that
+    its list and retained turns have.
+
+    Args:
+        names: of this turn's messages; None if unknown.
+    """
+    turns = session.turns if session is not None else ()
+    prints = prepared.client_fingerprints
+    for place in {*prepared.forget_marks, *prepared.quarantined}:
+        mark = prepared.forget_marks.get(place)
+        remains = mark is not None and mark.result == prints[place]
+        wanted = names.client[place].all if names is not None else (ANYTHING,)
+        if not remains:
+            yield text_of(prepared.client[place])
+        for turn in turns:
+            held = turn.prepared
+            for at in _places(turn, wanted, prints):
+                if not remains or held.client_fingerprints[at] != prints[place]:
+                    yield text_of(held.client[at])
+
+
+def _places(turn: RetainedTurn, wanted: Sequence[str], prints: Sequence[int]) -> Iterator[int]:
+    """Yield the places of the messages of these names in a turn's list; of too many names, all that
+    are gone since."""
+    if ANYTHING in wanted:
+        still = set(prints)
+        yield from (
+            at for at, each in enumerate(turn.prepared.client_fingerprints) if each not in still
+        )
+    yield from (turn.names.index[name] for name in wanted if name in turn.names.index)
 
 
 def is_unvouched(session: Session | None, *, named: bool) -> bool:

@@ -20,9 +20,11 @@ from ..edits.materialised import Shelf
 from ..model.asides import Aside, NotRecalled, RecallCall, RecalledTexts, anchor_of, tokens_in
 from ..model.messages import text_of
 from ..model.parts import FoundParts, PartFacts, StoredPart
+from ..model.session import Session
 from ..model.working_set import PieceReport
 from ..parts.recalling import RecallableParts
 from ..parts.store import MAX_PARTS, Owner, PartStoreError
+from ..plan.forgetting import forgotten_texts
 from ..plan.planning import PlanInput, Planned
 from ..request.identify import Identity
 from ..request.parse import ChatRequest
@@ -76,6 +78,8 @@ class Recalls:
         self._tokens = tokens
         self._kept: OrderedDict[Owner, tuple[tuple[float, int], dict[str, float]]] = OrderedDict()
         """When each text was put, by owner: of a session's creation and its demands."""
+        self._barred: OrderedDict[Owner, tuple[float, set[str]]] = OrderedDict()
+        """Addresses that were barred, by owner: of a session's creation."""
 
     def budget(self) -> RecallBudget:
         """Return the budget of a new request."""
@@ -111,6 +115,7 @@ class Recalls:
         try:
             listed = await self._parts.listed(holder.owner, demands=holder.demands)
             found = await self._parts.get(holder.owner, addresses, demands=holder.demands)
+            barred = await self._parts.barred(holder.owner, demands=holder.demands)
         except PartStoreError as error:
             log.warning("parts_unavailable", error=type(error).__name__)
             return replace(shelf, problem="store_down")
@@ -118,7 +123,9 @@ class Recalls:
         # Only the newest are listed.
         older = [part.facts for part in found.parts.values() if part.address not in known]
         parts = tuple(each for each in (*older, *listed) if holder.may_have(each.address))
-        forgotten = frozenset(filter(holder.may_have, found.forgotten))
+        every = {address_of(text_of(each)) for each in request.messages if barred.everything}
+        gone = found.forgotten | barred.addresses | every
+        forgotten = frozenset(filter(holder.may_have, gone))
         return replace(shelf, parts=parts, forgotten=forgotten)
 
     async def look_up(self, holder: Holder, named: Iterable[str]) -> RecalledTexts:
@@ -189,6 +196,29 @@ class Recalls:
             else:
                 causes[each] = "ambiguous" if fits else "unknown"
         return whole, causes
+
+    async def bar(self, given: PlanInput, planned: Planned, session_id: str) -> bool:
+        """Refuse for good what a turn forgets; return True if any of it is new here."""
+        found = set(forgotten_texts(planned.prepared, planned.names, given.session)) - {""}
+        if self._parts is None or not found:
+            return False
+        owner, session = (given.request.tenant.name, session_id), given.session
+        demands = session.demands if session is not None else 0
+        new = {*map(address_of, found)} - self._barred_of(owner, session)
+        if new:
+            await self._parts.bar(owner, new, demands=demands)
+            self._barred_of(owner, session).update(new)
+        return bool(new)
+
+    def _barred_of(self, owner: Owner, session: Session | None) -> set[str]:
+        """Return what a session is known to have barred, as far as it is remembered here."""
+        created = session.created if session is not None else 0.0
+        known = self._barred.pop(owner, None)
+        found = known if known is not None and known[0] == created else (created, set())
+        self._barred[owner] = found
+        if len(self._barred) > _MAX_KEPT:
+            self._barred.popitem(last=False)
+        return found[1]
 
     async def keep(self, given: PlanInput, planned: Planned, session_id: str) -> None:
         """Keep the texts that a turn's policies evicted, in front of its way to the engine."""
@@ -303,6 +333,7 @@ def _part(evicted: Evicted, given: PlanInput, planned: Planned, now: float) -> S
         demands=given.session.demands if given.session is not None else 0,
         forgets=planned.plan.forgets,
         created=now,
+        sources=evicted.sources,
         text=evicted.text,
     )
 
