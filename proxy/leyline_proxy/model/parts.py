@@ -37,6 +37,9 @@ class PartFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Time at which that turn was planned, in seconds since the epoch."""
     sources: tuple[str, ...] = ()
     """Addresses of the messages' whole texts that it holds, or is a piece of."""
+    certain: bool = False
+    """True if the session had a certain name at that turn. Else anyone may have sent it, so that
+    the text is for requests whose own messages show it."""
 
     @property
     def level(self) -> int:

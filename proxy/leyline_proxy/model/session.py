@@ -337,13 +337,25 @@ class Session:
         """
         if self.key == key:
             return self
+        return replace(self.shown_to(shown), key=key)
+
+    def shown_to(self, shown: Sequence[int]) -> Session:
+        """Return the session as far as a caller knows it already: with the turns whose messages are
+        all in the caller's list, and without texts that policies and models left if there are
+        others.
+
+        Args:
+            shown: fingerprints of that list.
+        """
         had = set(shown)
         others = {
             turn.turn
             for turn in self.turns
             if not had.issuperset(turn.prepared.client_fingerprints)
         }
-        return replace(self.without(others), key=key)
+        if not others:
+            return self
+        return replace(self.without(others), policy_states={}, completions={}, asides=())
 
     def account_for(self, losses: int) -> Session:
         """Return the session after a forget of everything that was planned after so many losses."""

@@ -76,8 +76,10 @@ class Recalls:
         self._parts = parts
         self._calls = calls
         self._tokens = tokens
-        self._kept: OrderedDict[Owner, tuple[tuple[float, int], dict[str, float]]] = OrderedDict()
-        """When each text was put, by owner: of a session's creation and its demands."""
+        self._kept: OrderedDict[Owner, tuple[tuple[float, int, bool], dict[str, float]]] = (
+            OrderedDict()
+        )
+        """When each text was put, by owner: of a session's creation, demands and name."""
         self._barred: OrderedDict[Owner, tuple[float, set[str]]] = OrderedDict()
         """Addresses that were barred, by owner: of a session's creation."""
 
@@ -122,7 +124,7 @@ class Recalls:
         known = {each.address for each in listed}
         # Only the newest are listed.
         older = [part.facts for part in found.parts.values() if part.address not in known]
-        parts = tuple(each for each in (*older, *listed) if holder.may_have(each.address))
+        parts = tuple(filter(holder.may_read, (*older, *listed)))
         every = {address_of(text_of(each)) for each in request.messages if barred.everything}
         gone = found.forgotten | barred.addresses | every
         forgotten = frozenset(filter(holder.may_have, gone))
@@ -160,7 +162,8 @@ class Recalls:
         """
         if self._parts is None:
             return ()
-        return await self._parts.listed(holder.owner, demands=holder.demands)
+        found = await self._parts.listed(holder.owner, demands=holder.demands)
+        return [*filter(holder.may_read, found)]
 
     async def _found(
         self, holder: Holder, wanted: Sequence[str]
@@ -175,6 +178,8 @@ class Recalls:
         except PartStoreError as error:
             log.warning("parts_unavailable", error=type(error).__name__)
             return {}, dict.fromkeys(wanted, "store_down"), FoundParts()
+        readable = {at: each for at, each in found.parts.items() if holder.may_read(each)}
+        found = replace(found, parts=readable)
         if self._parts.problem is not None:
             # What failed to come in isn't unknown.
             lost = [written for written, each in whole.items() if each not in found.parts]
@@ -190,7 +195,7 @@ class Recalls:
         short = [each for each in wanted if each not in whole]
         known = {each.address for each in await self.listed(holder)} if short else set()
         for each in short:
-            fits = [a for a in known if a.startswith(each) and holder.may_have(a)]
+            fits = [address for address in known if address.startswith(each)]
             if len(fits) == 1:
                 whole[each] = fits[0]
             else:
@@ -227,7 +232,7 @@ class Recalls:
             return
         now, owner = time.time(), (tenant.name, session_id)
         parts = [_part(each, given, planned, now) for each in evicted]
-        known = self._put_of(owner, given, parts[0].level)
+        known = self._put_of(owner, given, parts[0])
         new = [part for part in parts if known.get(part.address, 0.0) + _RENEW_S < now]
         try:
             if new:
@@ -238,9 +243,10 @@ class Recalls:
         except PartStoreError as error:
             log.warning("parts_not_kept", error=type(error).__name__, texts=len(new))
 
-    def _put_of(self, owner: Owner, given: PlanInput, level: int) -> dict[str, float]:
-        """Return when texts of a session were put, since its last forget."""
-        state = given.session.created if given.session is not None else 0.0, level
+    def _put_of(self, owner: Owner, given: PlanInput, part: PartFacts) -> dict[str, float]:
+        """Return when texts of a session were put, since its last forget or change of name."""
+        created = given.session.created if given.session is not None else 0.0
+        state = created, part.level, part.certain
         known = self._kept.pop(owner, None)
         found = known if known is not None and known[0] == state else (state, {})
         self._kept[owner] = found
@@ -282,8 +288,12 @@ class Holder:
     there that the messages don't show."""
 
     def may_have(self, address: str) -> bool:
-        """Return True if a text may be put back."""
+        """Return True if the caller may learn of a text."""
         return self.shown is None or address in self.shown
+
+    def may_read(self, facts: PartFacts) -> bool:
+        """Return True if a text may be put back."""
+        return facts.certain if self.shown is None else facts.address in self.shown
 
     def showing(self, addresses: Iterable[str]) -> Holder:
         """Return the same session with more texts that its messages show."""
@@ -334,6 +344,7 @@ def _part(evicted: Evicted, given: PlanInput, planned: Planned, now: float) -> S
         forgets=planned.plan.forgets,
         created=now,
         sources=evicted.sources,
+        certain=given.rules.trust != "messages",
         text=evicted.text,
     )
 
