@@ -49,6 +49,8 @@ _SPARED = 8
 _TOKENS_PER_ESTIMATE = 2
 """Tokens that a text may have for each that is estimated: listings and code have that many."""
 
+_State = tuple[float, int, bool]
+
 ADDRESS_LENGTH = len("sha256:") + 32
 """Length of a whole address; a longer one has the digits that follow, too."""
 
@@ -76,9 +78,7 @@ class Recalls:
         self._parts = parts
         self._calls = calls
         self._tokens = tokens
-        self._kept: OrderedDict[Owner, tuple[tuple[float, int, bool], dict[str, float]]] = (
-            OrderedDict()
-        )
+        self._kept: OrderedDict[Owner, tuple[_State, dict[str, float]]] = OrderedDict()
         """When each text was put, by owner: of a session's creation, demands and name."""
         self._barred: OrderedDict[Owner, tuple[float, set[str]]] = OrderedDict()
         """Addresses that were barred, by owner: of a session's creation."""
