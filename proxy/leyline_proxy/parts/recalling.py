@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from leyline_engine.contract import ProofPlace
+from leyline_policies.recall import address_of
 
 from ..model.parts import Barred, FoundParts, PartFacts, StoredPart
 from ..telemetry.logging import frames_of
@@ -125,15 +126,16 @@ class RecallableParts:
             raise PartStoreError("a forget of this session is under way")
         return replace(found, everything=found.everything or (demands > 0 and not found.known))
 
-    async def bar(self, owner: Owner, addresses: Collection[str], *, demands: int) -> None:
+    async def bar(self, owner: Owner, texts: Collection[str] | None, *, demands: int) -> None:
         """Refuse texts of a session for good, now or as soon as the store can. Never raises.
 
         Args:
+            texts: None for all texts.
             demands: the session's demands so far.
         """
         known = self._owed.get(owner, _Debt(before=demands))
-        barred = known.barred.union(addresses)
-        closed = known.closed or len(barred) > MAX_FORGOTTEN
+        barred = known.barred.union(map(address_of, texts or ()))
+        closed = known.closed or texts is None or len(barred) > MAX_FORGOTTEN
         self._owe(owner, replace(known, barred=frozenset() if closed else barred, closed=closed))
         await self._try(owner)
 

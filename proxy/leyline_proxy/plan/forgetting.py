@@ -8,7 +8,7 @@ prefill, never a secret.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from leyline_engine.contract import MAX_FORGOTTEN, output_span
@@ -121,26 +121,47 @@ def fresh_marks(
 
 def forgotten_texts(
     prepared: Prepared, names: SpanNames | None, session: Session | None
-) -> Iterator[str]:
-    """Yield the texts of the messages that a turn forgets or has in quarantine, in all forms that
-    its list and retained turns have.
+) -> frozenset[str] | None:
+    """Return the texts of the messages that a turn forgets or has in quarantine, in all forms that
+    its list and retained turns have; None if one may be any, as only the caller knows what it was.
 
     Args:
         names: of this turn's messages; None if unknown.
     """
     turns = session.turns if session is not None else ()
     prints = prepared.client_fingerprints
+    found: set[str] = set()
     for place in {*prepared.forget_marks, *prepared.quarantined}:
         mark = prepared.forget_marks.get(place)
         remains = mark is not None and mark.result == prints[place]
         wanted = names.client[place].all if names is not None else (ANYTHING,)
+        held = [(turn.prepared, at) for turn in turns for at in _places(turn, wanted, prints)]
+        if remains and not held and session is not None and session.answered:
+            return None
         if not remains:
-            yield text_of(prepared.client[place])
-        for turn in turns:
-            held = turn.prepared
-            for at in _places(turn, wanted, prints):
-                if not remains or held.client_fingerprints[at] != prints[place]:
-                    yield text_of(held.client[at])
+            found.add(text_of(prepared.client[place]))
+        found.update(
+            text_of(then.client[at])
+            for then, at in held
+            if not remains or then.client_fingerprints[at] != prints[place]
+        )
+    return frozenset(found - {""})
+
+
+def texts_named(session: Session, names: Collection[str]) -> frozenset[str] | None:
+    """Return the texts that a session's messages of these names have had; all of them for no names;
+    None if one may be any."""
+    found: set[str] = set()
+    for name in names:
+        held = [
+            (turn, turn.names.index[name]) for turn in session.turns if name in turn.names.index
+        ]
+        if not held:
+            return None
+        found.update(text_of(turn.prepared.client[at]) for turn, at in held)
+    if not names:
+        found.update(text_of(each) for turn in session.turns for each in turn.prepared.client)
+    return frozenset(found - {""})
 
 
 def _places(turn: RetainedTurn, wanted: Sequence[str], prints: Sequence[int]) -> Iterator[int]:

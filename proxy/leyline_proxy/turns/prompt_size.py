@@ -54,7 +54,7 @@ def message_size(message: Message, count: TokenCounter | None) -> int:
         known = count(message)
     else:
         known = text_size("".join(texts_of(message))) + _FRAME_TOKENS
-    return known + _document_size([*_uncounted(message)])
+    return known + document_size([*_uncounted(message)])
 
 
 def members_size(body: Mapping[str, Any], *, but: Collection[str]) -> int:
@@ -64,7 +64,7 @@ def members_size(body: Mapping[str, Any], *, but: Collection[str]) -> int:
         but: members that are counted elsewhere.
     """
     return sum(
-        _document_size(value)
+        document_size(value)
         for name, value in body.items()
         if name not in but and name not in _UNREAD and isinstance(value, str | list | dict)
     )
@@ -87,7 +87,8 @@ def _is_text(part: object) -> bool:
     return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
-def _document_size(value: object) -> int:
+def document_size(value: object) -> int:
+    """Return the tokens that a JSON value is charged as; 0 for none."""
     if not value:
         return 0
     text = json.dumps(value, ensure_ascii=False, default=str)

@@ -204,16 +204,18 @@ class Recalls:
 
     async def bar(self, given: PlanInput, planned: Planned, session_id: str) -> bool:
         """Refuse for good what a turn forgets; return True if any of it is new here."""
-        found = set(forgotten_texts(planned.prepared, planned.names, given.session)) - {""}
-        if self._parts is None or not found:
+        found = forgotten_texts(planned.prepared, planned.names, given.session)
+        if self._parts is None or found == frozenset():
             return False
         owner, session = (given.request.tenant.name, session_id), given.session
         demands = session.demands if session is not None else 0
-        new = {*map(address_of, found)} - self._barred_of(owner, session)
-        if new:
-            await self._parts.bar(owner, new, demands=demands)
-            self._barred_of(owner, session).update(new)
-        return bool(new)
+        known = self._barred_of(owner, session)
+        new = None if found is None else found - known
+        if new == frozenset():
+            return False
+        await self._parts.bar(owner, new, demands=demands)
+        known.update(new or ())
+        return True
 
     def _barred_of(self, owner: Owner, session: Session | None) -> set[str]:
         """Return what a session is known to have barred, as far as it is remembered here."""

@@ -240,6 +240,7 @@ def build_services(
         audit=audit,
         key=history,
         kept=kept,
+        parts=recall,
     )
     proofs = ForgetProofs(
         pool=pool,
@@ -251,6 +252,7 @@ def build_services(
         audit=audit,
         hints_secret=hints_secret,
         kept=kept,
+        parts=recall,
     )
     pinning = Pinning(claims)
     recall_metrics = RecallMetrics(metrics, evictions)
