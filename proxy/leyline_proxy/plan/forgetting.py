@@ -153,12 +153,10 @@ def texts_named(session: Session, names: Collection[str]) -> frozenset[str] | No
     None if one may be any."""
     found: set[str] = set()
     for name in names:
-        held = [
-            (turn, turn.names.index[name]) for turn in session.turns if name in turn.names.index
-        ]
-        if not held:
+        turns = [turn for turn in session.turns if name in turn.names.index]
+        if not turns:
             return None
-        found.update(text_of(turn.prepared.client[at]) for turn, at in held)
+        found.update(text_of(turn.prepared.client[turn.names.index[name]]) for turn in turns)
     if not names:
         found.update(text_of(each) for turn in session.turns for each in turn.prepared.client)
     return frozenset(found - {""})

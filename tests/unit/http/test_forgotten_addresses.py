@@ -68,7 +68,7 @@ def proxy(engine: FakeEngine, policy: str = "whole") -> Any:
 
 
 @pytest.mark.parametrize("forgets", [True, False])
-@pytest.mark.parametrize("by", ["verb", "declared", "own change", "quarantine"])
+@pytest.mark.parametrize("by", ["verb", "declared", "quarantine"])
 async def test_an_equal_text_does_not_bring_back_what_was_forgotten(by: str, forgets: bool) -> None:
     """Of two equal evicted results one is forgotten: neither an address, a reference, nor a working
     set restores the text from then on, also if the other one stays, or comes later; without the
@@ -82,8 +82,6 @@ async def test_an_equal_text_does_not_bring_back_what_was_forgotten(by: str, for
             messages = talk(result(0, LONG, forget=True), LONG, "built")
         elif forgets and by == "declared":
             options = {"edits": [{"message": 2, "replacement": "[removed]", "mode": "forget"}]}
-        elif forgets and by == "own change":
-            messages = talk(result(0, "[removed]", forget=True), LONG, "built")
         elif forgets and by == "quarantine":
             messages = talk(result(0, LONG, verdict="quarantine"), LONG, "built")
         await ask(client, messages, leyline=options)
