@@ -326,23 +326,16 @@ class Session:
         return self._with_turns(kept, gone=gone)
 
     def take_name(self, key: str, shown: Sequence[int]) -> Session:
-        """Return the session under a store key for certain names; the same session if it has that
-        key.
-
-        A session found by its history may contain turns of another conversation. Only turns whose
-        messages are all in the caller's list remain sources.
-
-        Args:
-            shown: fingerprints of that list.
-        """
-        if self.key == key:
-            return self
-        return replace(self.shown_to(shown), key=key)
+        """Return the session under a store key for certain names, as :meth:`shown_to` has it; the
+        same session if it has that key."""
+        return self if self.key == key else replace(self.shown_to(shown), key=key)
 
     def shown_to(self, shown: Sequence[int]) -> Session:
-        """Return the session as far as a caller knows it already: with the turns whose messages are
-        all in the caller's list, and without texts that policies and models left if there are
-        others.
+        """Return the part of the session that a caller knows already.
+
+        A session found by its history, or by its id alone, may contain turns of another
+        conversation. Only turns whose messages are all in the caller's list remain sources; if
+        there are others, texts that policies and models left go.
 
         Args:
             shown: fingerprints of that list.
