@@ -14,7 +14,7 @@ from leyline_policies.marks import MarkedMessage
 from leyline_policies.policy import Message
 from leyline_policies.stubs import ADDRESS, Evicted, Stub, address_of, stubs_in
 
-__all__ = ["ADDRESS", "Evicted", "Stub", "address_of", "evicted_by", "stubs_in"]
+__all__ = ["ADDRESS", "Evicted", "Stub", "address_of", "evicted_by", "sources_of", "stubs_in"]
 
 
 def evicted_by(message: Message) -> tuple[Evicted, ...]:
@@ -34,6 +34,18 @@ def evicted_by(message: Message) -> tuple[Evicted, ...]:
                 found[address] = made[address]
                 texts.append(made[address].text)
     return tuple(found.values())
+
+
+def sources_of(message: Message) -> tuple[str, ...]:
+    """Return the addresses of a message's text, and of what it was before each edit since the last
+    forget."""
+    texts = dict.fromkeys([text_of(message)])
+    while isinstance(message, MarkedMessage) and message.mark.mode != "forget":
+        if message.origin is message:
+            break
+        message = message.origin
+        texts[text_of(message)] = None
+    return tuple(address_of(text) for text in texts if text)
 
 
 def _parts_since(message: Message) -> Iterator[Evicted]:

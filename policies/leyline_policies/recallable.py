@@ -39,6 +39,7 @@ from leyline_policies.conversation import (
 from leyline_policies.marks import Mark, MarkedMessage, is_dropped, mark_of
 from leyline_policies.policy import Message, Policy
 from leyline_policies.promises import forgets
+from leyline_policies.recall import sources_of
 from leyline_policies.runs import Removed, RunParts, called_at
 from leyline_policies.stubs import Evicted, address_of, stub_lines
 from leyline_policies.verbs import is_annotated, is_forgotten, pinned
@@ -180,6 +181,7 @@ class _Edits:
             self._tokens(old) if role in RESULT_ROLES else self.context.count(bare),
             self.policy,
             tags_of(old),
+            sources=sources_of(old),
         )
         if role not in BEARERS:
             stub = {"role": "user", "content": part.stub}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from leyline_policies.conversation import RESULT_ROLES, ToolCall, tags_of, text_of
 from leyline_policies.policy import Message
-from leyline_policies.recall import evicted_by
+from leyline_policies.recall import evicted_by, sources_of
 from leyline_policies.stubs import Evicted, address_of
 
 PART_TOKENS = 4_000
@@ -114,6 +114,7 @@ def _part(run: Sequence[Removed], policy: str) -> Evicted:
         policy=policy,
         tags=tuple(dict.fromkeys(tag for each in run for tag in tags_of(each.message))),
         messages=len(run),
+        sources=tuple(dict.fromkeys(at for each in run for at in sources_of(each.message))),
     )
 
 

@@ -43,6 +43,8 @@ class Evicted:
     """Tags of the message, or of any in the run."""
     messages: int = 1
     """Number of messages that it holds the text of."""
+    sources: tuple[str, ...] = ()
+    """Addresses of these messages' whole texts, before and after each edit since a forget."""
 
     @property
     def stub(self) -> str:

@@ -18,6 +18,7 @@ from leyline_policies.context import Context
 from leyline_policies.conversation import tags_of, text_of
 from leyline_policies.marks import Mark, MarkedMessage
 from leyline_policies.policy import Message, Mode
+from leyline_policies.recall import sources_of
 from leyline_policies.stubs import Evicted, address_of, stub_lines
 
 Count = Callable[[Message], int]
@@ -98,7 +99,7 @@ class Offload:
 
     def _parts(self, message: Message, text: str, tool: str, count: Count) -> Iterator[Evicted]:
         """Yield the pieces of a text, each with the tool's name and its own number."""
-        name = tool[:_LONGEST_NAME] or "tool"
+        name, sources = tool[:_LONGEST_NAME] or "tool", sources_of(message)
         size = max(self.part_chars, -(-len(text) // _MOST_PARTS))
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
         for number, piece in enumerate(pieces, 1):
@@ -111,6 +112,7 @@ class Offload:
                 count({"role": role, "content": piece}),
                 self.name,
                 tags_of(message),
+                sources=sources,
             )
 
     def _preview(self, text: str) -> str:

@@ -10,13 +10,11 @@ import msgspec
 from ..budgets import Reservation
 from ..tenants import Tenant
 from ..turns.accounting import tokens_of_usage
+from ..turns.prompt_size import members_size, text_size
 from ..turns.settled import generated_tokens
 from ..wiring.services import Services
 from .relay import Relay
 from .sse import DONE, ChunkFacts, event_data
-
-BYTES_PER_TOKEN = 4
-"""Bytes of a body of another path, and characters of a bare prompt, that count as a token."""
 
 
 class BareCharge:
@@ -65,14 +63,17 @@ class BareCharge:
         reservation, self._reservation = self._reservation, None
         if reservation is None:
             return
-        prefilled = cached = generated = 0
-        if self.usage is not None:
-            tokens = tokens_of_usage(self.usage)
-            prefilled, cached = tokens.prefilled, tokens.served
-            generated = generated_tokens(None, self.usage) or 0
-        elif self.reason is not None or self.came:
-            self._services.metrics.budget_estimates.labels(self.reason or "broken").inc()
-            prefilled, generated = self._prompt, self._answer if self.whole else self.came
+        told = tokens_of_usage(self.usage)
+        written = generated_tokens(None, self.usage)
+        prefilled, cached, generated = told.prefilled, told.served, written or 0
+        if self.usage is not None or self.reason is not None or self.came:
+            estimated = not told.prompt or written is None or (not written and self.came)
+            if not told.prompt:
+                prefilled = self._prompt
+            if not written:
+                generated = self._answer if self.whole and written is None else self.came
+            if estimated:
+                self._services.metrics.budget_estimates.labels(self.reason or "broken").inc()
         budgets = self._services.budgets
         amount = budgets.amount(
             self._tenant, self._model, prefilled=prefilled, cached=cached, generated=generated
@@ -99,8 +100,9 @@ class ChargedRelay(Relay):
 
 
 def prompt_tokens_of(body: Mapping[str, Any]) -> int:
-    """Return the tokens of a bare completion's prompts: exactly for ids, else roughly."""
-    return _tokens(body.get("prompt"))
+    """Return the tokens of a bare completion's prompts: exactly for ids, else roughly. Other
+    members that a model may read count, too."""
+    return _tokens(body.get("prompt")) + members_size(body, but=("prompt", "stop"))
 
 
 def usage_in(answer: bytes) -> Mapping[str, Any] | None:
@@ -118,7 +120,9 @@ class _Answer(msgspec.Struct):
 
 def _tokens(prompt: object) -> int:
     if isinstance(prompt, str):
-        return -(-len(prompt) // BYTES_PER_TOKEN)
+        return text_size(prompt)
     if isinstance(prompt, Sequence):
         return sum(map(_tokens, prompt))
-    return int(isinstance(prompt, int))
+    if isinstance(prompt, Mapping):  # some engines take ids, or pictures, as members
+        return sum(map(_tokens, prompt.values()))
+    return int(isinstance(prompt, int | float))

@@ -30,11 +30,12 @@ from ..request.wire import WireError, split_body
 from ..settings.other_paths import Passage, is_unknown, passage_of
 from ..tenants import Tenant
 from ..turns.cache_scope import check_other_path, unsalted_path
+from ..turns.prompt_size import BYTES_PER_TOKEN, bytes_size
 from ..upstream.client import chunks, read
 from ..upstream.headers import downstream_headers
 from ..upstream.replica import Replica
 from ..wiring.services import Services
-from .bare_charges import BYTES_PER_TOKEN, BareCharge
+from .bare_charges import BareCharge
 from .exchange import Exchange
 from .limits import until_disconnect
 from .path_hints import hint, is_mistaken
@@ -78,16 +79,22 @@ class PassThroughExchange(Exchange):
         if passage.reads and tenant.cache_salt is not None:
             check_other_path(tenant, replica.status, path)
             content = _salted(content, tenant.cache_salt, passage)
-        tokens = _tokens_of(raw) if self.spends else 0
+        tokens = bytes_size(raw) if self.spends else 0
         charge = BareCharge(self.services, tenant, model or "", prompt=tokens, answer=0)
         self.extra_headers.update(await charge.reserve())
         limit_s = self.services.settings.total_timeout_s
         try:
-            work = self._forward(tenant, replica, path, content, send)
+            work = self._forward(
+                tenant, replica, path, content, send, charge=charge, passage=passage
+            )
             answer = await within(limit_s, until_disconnect(receive, work))
             charge.reason = "other_path" if answer is None else None
         except ClientDisconnected:
             charge.reason = "left"
+            raise
+        except BaseException:
+            if self.started:  # the engine has read it
+                charge.reason = "broken"
             raise
         finally:
             await charge.settle()
@@ -118,7 +125,15 @@ class PassThroughExchange(Exchange):
         return passage
 
     async def _forward(
-        self, tenant: Tenant, replica: Replica, path: str, content: bytes, send: Send
+        self,
+        tenant: Tenant,
+        replica: Replica,
+        path: str,
+        content: bytes,
+        send: Send,
+        *,
+        charge: BareCharge,
+        passage: Passage,
     ) -> Response | None:
         query = self.request.scope["query_string"].decode("latin-1")
         # The path is decoded by now. Encoding it again keeps all of it part of the path.
@@ -138,8 +153,11 @@ class PassThroughExchange(Exchange):
             if headers.get("location", "").startswith(replica.client.address):
                 raise UpstreamUnreachableError("The engine redirects to itself.")
             await self.start_stream(send, headers, status=upstream.status_code)
+            written = 0
             async with aclosing(chunks(upstream)) as received:
                 async for chunk in received:
+                    written += len(chunk) if passage.writes else 0
+                    charge.came = -(-written // BYTES_PER_TOKEN)
                     await self.send_chunk(send, chunk)
         self.complete = True
         await self.end_stream(send)
@@ -155,11 +173,6 @@ def _model_of(path: str, raw: bytes) -> str | None:
         return msgspec.json.decode(raw, type=_Named).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # no JSON, or none that names a model
-
-
-def _tokens_of(raw: bytes) -> int:
-    """Return what a body counts in budgets: JSON roughly its text, other bytes nothing."""
-    return -(-len(raw) // BYTES_PER_TOKEN) if raw.lstrip()[:1] == b"{" else 0
 
 
 def _cleaned(raw: bytes) -> bytes:

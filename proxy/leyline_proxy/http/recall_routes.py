@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from ..errors import ForbiddenError, PartsUnavailableError
 from ..model.parts import PartFacts
 from ..parts.store import PartStoreError
+from ..request.identify import NAMED
 from ..request.parse import decode_body
 from ..request.recall import recall_body
 from ..turns.quarantine import no_session
@@ -68,7 +69,7 @@ async def _holder(services: Services, request: Request, session_id: str) -> Hold
     """Return the session of a request for its evicted texts.
 
     Raises:
-        ForbiddenError: the tenant has no recall.
+        ForbiddenError: the tenant has no recall, or the session no certain name.
         NotFoundError: it has no such session.
     """
     tenant = await caller_of(services, request)
@@ -77,6 +78,12 @@ async def _holder(services: Services, request: Request, session_id: str) -> Hold
     found = await services.store.get(tenant.name, session_id)
     if found is None or not found.answered:
         raise no_session()
+    if found.key != NAMED:
+        raise ForbiddenError(
+            "This session has no name that only its caller knows, so its texts come back only in "
+            "requests whose own messages show them. Name it with the header x-leyline-session.",
+            code="session_without_name",
+        )
     return Holder((tenant.name, session_id), found.demands)
 
 

@@ -29,6 +29,7 @@ from ..request.wire import put_members, repeats_members, take_member
 from ..telemetry.tracing.usage import note_answer
 from ..tenants import Tenant
 from ..turns.accounting import account_headers
+from ..turns.prompt_size import document_size
 from ..turns.records import record_in
 from ..turns.turn import Turn
 from ..upstream.client import GATEWAY_FAILURES, read
@@ -267,7 +268,7 @@ class TurnExchange(Exchange):
             shown = self._call.whole(body, answer) if api is None else body
         except AnswerError as error:
             raise unfit_answer(error) from error
-        turn.request.clock.token()
+        turn.request.clock.token(document_size(answer.get("choices")))
         account = await self.services.ends.settle(
             turn,
             usage,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -35,12 +35,21 @@ class PartFacts(msgspec.Struct, frozen=True, kw_only=True):
     """True if that turn demanded a forget itself."""
     created: float = 0.0
     """Time at which that turn was planned, in seconds since the epoch."""
+    sources: tuple[str, ...] = ()
+    """Addresses of the messages' whole texts that it holds, or is a piece of."""
+    certain: bool = False
+    """True if the session had a certain name at that turn. Else anyone may have sent it, so that
+    the text is for requests whose own messages show it."""
 
     @property
     def level(self) -> int:
         """The session's demands after that turn. If the session has had more since, a forget
         reaches the text."""
         return self.demands + self.forgets
+
+    def holds_any(self, addresses: Collection[str]) -> bool:
+        """Return True if the text, or a message's that it comes from, has one of the addresses."""
+        return any(each in addresses for each in (self.address, *self.sources))
 
 
 class StoredPart(PartFacts, frozen=True, kw_only=True):
@@ -63,3 +72,14 @@ class FoundParts:
     """Parts that can be recalled, by address."""
     forgotten: frozenset[str] = frozenset()
     """Addresses of parts that the session had, and that a forget removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Barred:
+    """The texts that a session has forgotten for good."""
+
+    addresses: frozenset[str] = frozenset()
+    everything: bool = False
+    """True if more were forgotten than it remembers, so that nothing may come back."""
+    known: bool = True
+    """False if the store has no mark of the session."""

@@ -326,24 +326,29 @@ class Session:
         return self._with_turns(kept, gone=gone)
 
     def take_name(self, key: str, shown: Sequence[int]) -> Session:
-        """Return the session under a store key for certain names; the same session if it has that
-        key.
+        """Return the session under a store key for certain names, as :meth:`shown_to` has it; the
+        same session if it has that key."""
+        return self if self.key == key else replace(self.shown_to(shown), key=key)
 
-        A session found by its history may contain turns of another conversation. Only turns whose
-        messages are all in the caller's list remain sources.
+    def shown_to(self, shown: Sequence[int]) -> Session:
+        """Return the part of the session that a caller knows already.
+
+        A session found by its history, or by its id alone, may contain turns of another
+        conversation. Only turns whose messages are all in the caller's list remain sources; if
+        there are others, texts that policies and models left go.
 
         Args:
             shown: fingerprints of that list.
         """
-        if self.key == key:
-            return self
         had = set(shown)
         others = {
             turn.turn
             for turn in self.turns
             if not had.issuperset(turn.prepared.client_fingerprints)
         }
-        return replace(self.without(others), key=key)
+        if not others:
+            return self
+        return replace(self.without(others), policy_states={}, completions={}, asides=())
 
     def account_for(self, losses: int) -> Session:
         """Return the session after a forget of everything that was planned after so many losses."""

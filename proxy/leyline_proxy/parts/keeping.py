@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from ..model.parts import FoundParts, PartFacts, StoredPart
-from .marks import Mark, WrittenMark, joined, reached, with_forgotten
+from ..model.parts import Barred, FoundParts, PartFacts, StoredPart
+from .marks import Mark, WrittenMark, barring, joined, reached, with_forgotten
 from .names import MARK, TEXT, Shelf, kind_of, mark_name, millis, tag_of, text_name, time_of
 from .sealing import HEAD_BYTES, PartSeal, head_end
 from .space import Space, SpaceError
@@ -52,6 +52,16 @@ class _Contents:
     def reaches(self, facts: PartFacts, put_at: float) -> bool:
         """Return True if any mark reaches a text."""
         return reached(self.marks.values(), facts, put_at)
+
+    @property
+    def barred(self) -> Barred:
+        """The addresses that the marks bar."""
+        marks = [each.mark for each in self.marks.values() if each.mark is not None]
+        return Barred(
+            frozenset().union(*(mark.barred for mark in marks)),
+            any(mark.closed for mark in marks),
+            bool(self.marks),
+        )
 
 
 class SpacePartStore:
@@ -114,6 +124,7 @@ class SpacePartStore:
                 entries[name], written[name] = entry, part
         if not entries:
             return
+        await self._renew_bars(owner, before, now)
         await self._space.write(shelf, entries, self._limits.ttl_s)
         after = await self._look(owner)
         # A forget that began meanwhile has written its mark, or sees these texts and removes them.
@@ -126,6 +137,13 @@ class SpacePartStore:
         await self._remove([*gone, *after.expired])
         await self._trim(owner[0], TEXT, now)
 
+    async def _renew_bars(self, owner: Owner, seen: _Contents, now: float) -> None:
+        """Write the bars of a session again before they expire."""
+        barred, newest = seen.barred, max((each.at for each in seen.marks.values()), default=now)
+        if (barred.addresses or barred.everything) and newest + self._limits.ttl_s / 2 < now:
+            mark = joined(Mark(), seen.marks.values(), now)
+            await self._carry(owner, mark, seen, whole=False)
+
     async def get(self, owner: Owner, addresses: Collection[str]) -> FoundParts:
         wanted = dict.fromkeys(addresses)
         with self._doing("get"):
@@ -136,6 +154,8 @@ class SpacePartStore:
                 if len(entries) == len(set(places.values())):
                     break  # else some were renewed or removed meanwhile
         known = {each for mark in contents.marks.values() for each in _forgotten(mark)}
+        barred = contents.barred
+        known |= wanted.keys() if barred.everything else barred.addresses
         parts, forgotten = {}, known.intersection(wanted)
         for address, place in places.items():
             entry = entries.get(place)
@@ -166,6 +186,17 @@ class SpacePartStore:
             contents = await self._look(owner)
             mark = joined(Mark(demands, turn), contents.marks.values(), self._clock())
             return await self._carry(owner, mark, contents, whole=False)
+
+    async def bar(self, owner: Owner, addresses: Collection[str] | None) -> None:
+        with self._doing("forget"):
+            contents = await self._look(owner)
+            mark = barring(Mark(), addresses or (), closed=addresses is None)
+            mark = joined(mark, contents.marks.values(), self._clock())
+            await self._carry(owner, mark, contents, whole=False)
+
+    async def barred(self, owner: Owner) -> Barred:
+        with self._doing("get"):
+            return (await self._look(owner)).barred
 
     async def delete(self, owner: Owner) -> int:
         with self._doing("delete"):

@@ -30,17 +30,30 @@ class Mark:
     """It reaches texts of turns that were planned until then; seconds since the epoch."""
     forgotten: tuple[str, ...] = ()
     """Addresses of the texts that were removed, oldest first."""
+    barred: frozenset[str] = frozenset()
+    """Addresses of texts that it reaches whichever turn puts them, for as long as it lasts."""
+    closed: bool = False
+    """True if it reaches all texts: more were barred than it can name."""
 
     def encoded(self) -> bytes:
         """Return the stored form."""
-        return json.dumps([self.demands, self.turn, self.before, self.forgotten]).encode()
+        reach = (self.demands, self.turn, self.before, self.forgotten)
+        return json.dumps([*reach, sorted(self.barred), self.closed]).encode()
 
     @staticmethod
     def decoded(data: bytes) -> Mark | None:
         """Return the mark; None if the data is none."""
         try:
-            demands, turn, before, forgotten = json.loads(data)
-            return Mark(int(demands), str(turn), float(before), (*map(str, forgotten),))
+            demands, turn, before, forgotten, *bars = json.loads(data)
+            barred, closed = bars or ((), False)  # earlier releases wrote neither
+            return Mark(
+                int(demands),
+                str(turn),
+                float(before),
+                (*map(str, forgotten),),
+                frozenset(map(str, barred)),
+                bool(closed),
+            )
         except (ValueError, TypeError):
             return None
 
@@ -56,9 +69,11 @@ class WrittenMark:
 
     def reaches(self, facts: PartFacts, put_at: float) -> bool:
         """Return True if it reaches a text that was put then; an unreadable mark reaches all."""
+        mark = self.mark
+        if mark is not None and (mark.closed or facts.holds_any(mark.barred)):
+            return True
         if put_at > self.at + FLOOR_S:
             return False
-        mark = self.mark
         if mark is None or facts.created <= mark.before:
             return True
         return facts.demands <= mark.demands and (not mark.turn or facts.turn != mark.turn)
@@ -76,6 +91,7 @@ def joined(new: Mark, marks: Iterable[WrittenMark], now: float) -> Mark:
         if old is None:  # it may have been any
             new = replace(new, before=max(new.before, each.at))
             continue
+        new = barring(new, old.barred, closed=old.closed)
         new = replace(new, forgotten=with_forgotten(old.forgotten, new.forgotten))
         if now <= each.at + FLOOR_S:
             new = replace(new, before=max(new.before, old.before))
@@ -84,6 +100,14 @@ def joined(new: Mark, marks: Iterable[WrittenMark], now: float) -> Mark:
             elif old.demands == new.demands and old.turn != new.turn:
                 new = replace(new, turn="")
     return new
+
+
+def barring(mark: Mark, addresses: Iterable[str], *, closed: bool = False) -> Mark:
+    """Return a mark that bars more addresses; of too many to name, one that reaches all texts."""
+    barred = mark.barred.union(addresses)
+    if closed or mark.closed or len(barred) > MAX_FORGOTTEN:
+        return replace(mark, barred=frozenset(), closed=True)
+    return replace(mark, barred=barred)
 
 
 def with_forgotten(known: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:

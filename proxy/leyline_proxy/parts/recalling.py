@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 import structlog
 
 from leyline_engine.contract import ProofPlace
+from leyline_policies.recall import address_of
 
-from ..model.parts import FoundParts, PartFacts, StoredPart
+from ..model.parts import Barred, FoundParts, PartFacts, StoredPart
 from ..telemetry.logging import frames_of
 from .marks import NOTHING, Mark, WrittenMark, joined
-from .store import Owner, PartStore, PartStoreError, PartUsage
+from .store import MAX_FORGOTTEN, Owner, PartStore, PartStoreError, PartUsage
 
 log = structlog.get_logger("leyline.recall")
 
@@ -36,6 +37,12 @@ class _Debt:
     """The session's demands before the forget; :data:`NOTHING` if only its deletion is owed."""
     turn: str = ""
     deleted: bool = False
+    barred: frozenset[str] = frozenset()
+    """Addresses that the session has forgotten for good."""
+    closed: bool = False
+    """True if it has forgotten more for good than can be named."""
+    before: int = 0
+    """The session's demands before the first of them."""
 
 
 class RecallableParts:
@@ -43,8 +50,8 @@ class RecallableParts:
 
     A forget that the store can't take now is remembered here. Until the store has it, nothing of
     its session can be recalled, or stored. If the process ends before, the session's own number of
-    demands protects its texts, for as long as the session store has it: a text whose turn knew of
-    fewer demands can't be recalled either.
+    demands protects its texts, for as long as the session store has it: nothing of a session that
+    has demanded a forget can be recalled if the store remembers none.
     """
 
     def __init__(self, store: PartStore, *, retry_s: float = _RETRY_S) -> None:
@@ -92,7 +99,10 @@ class RecallableParts:
         """
         await self._pay(owner)
         found = await self._store.get(owner, addresses)
-        parts = {name: part for name, part in found.parts.items() if part.level >= demands}
+        lost = await self._lost(owner, demands)
+        parts = {
+            name: part for name, part in found.parts.items() if part.level >= demands and not lost
+        }
         if owner in self._owed:
             raise PartStoreError("a forget of this session is under way")
         return FoundParts(parts, found.forgotten | (found.parts.keys() - parts.keys()))
@@ -101,14 +111,42 @@ class RecallableParts:
         """Return what a session has, oldest first; for arguments and errors see :meth:`get`."""
         await self._pay(owner)
         found = await self._store.listed(owner)
+        if await self._lost(owner, demands):
+            found = ()
         if owner in self._owed:
             raise PartStoreError("a forget of this session is under way")
         return [each for each in found if each.level >= demands]
 
+    async def barred(self, owner: Owner, *, demands: int) -> Barred:
+        """Return the addresses that a session has forgotten for good; for arguments and errors see
+        :meth:`get`."""
+        await self._pay(owner)
+        found = await self._store.barred(owner)
+        if owner in self._owed:
+            raise PartStoreError("a forget of this session is under way")
+        return replace(found, everything=found.everything or (demands > 0 and not found.known))
+
+    async def bar(self, owner: Owner, texts: Collection[str] | None, *, demands: int) -> None:
+        """Refuse texts of a session for good, now or as soon as the store can. Never raises.
+
+        Args:
+            texts: None for all texts.
+            demands: the session's demands so far.
+        """
+        known = self._owed.get(owner, _Debt(before=demands))
+        barred = known.barred.union(map(address_of, texts or ()))
+        closed = known.closed or texts is None or len(barred) > MAX_FORGOTTEN
+        self._owe(owner, replace(known, barred=frozenset() if closed else barred, closed=closed))
+        await self._try(owner)
+
+    async def _lost(self, owner: Owner, demands: int) -> bool:
+        """Return True if a session has demanded forgets of which the store knows none."""
+        return demands > 0 and not (await self._store.barred(owner)).known
+
     async def forget(self, tenant: str, session: str, turn: str, demands: int) -> None:
         """Remove all of a session's texts, now or as soon as the store can."""
         owner = (tenant, session)
-        known = self._owed.get(owner, _Debt())
+        known = self._owed.get(owner, _Debt(before=demands))
         old = WrittenMark(0.0, Mark(known.demands, known.turn))
         mark = joined(Mark(demands, turn), (old,), 0.0)
         self._owe(owner, replace(known, demands=mark.demands, turn=mark.turn))
@@ -187,6 +225,11 @@ class RecallableParts:
         while (debt := self._owed.get(owner)) is not None:
             if debt.deleted:
                 await self._store.delete(owner)
+            # What it barred is unknown if it has lost the marks of earlier forgets.
+            lost = not debt.deleted and await self._lost(owner, debt.before)
+            if debt.barred or debt.closed or lost:
+                closed = debt.closed or lost
+                await self._store.bar(owner, None if closed else debt.barred)
             if debt.demands != NOTHING:
                 await self._store.forget(owner, turn=debt.turn, demands=debt.demands)
             if self._owed.get(owner) is debt:

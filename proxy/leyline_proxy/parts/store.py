@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..model.parts import FoundParts, PartFacts, StoredPart
+from ..model.parts import Barred, FoundParts, PartFacts, StoredPart
 
 Owner = tuple[str, str]
 """Tenant and session."""
@@ -22,7 +22,8 @@ MAX_PARTS = 1024
 """Texts that one session may have; of more, the oldest go."""
 
 MAX_FORGOTTEN = 4096
-"""Forgotten addresses that one session remembers; of more, the oldest go."""
+"""Forgotten addresses that one session remembers. Of those that were removed, the oldest go; beyond
+so many that are barred, all are."""
 
 FLOOR_S = 3600.0
 """Time for which a forget refuses texts of turns that were planned before it; longer than any turn
@@ -110,6 +111,24 @@ class PartStore(Protocol):
 
         Raises:
             PartStoreError: not everything is known to be gone.
+        """
+
+    async def bar(self, owner: Owner, addresses: Collection[str] | None) -> None:
+        """Remove a session's texts that have or hold these addresses, and refuse them from now on,
+        whichever turn puts them. The session's puts renew the refusal.
+
+        Args:
+            addresses: None for all texts; also beyond ``MAX_FORGOTTEN`` all are refused.
+
+        Raises:
+            PartStoreError: not everything is known to be gone.
+        """
+
+    async def barred(self, owner: Owner) -> Barred:
+        """Return the addresses that a session refuses.
+
+        Raises:
+            PartStoreError: it can't be read.
         """
 
     async def delete(self, owner: Owner) -> int:

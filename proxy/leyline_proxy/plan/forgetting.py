@@ -8,12 +8,13 @@ prefill, never a secret.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from leyline_engine.contract import MAX_FORGOTTEN, output_span
 
 from ..model.history import CONTINUES
+from ..model.messages import text_of
 from ..model.prepared import Prepared
 from ..model.session import RetainedTurn, Session
 from ..model.spans import ANYTHING, SpanName, SpanNames, outer_extents, turn_index
@@ -116,6 +117,60 @@ def fresh_marks(
         if written or _is_new(prepared, place, wanted, turns):
             found.append(place)
     return tuple(found)
+
+
+def forgotten_texts(
+    prepared: Prepared, names: SpanNames | None, session: Session | None
+) -> frozenset[str] | None:
+    """Return the texts of the messages that a turn forgets or has in quarantine, in all forms that
+    its list and retained turns have; None if one may be any, as only the caller knows what it was.
+
+    Args:
+        names: of this turn's messages; None if unknown.
+    """
+    turns = session.turns if session is not None else ()
+    prints = prepared.client_fingerprints
+    found: set[str] = set()
+    for place in {*prepared.forget_marks, *prepared.quarantined}:
+        mark = prepared.forget_marks.get(place)
+        remains = mark is not None and mark.result == prints[place]
+        wanted = names.client[place].all if names is not None else (ANYTHING,)
+        held = [(turn.prepared, at) for turn in turns for at in _places(turn, wanted, prints)]
+        if remains and not held and session is not None and session.answered:
+            return None
+        if not remains:
+            found.add(text_of(prepared.client[place]))
+        found.update(
+            text_of(then.client[at])
+            for then, at in held
+            if not remains or then.client_fingerprints[at] != prints[place]
+        )
+    return frozenset(found - {""})
+
+
+def texts_named(session: Session, names: Collection[str]) -> frozenset[str] | None:
+    """Return the texts that a session's messages of these names have had; all of them for no names;
+    None if one may be any."""
+    found: set[str] = set()
+    for name in names:
+        turns = [turn for turn in session.turns if name in turn.names.index]
+        if not turns:
+            return None
+        found.update(text_of(turn.prepared.client[turn.names.index[name]]) for turn in turns)
+    if not names:
+        found.update(text_of(each) for turn in session.turns for each in turn.prepared.client)
+    return frozenset(found - {""})
+
+
+def _places(turn: RetainedTurn, wanted: Sequence[str], prints: Sequence[int]) -> Iterator[int]:
+    """Yield the places of the messages of these names in a turn's list; of too many names, all that
+    are gone since."""
+    if ANYTHING in wanted:
+        still = set(prints)
+        yield from (
+            at for at, each in enumerate(turn.prepared.client_fingerprints) if each not in still
+        )
+    yield from (turn.names.index[name] for name in wanted if name in turn.names.index)
 
 
 def is_unvouched(session: Session | None, *, named: bool) -> bool:

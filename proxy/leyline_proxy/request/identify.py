@@ -156,6 +156,9 @@ async def identify(
     if name is not None and where == OWN_HEADER:
         session_id = public_id(name, secret)
         session = await store.get(request.tenant.name, session_id)
+        if session is not None and session.key != NAMED:
+            # Its id is no proof that this caller sent its messages.
+            session = session.shown_to(request.fingerprints)
         return Identity(session_id, NAMED, (), session, "header")
     chain = chain_of(request, key)
     # A name may be as long as a body.

@@ -29,6 +29,8 @@ class Passage:
     """True if a model reads the caller's content, which may then be in a KV cache."""
     form: bool = False
     """True if the body is ``multipart/form-data`` with a file."""
+    writes: bool = False
+    """True if a model may have written the answer."""
 
 
 STATELESS = (
@@ -42,8 +44,8 @@ STATELESS = (
     Passage("POST", "tokenize", reads=False),
     Passage("POST", "detokenize", reads=False),
     Passage("POST", "audio/speech"),
-    Passage("POST", "audio/transcriptions", form=True),
-    Passage("POST", "audio/translations", form=True),
+    Passage("POST", "audio/transcriptions", form=True, writes=True),
+    Passage("POST", "audio/translations", form=True, writes=True),
     Passage("POST", "images/generations"),
     Passage("POST", "images/edits", form=True),
     Passage("GET", "models/NAME", reads=False),
@@ -121,7 +123,8 @@ def passage_of(mode: PassThrough, method: str, path: str, *, own_key: bool) -> P
     if listed is not None:
         return listed
     if mode == "all" or (own_key and _is_owned(path)):
-        return Passage(method, path, reads=method not in _READLESS, form=True)
+        reads = method not in _READLESS
+        return Passage(method, path, reads=reads, form=True, writes=reads)
     return None
 
 

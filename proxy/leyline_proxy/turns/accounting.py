@@ -246,4 +246,6 @@ def _detail(turn: Turn, reason: Reason) -> str:
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+    if not isinstance(value, int) or isinstance(value, bool):
+        return 0
+    return max(0, value)

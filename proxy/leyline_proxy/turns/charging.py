@@ -19,6 +19,7 @@ from ..budgets.errors import UnpricedModelError
 from ..edits.policy_facts import renderer_of, token_counter
 from ..model.budgets import Amount
 from ..telemetry.metrics import Metrics
+from .prompt_size import members_size, message_size
 from .settled import SettledTurn, generated_tokens
 from .turn import Turn
 
@@ -120,10 +121,13 @@ class TurnCharges:
     def _used(self, settled: SettledTurn) -> Amount:
         turn, tokens = settled.turn, settled.receipt.tokens
         generated = generated_tokens(settled.record, settled.usage)
+        came = turn.request.clock.tokens
+        if not generated and came and settled.usage is not None:
+            generated = None  # an engine that reports none of those that came
         if not tokens.prompt or generated is None:
             self._metrics.budget_estimates.labels("no_usage").inc()
         if generated is None:
-            generated = turn.request.clock.tokens
+            generated = came
         return self._amount(turn, tokens if tokens.prompt else None, answer=generated)
 
     def _amount(self, turn: Turn, tokens: TokenCounts | None = None, *, answer: int) -> Amount:
@@ -143,11 +147,14 @@ class TurnCharges:
 
 
 def prompt_size(turn: Turn) -> int:
-    """Return the tokens of a turn's prompt, an approximate number if it can't be rendered here."""
+    """Return the tokens of a turn's prompt; if it can't be rendered here, an approximate number,
+    which includes all that the engine may write into it."""
     if turn.planned.rendered is not None and turn.planned.rendered.tokens:
         return len(turn.planned.rendered.tokens)
-    tokens = token_counter(renderer_of(turn.status, turn.request.model))
-    return sum(map(tokens, turn.planned.prepared.messages))
+    renderer = renderer_of(turn.status, turn.request.model)
+    count = token_counter(renderer) if renderer is not None else None
+    sizes = (message_size(each, count) for each in turn.planned.prepared.messages)
+    return sum(sizes) + members_size(turn.request.body, but=("messages",))
 
 
 def _counts(body: Mapping[str, Any], *names: str) -> list[int]:

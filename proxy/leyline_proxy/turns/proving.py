@@ -24,6 +24,8 @@ from ..errors import BadRequestError, ProxyError, SessionStoreGoneError
 from ..model.places import all_owed, erased, is_unknown_run
 from ..model.session import Place, Session
 from ..model.spans import ANYTHING
+from ..parts.recalling import RecallableParts
+from ..plan.forgetting import texts_named
 from ..request.proof import ProofBody
 from ..sessions import SessionStore
 from ..sessions.ledger import session_spans
@@ -66,6 +68,7 @@ class ForgetProofs:
     """Forgets sessions with a proof.
 
     Args:
+        parts: evicted texts that can be recalled.
         kept: text that a forget reaches beside the store.
         audit: records and signs proofs.
     """
@@ -82,6 +85,7 @@ class ForgetProofs:
         audit: ProofLog,
         hints_secret: str | None,
         kept: KeptText | None = None,
+        parts: RecallableParts | None = None,
     ) -> None:
         self._pool = pool
         self._store = store
@@ -92,6 +96,7 @@ class ForgetProofs:
         self._audit = audit
         self._hints_secret = hints_secret
         self._kept = kept
+        self._parts = parts
 
     async def prove(self, tenant: str, session_id: str, body: ProofBody) -> dict[str, Any]:
         """Forget a session, or spans of it, and return the signed proof.
@@ -104,6 +109,9 @@ class ForgetProofs:
         """
         before, after = await self._demand(tenant, session_id, body)
         self._named.drop(tenant, session_id)
+        if self._parts is not None:
+            texts = texts_named(before, body.spans)
+            await self._parts.bar((tenant, session_id), texts, demands=before.demands)
         if self._kept is not None:
             await self._kept.forget(tenant, session_id, "", before.demands)
         deadline = time.monotonic() + body.wait_s

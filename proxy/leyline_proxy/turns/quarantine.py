@@ -16,6 +16,8 @@ from ..model.places import all_owed, owed
 from ..model.session import RetainedTurn, Session
 from ..model.spans import turn_index
 from ..model.verdicts import MAX_VERDICTS, Verdict, demanded, keyed_print, with_verdicts
+from ..parts.recalling import RecallableParts
+from ..plan.forgetting import texts_named
 from ..request.quarantine import QuarantineBody
 from ..sessions import SessionStore
 from ..sessions.stored_responses import SessionResponses
@@ -44,6 +46,7 @@ class Quarantines:
 
     Args:
         key: keys the hashes by which messages are known again.
+        parts: evicted texts that can be recalled.
         kept: text that a quarantine reaches beside the store.
     """
 
@@ -58,6 +61,7 @@ class Quarantines:
         audit: QuarantineLog,
         key: bytes,
         kept: KeptText | None = None,
+        parts: RecallableParts | None = None,
     ) -> None:
         self._store = store
         self._responses = responses
@@ -67,6 +71,7 @@ class Quarantines:
         self._audit = audit
         self._key = key
         self._kept = kept
+        self._parts = parts
 
     async def put(self, tenant: str, session_id: str, body: QuarantineBody) -> dict[str, Any]:
         """Put messages into quarantine, and return the account for the caller.
@@ -100,6 +105,9 @@ class Quarantines:
             raise
         await self._check_kept(tenant, session_id, verdicts)
         self._named.drop(tenant, session_id)
+        if self._parts is not None:
+            texts = texts_named(before[0], {each.verdict.span for each in targets})
+            await self._parts.bar((tenant, session_id), texts, demands=before[0].demands)
         if self._kept is not None and after.demands > before[0].demands:
             await self._kept.forget(tenant, session_id, "", before[0].demands)
         self._erasures.start(after)

@@ -20,9 +20,11 @@ from ..edits.materialised import Shelf
 from ..model.asides import Aside, NotRecalled, RecallCall, RecalledTexts, anchor_of, tokens_in
 from ..model.messages import text_of
 from ..model.parts import FoundParts, PartFacts, StoredPart
+from ..model.session import Session
 from ..model.working_set import PieceReport
 from ..parts.recalling import RecallableParts
 from ..parts.store import MAX_PARTS, Owner, PartStoreError
+from ..plan.forgetting import forgotten_texts
 from ..plan.planning import PlanInput, Planned
 from ..request.identify import Identity
 from ..request.parse import ChatRequest
@@ -46,6 +48,8 @@ _SPARED = 8
 
 _TOKENS_PER_ESTIMATE = 2
 """Tokens that a text may have for each that is estimated: listings and code have that many."""
+
+_State = tuple[float, int, bool]
 
 ADDRESS_LENGTH = len("sha256:") + 32
 """Length of a whole address; a longer one has the digits that follow, too."""
@@ -74,8 +78,10 @@ class Recalls:
         self._parts = parts
         self._calls = calls
         self._tokens = tokens
-        self._kept: OrderedDict[Owner, tuple[tuple[float, int], dict[str, float]]] = OrderedDict()
-        """When each text was put, by owner: of a session's creation and its demands."""
+        self._kept: OrderedDict[Owner, tuple[_State, dict[str, float]]] = OrderedDict()
+        """When each text was put, by owner: of a session's creation, demands and name."""
+        self._barred: OrderedDict[Owner, tuple[float, set[str]]] = OrderedDict()
+        """Addresses that were barred, by owner: of a session's creation."""
 
     def budget(self) -> RecallBudget:
         """Return the budget of a new request."""
@@ -111,14 +117,17 @@ class Recalls:
         try:
             listed = await self._parts.listed(holder.owner, demands=holder.demands)
             found = await self._parts.get(holder.owner, addresses, demands=holder.demands)
+            barred = await self._parts.barred(holder.owner, demands=holder.demands)
         except PartStoreError as error:
             log.warning("parts_unavailable", error=type(error).__name__)
             return replace(shelf, problem="store_down")
         known = {each.address for each in listed}
         # Only the newest are listed.
         older = [part.facts for part in found.parts.values() if part.address not in known]
-        parts = tuple(each for each in (*older, *listed) if holder.may_have(each.address))
-        forgotten = frozenset(filter(holder.may_have, found.forgotten))
+        parts = tuple(filter(holder.may_read, (*older, *listed)))
+        every = {address_of(text_of(each)) for each in request.messages if barred.everything}
+        gone = found.forgotten | barred.addresses | every
+        forgotten = frozenset(filter(holder.may_have, gone))
         return replace(shelf, parts=parts, forgotten=forgotten)
 
     async def look_up(self, holder: Holder, named: Iterable[str]) -> RecalledTexts:
@@ -153,7 +162,8 @@ class Recalls:
         """
         if self._parts is None:
             return ()
-        return await self._parts.listed(holder.owner, demands=holder.demands)
+        found = await self._parts.listed(holder.owner, demands=holder.demands)
+        return [*filter(holder.may_read, found)]
 
     async def _found(
         self, holder: Holder, wanted: Sequence[str]
@@ -168,6 +178,8 @@ class Recalls:
         except PartStoreError as error:
             log.warning("parts_unavailable", error=type(error).__name__)
             return {}, dict.fromkeys(wanted, "store_down"), FoundParts()
+        readable = {at: each for at, each in found.parts.items() if holder.may_read(each)}
+        found = replace(found, parts=readable)
         if self._parts.problem is not None:
             # What failed to come in isn't unknown.
             lost = [written for written, each in whole.items() if each not in found.parts]
@@ -183,12 +195,37 @@ class Recalls:
         short = [each for each in wanted if each not in whole]
         known = {each.address for each in await self.listed(holder)} if short else set()
         for each in short:
-            fits = [a for a in known if a.startswith(each) and holder.may_have(a)]
+            fits = [address for address in known if address.startswith(each)]
             if len(fits) == 1:
                 whole[each] = fits[0]
             else:
                 causes[each] = "ambiguous" if fits else "unknown"
         return whole, causes
+
+    async def bar(self, given: PlanInput, planned: Planned, session_id: str) -> bool:
+        """Refuse for good what a turn forgets; return True if any of it is new here."""
+        found = forgotten_texts(planned.prepared, planned.names, given.session)
+        if self._parts is None or found == frozenset():
+            return False
+        owner, session = (given.request.tenant.name, session_id), given.session
+        demands = session.demands if session is not None else 0
+        known = self._barred_of(owner, session)
+        new = None if found is None else found - known
+        if new == frozenset():
+            return False
+        await self._parts.bar(owner, new, demands=demands)
+        known.update(new or ())
+        return True
+
+    def _barred_of(self, owner: Owner, session: Session | None) -> set[str]:
+        """Return what a session is known to have barred, as far as it is remembered here."""
+        created = session.created if session is not None else 0.0
+        known = self._barred.pop(owner, None)
+        found = known if known is not None and known[0] == created else (created, set())
+        self._barred[owner] = found
+        if len(self._barred) > _MAX_KEPT:
+            self._barred.popitem(last=False)
+        return found[1]
 
     async def keep(self, given: PlanInput, planned: Planned, session_id: str) -> None:
         """Keep the texts that a turn's policies evicted, in front of its way to the engine."""
@@ -197,7 +234,7 @@ class Recalls:
             return
         now, owner = time.time(), (tenant.name, session_id)
         parts = [_part(each, given, planned, now) for each in evicted]
-        known = self._put_of(owner, given, parts[0].level)
+        known = self._put_of(owner, given, parts[0])
         new = [part for part in parts if known.get(part.address, 0.0) + _RENEW_S < now]
         try:
             if new:
@@ -208,9 +245,10 @@ class Recalls:
         except PartStoreError as error:
             log.warning("parts_not_kept", error=type(error).__name__, texts=len(new))
 
-    def _put_of(self, owner: Owner, given: PlanInput, level: int) -> dict[str, float]:
-        """Return when texts of a session were put, since its last forget."""
-        state = given.session.created if given.session is not None else 0.0, level
+    def _put_of(self, owner: Owner, given: PlanInput, part: PartFacts) -> dict[str, float]:
+        """Return when texts of a session were put, since its last forget or change of name."""
+        created = given.session.created if given.session is not None else 0.0
+        state = created, part.level, part.certain
         known = self._kept.pop(owner, None)
         found = known if known is not None and known[0] == state else (state, {})
         self._kept[owner] = found
@@ -252,8 +290,12 @@ class Holder:
     there that the messages don't show."""
 
     def may_have(self, address: str) -> bool:
-        """Return True if a text may be put back."""
+        """Return True if the caller may learn of a text."""
         return self.shown is None or address in self.shown
+
+    def may_read(self, facts: PartFacts) -> bool:
+        """Return True if a text may be put back."""
+        return facts.certain if self.shown is None else facts.address in self.shown
 
     def showing(self, addresses: Iterable[str]) -> Holder:
         """Return the same session with more texts that its messages show."""
@@ -303,6 +345,8 @@ def _part(evicted: Evicted, given: PlanInput, planned: Planned, now: float) -> S
         demands=given.session.demands if given.session is not None else 0,
         forgets=planned.plan.forgets,
         created=now,
+        sources=evicted.sources,
+        certain=given.rules.trust != "messages",
         text=evicted.text,
     )
 

@@ -40,6 +40,10 @@ class RecallPlans:
         """
         given = await self.with_texts(given, identity)
         planned = await self._planner.plan(given, identity.session_id, replica)
+        if await self._recalls.bar(given, planned, identity.session_id):
+            given = await self.with_texts(given, identity)
+            if given.told is not None or given.shelf is not None:
+                planned = await self._planner.plan(given, identity.session_id, replica)
         found = planned.prepared.working_set
         if found is not None and found.append:
             given = await self._with_appended(given, planned, identity, found.append)

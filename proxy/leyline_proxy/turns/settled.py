@@ -96,8 +96,8 @@ def source_of(
 def generated_tokens(record: TurnRecord | None, usage: Mapping[str, Any] | None) -> int | None:
     """Return the tokens of an answer; None if the engine doesn't report them."""
     told = usage.get("completion_tokens") if usage is not None else None
-    if isinstance(told, int):
-        return max(0, told)
+    if isinstance(told, int) and not isinstance(told, bool) and told >= 0:
+        return told
     return len(record.output_ids) if record is not None else None
 
 

@@ -241,6 +241,7 @@ def build_services(
         audit=audit,
         key=history,
         kept=kept,
+        parts=recall,
     )
     proofs = ForgetProofs(
         pool=pool,
@@ -252,6 +253,7 @@ def build_services(
         audit=audit,
         hints_secret=hints_secret,
         kept=kept,
+        parts=recall,
     )
     pinning = Pinning(claims)
     recall_metrics = RecallMetrics(metrics, evictions)

@@ -41,9 +41,25 @@ class Known:
     deleted: list[float] = field(default_factory=list)
     tombs: dict[str, float] = field(default_factory=dict)
     demands: int = 0
+    barred: set[str] = field(default_factory=set)
+    closed: bool = False
+    marked: float = 0.0
+    """Time of the last mark."""
+
+    def expire(self, now: float) -> None:
+        """Lose what the last mark said, once it has expired."""
+        if self.marked + LIMITS.ttl_s + FLOOR_S <= now:
+            self.barred, self.closed = set(), False
+
+    def mark(self, now: float) -> None:
+        """Write a mark, which repeats what others say."""
+        self.marked, lives = now, LIMITS.ttl_s + FLOOR_S
+        self.tombs = {each: now for each, at in self.tombs.items() if at + lives > now}
 
     def refuses(self, given: StoredPart, now: float) -> bool:
         """True if an earlier forget reaches a text that is put now."""
+        if self.closed or not self.barred.isdisjoint({given.address, *given.sources}):
+            return True
         forgot = any(
             given.demands <= demands and given.turn != turn and now <= at + FLOOR_S
             for at, demands, turn in self.forgets
@@ -99,16 +115,31 @@ class PartStoreMachine(RuleBasedStateMachine):
         turn=st.sampled_from("xyz"),
         stale=st.integers(0, 2),
         age=st.sampled_from([0.0, 5.0]),
+        source=st.sampled_from(["", *LETTERS]),
     )
-    def put(self, owner: tuple[str, str], letter: str, turn: str, stale: int, age: float) -> None:
+    def put(
+        self,
+        owner: tuple[str, str],
+        letter: str,
+        *,
+        turn: str,
+        stale: int,
+        age: float,
+        source: str,
+    ) -> None:
         """A turn puts a text; perhaps one that was planned before forgets or deletions."""
         self.clock.now += 0.01
         now, own = self.clock.now, self.known[owner]
         demands = max(0, own.demands - stale)
-        given = part(letter * LENGTH, turn=f"{turn}{demands}", demands=demands, created=now - age)
+        sources = (address_of(source * LENGTH),) if source else ()
+        facts = {"turn": f"{turn}{demands}", "demands": demands, "created": now - age}
+        given = part(letter * LENGTH, sources=sources, **facts)
         self.runner.run(self.store.put(owner, [given]))
+        own.expire(now)
         if own.refuses(given, now):
             return
+        if (own.barred or own.closed) and own.marked + LIMITS.ttl_s / 2 < now:
+            own.mark(now)
         own.parts[given.address] = (given, now)
         tenant = [
             (at, name, address)
@@ -129,14 +160,31 @@ class PartStoreMachine(RuleBasedStateMachine):
         own.demands = demands + 1
         turn = turn and f"{turn}{demands}"
         self.runner.run(self.store.forget(owner, turn=turn, demands=demands))
+        own.expire(now)
         own.forgets.append((now, demands, turn))
         for address, (given, at) in list(own.parts.items()):
             if given.demands <= demands and given.turn != (turn or None):
                 del own.parts[address]
                 if at + LIMITS.ttl_s > now:
                     own.tombs[address] = now
-        lives = LIMITS.ttl_s + FLOOR_S
-        own.tombs = {each: now for each, at in own.tombs.items() if at + lives > now}
+        own.mark(now)
+
+    @rule(owner=st.sampled_from(OWNERS), letters=st.sampled_from(["a", "b", "cde", None]))
+    def bar(self, owner: tuple[str, str], letters: str | None) -> None:
+        """A session forgets texts for good, or more than it can remember."""
+        self.clock.now += 0.01
+        now, own = self.clock.now, self.known[owner]
+        addresses = None if letters is None else {address_of(each * LENGTH) for each in letters}
+        self.runner.run(self.store.bar(owner, addresses))
+        own.expire(now)
+        own.barred |= addresses or set()
+        own.closed |= addresses is None
+        for address, (given, at) in list(own.parts.items()):
+            if own.closed or not own.barred.isdisjoint({address, *given.sources}):
+                del own.parts[address]
+                if at + LIMITS.ttl_s > now:
+                    own.tombs[address] = now
+        own.mark(now)
 
     @rule(owner=st.sampled_from(OWNERS))
     def delete(self, owner: tuple[str, str]) -> None:
@@ -156,7 +204,12 @@ class PartStoreMachine(RuleBasedStateMachine):
             assert dict(found.parts) == live
             lives = LIMITS.ttl_s + FLOOR_S
             tombs = {address for address, at in own.tombs.items() if at + lives > now}
-            assert found.forgotten == tombs - live.keys()
+            own.expire(now)
+            barred = set(asked) if own.closed else own.barred
+            assert found.forgotten == (tombs | barred) - live.keys()
+            known = self.runner.run(self.store.barred(owner))
+            assert known.everything == own.closed
+            assert own.closed or known.addresses == own.barred
             listed = self.runner.run(self.store.listed(owner))
             assert {each.address for each in listed} == live.keys()
             assert self.runner.run(self.store.held(owner, 0))[1] == 0

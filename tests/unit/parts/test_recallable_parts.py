@@ -10,7 +10,8 @@ from support.clock import Clock
 from support.waiting import until
 
 from leyline_engine.contract import ProofPlace
-from leyline_proxy.parts import recalling
+from leyline_proxy.model.parts import FoundParts
+from leyline_proxy.parts import marks, recalling
 from leyline_proxy.parts.memory import MemorySpace
 from leyline_proxy.parts.recalling import RecallableParts
 from leyline_proxy.parts.sealing import PartSeal
@@ -58,21 +59,63 @@ async def test_a_forget_that_the_store_cant_take_hides_its_session() -> None:
     assert (set(found.parts), found.forgotten) == ({own.address}, {A.address})
 
 
-async def test_a_session_s_demands_protect_what_a_crash_left() -> None:
-    """If a proxy ends before its store heard of a forget, the session's number of demands hides
-    what the forget reached, and not what was put since."""
+async def test_a_session_whose_forget_is_lost_recalls_nothing_more() -> None:
+    """If the store never heard of a session's forget, or lost it, nobody knows what was forgotten:
+    nothing comes back, not even after the next forget, and other sessions go on."""
     parts, space = opened()
     await parts.put(RED, [A])
+    await parts.put(BLUE, [A])
     space.left = 0
     await parts.forget(*RED, "", 0)
     space.left = None
     again = RecallableParts(parts._store)
     later = part("later", demands=1)
     await again.put(RED, [later])
-    assert (await again.get(RED, [A.address], demands=0)).parts  # the control
-    found = await again.get(RED, [A.address, later.address], demands=1)
-    assert (set(found.parts), found.forgotten) == ({later.address}, {A.address})
-    assert [each.address for each in await again.listed(RED, demands=1)] == [later.address]
+    wanted = [A.address, later.address]
+    assert (await again.get(RED, wanted, demands=0)).parts.keys() == {*wanted}  # the control
+    assert await again.get(RED, wanted, demands=1) == FoundParts({}, frozenset(wanted))
+    assert not await again.listed(RED, demands=1)
+    assert (await again.barred(RED, demands=1)).everything
+    await again.forget(*RED, "", 1)
+    await again.put(RED, [part("later", demands=2)])
+    assert not (await again.get(RED, wanted, demands=2)).parts
+    assert (await again.get(BLUE, wanted, demands=0)).parts.keys() == {A.address}
+
+
+async def test_what_is_barred_stays_out_whoever_puts_it() -> None:
+    """A barred text is refused under each part that has it; others come back."""
+    parts, _ = opened()
+    await parts.put(RED, [A, B])
+    await parts.bar(RED, ["first"], demands=0)
+    again, run = part(A.text, demands=5), part("a run", sources=(A.address,))
+    await parts.put(RED, [again, run, B])
+    found = await parts.get(RED, [A.address, B.address, run.address], demands=0)
+    assert (found.parts.keys(), found.forgotten) == ({B.address}, {A.address})
+    assert (await parts.barred(RED, demands=0)).addresses == {A.address}
+
+
+async def test_beyond_the_bound_of_forgotten_texts_all_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A session that has forgotten more texts than it can remember recalls nothing more; with as
+    many as it can, it does; owed or paid, and for that session alone."""
+    for module in (recalling, marks):
+        monkeypatch.setattr(module, "MAX_FORGOTTEN", 3)
+    for down in (False, True):
+        parts, space = opened()
+        await parts.bar(RED, "abc", demands=0)
+        await parts.put(RED, [B])
+        assert (await parts.get(RED, [B.address], demands=0)).parts  # the control
+        space.left = 0 if down else None
+        for letter in "cd":
+            await parts.bar(RED, [letter], demands=0)
+        space.left = None
+        await parts.put(RED, [B, part("new", demands=9)])
+        await parts.put(BLUE, [B])
+        assert not await parts.listed(RED, demands=0)
+        found = await parts.get(RED, [B.address], demands=0)
+        assert (found.parts, found.forgotten) == ({}, {B.address})
+        assert await parts.listed(BLUE, demands=0)
 
 
 async def test_owed_forgets_are_paid_without_being_asked() -> None:
