@@ -61,10 +61,7 @@ def test_the_summary_is_the_last_message_word_by_word() -> None:
     *kept, told = Compacted(summary, (user("a"),)).messages()
     assert kept == [user("a")]
     assert told == user(HEADING + summary)
-    assert instructions_in([SYSTEM, user("a"), {**SYSTEM, "role": "developer"}]) == [
-        SYSTEM,
-        {**SYSTEM, "role": "developer"},
-    ]
+    assert instructions_in([SYSTEM, user("a"), {**SYSTEM, "role": "developer"}]) == [0, 2]
 
 
 def test_own_instructions_are_added() -> None:
