@@ -143,7 +143,7 @@ async def test_a_question_obeys_the_requests_own_edits() -> None:
     function = {"name": "ls", "arguments": json.dumps({"path": secret})}
     call = {"id": "c0", "type": "function", "function": function}
     talk[1] = {"role": "assistant", "reasoning_content": secret, "tool_calls": [call]}
-    edits = [{"message": 1, "replacement": "[gone]", "mode": "forget"}]
+    edits = [{"message": 1, "replacement": "[gone]"}]
     async with proxy_before(engine, policy=POLICY, edit_timing="now") as client:
         await ask(client, 3, messages=talk, leyline={"edits": edits})
         await written(client, "written", 1)
