@@ -220,8 +220,8 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 @pytest.mark.parametrize("first", [chat_json(SUMMARY), refusal(500)], ids=["written", "failed"])
 @pytest.mark.parametrize("way", WAYS)
 async def test_edits_of_instructions_outlive_a_compaction(way: str, first: Answer) -> None:
-    """What is taken out of instructions is in no request that the proxy makes of the client's, and
-    an edit concerns the same message when others in front of it have gone."""
+    """No request that the proxy makes of the client's has what is taken out of instructions, and an
+    edit concerns the same message when others in front of it have gone."""
     annotation, edit = WAYS[way]
     engine = FakeEngine()
     engine.answers = [first]
