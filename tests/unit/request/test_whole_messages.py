@@ -121,6 +121,16 @@ def test_a_declared_edit_of_a_message_means_all_that_it_says(kind: str, way: str
         assert (sent["tool_call_id"], sent["name"]) == ("c", "f")
 
 
+def test_a_replaced_message_is_still_forgotten_if_it_says_so() -> None:
+    """An edit that amortizes takes no demand of the message's own away."""
+    talk, place = _around("a result")
+    talk[place] = {**talk[place], "leyline": {"forget": True}}
+    request = request_of(talk, [{"message": place, "replacement": "[gone]"}])
+    prepared = prepare(request.messages, [], request.options.edits, 0)
+    assert place in prepared.forget_marks
+    assert text_of(prepared.messages[place]) == "[forgotten]"
+
+
 def test_an_edit_of_characters_leaves_the_rest_of_its_message() -> None:
     """Its caller says which part of the text is meant; calls and pictures stay."""
     talk, place = _around("a call")
