@@ -54,10 +54,7 @@ VERDICT = "verdict"
 QUARANTINE = "quarantine"
 _QUARANTINED = re.compile(r"\[quarantined: ([a-z0-9][a-z0-9_.-]{0,47})\]")
 
-_CALLS = ("tool_calls", "function_call")
-_PAIRING = frozenset({"role", "name", "tool_call_id", *_CALLS})
-"""Members by which calls and results find each other."""
-_NAMES = ("id", "type", "name")
+_OF_RESULTS = ("role", "name", "tool_call_id")
 _BODIES = ("function", "custom")
 _NOTHING = {"arguments": "{}", "input": ""}
 _SEEN = "seen"
@@ -277,14 +274,7 @@ def quarantined(message: Message, why: str) -> Message:
     Args:
         why: a short word, as `edit` takes it for a cause.
     """
-    stub = edit(
-        message,
-        stub=f"[quarantined: {why}]",
-        mode="forget",
-        cause=why,
-        without=message.keys() - _PAIRING,
-        **{key: _emptied(message[key]) for key in _CALLS if message.get(key)},
-    )
+    stub = _stubbed(message, f"[quarantined: {why}]", "forget", why)
     return message if stub == message else stub
 
 
@@ -300,14 +290,7 @@ def _gone(message: Message, verb: Leaving) -> Message:
         return quarantined(message, VERDICT)
     mode: Mode = "forget" if verb == "forget" else "amortize"
     if leaves_stub(message):
-        return edit(
-            message,
-            stub=STUBS[verb],
-            mode=mode,
-            cause=verb,
-            without=message.keys() - _PAIRING,
-            **{key: _emptied(message[key]) for key in _CALLS if message.get(key)},
-        )
+        return _stubbed(message, STUBS[verb], mode, verb)
     return drop(message, mode=mode, cause=verb)
 
 
@@ -320,16 +303,32 @@ def leaves_stub(message: Message) -> bool:
     )
 
 
-def _emptied(calls: Any) -> Any:
-    """Return the calls without their arguments."""
-    if isinstance(calls, list):
-        return [_emptied(call) for call in calls]
-    if not isinstance(calls, dict):
-        return calls
-    emptied = {key: _emptied(calls[key]) for key in _BODIES if isinstance(calls.get(key), dict)}
-    asked = {key: value for key, value in _NOTHING.items() if key in calls}
-    named = {key: calls[key] for key in _NAMES if key in calls}
-    return named | emptied | asked
+def _stubbed(message: Message, stub: str, mode: Mode, cause: str) -> Message:
+    frame = frame_of(message)
+    gone = message.keys() - frame.keys()
+    return edit(message, stub=stub, mode=mode, cause=cause, without=gone, **frame)
+
+
+def frame_of(message: Message) -> dict[str, Any]:
+    """Return the members of a message that others need once all that it says is gone.
+
+    Those are its role, the tool and the call that a result belongs to, and its own calls: ids,
+    types and names of tools, with empty arguments. Everything else may be text for the model.
+    """
+    names = _OF_RESULTS if message.get("role") in RESULT_ROLES else ("role",)
+    frame = {name: message[name] for name in names if isinstance(message.get(name), str)}
+    calls, function = message.get("tool_calls"), message.get("function_call")
+    if isinstance(calls, list) and calls:
+        frame["tool_calls"] = [_frame_of_call(call) for call in calls if isinstance(call, dict)]
+    if isinstance(function, dict) and function:
+        frame["function_call"] = _frame_of_call(function)
+    return frame
+
+
+def _frame_of_call(call: dict[str, Any]) -> dict[str, Any]:
+    named = {key: call[key] for key in ("id", "type", "name") if isinstance(call.get(key), str)}
+    bodies = {key: _frame_of_call(call[key]) for key in _BODIES if isinstance(call.get(key), dict)}
+    return named | bodies | {key: value for key, value in _NOTHING.items() if key in call}
 
 
 def _said(message: Message) -> dict[str, Any]:

@@ -133,3 +133,21 @@ async def test_what_is_offloaded_can_be_recalled_by_its_address() -> None:
         )
     (piece,) = found.json()["pieces"]
     assert text in piece.values()
+
+
+async def test_a_question_obeys_the_requests_own_edits() -> None:
+    """It is asked about the conversation as it was sent: what the request takes out of a message,
+    a call's arguments and reasoning included, is in no request that the proxy makes of it."""
+    engine, secret = FakeEngine(), "SECRET-7Q"
+    talk = tool_session(3)
+    function = {"name": "ls", "arguments": json.dumps({"path": secret})}
+    call = {"id": "c0", "type": "function", "function": function}
+    talk[1] = {"role": "assistant", "reasoning_content": secret, "tool_calls": [call]}
+    edits = [{"message": 1, "replacement": "[gone]"}]
+    async with proxy_before(engine, policy=POLICY, edit_timing="now") as client:
+        await ask(client, 3, messages=talk, leyline={"edits": edits})
+        await written(client, "written", 1)
+        bodies = [json.loads(each) for each in engine.bodies]
+    (question,) = [each for each in bodies if each["messages"][-1]["content"] == TASK]
+    assert question["messages"][1]["tool_calls"][0]["function"] == {"name": "ls", "arguments": "{}"}
+    assert secret not in json.dumps(bodies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -70,7 +71,7 @@ class ClearToolUses:
         cleared = context.each(messages, self._cleared)
         owners = self._owners(messages, context) if old and self.clear_tool_inputs else {}
         edits: dict[int, Message] = {}
-        inputs: dict[int, frozenset[int | None]] = {}
+        inputs: dict[int, set[int | None]] = defaultdict(set)
         reclaimed = 0
 
         def put(index: int, edited: Message) -> int:
@@ -78,16 +79,23 @@ class ClearToolUses:
             before, edits[index] = edits.get(index, messages[index]), edited
             return context.tokens(before) - context.tokens(edited) if self.clear_at_least else 0
 
+        def put_inputs(index: int) -> int:
+            positions = frozenset(inputs[index])
+            return put(index, _without_inputs(messages[index], positions, context))
+
         for index in old:
             reclaimed += put(index, cleared[index])
             call = owners.get(index)
             if call is not None:
-                gone = inputs.get(call.message, frozenset()) | {call.position}
-                inputs[call.message] = gone
-                asked = _without_inputs(messages[call.message], gone, context)
-                reclaimed += put(call.message, asked)
-            if self.stop_when_enough and reclaimed >= self.clear_at_least:
+                inputs[call.message].add(call.position)
+            if not self.stop_when_enough:
+                continue  # one edit of a message for all its calls
+            if call is not None:
+                reclaimed += put_inputs(call.message)
+            if reclaimed >= self.clear_at_least:
                 break
+        if not self.stop_when_enough:
+            reclaimed += sum(map(put_inputs, inputs))
         if reclaimed < self.clear_at_least and not self.stop_when_enough:
             return messages
         return with_edits(messages, edits)

@@ -140,6 +140,10 @@ def _with_group(
     group: Sequence[Aside], told: RecalledTexts, entry: SentMessage
 ) -> list[SentMessage]:
     """Return an answer with the asides in front of it, and those within it."""
+    if any(change.mode is Mode.FORGET for change in entry.changes):
+        # Whatever of the answer it concerns, the model may have written it in them, too.
+        bare = (replace(each, calls=tuple(map(_bare, each.calls))) for each in group)
+        group = [_silent(each) for each in bare]
     own = [aside for aside in group if not aside.joined]
     message, told_before = _without_start(entry.message, [aside.text for aside in own])
     # The client has changed the beginning of its answer, or took back an earlier one.
@@ -211,6 +215,11 @@ def _without_start(message: Message, texts: Sequence[str]) -> tuple[Message, int
 def _silent(aside: Aside) -> Aside:
     """Return an aside without what the model wrote in front of its calls."""
     return replace(aside, text="", reasoning="")
+
+
+def _bare(call: RecallCall) -> RecallCall:
+    """Return a call without what the model wrote in its arguments, but for the address."""
+    return replace(call, arguments=f'{{"address":"{call.address}"}}' if call.address else "{}")
 
 
 def _filled(stage: Stage, told: RecalledTexts, memo: Memo) -> Stage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -16,7 +17,7 @@ from leyline_policies.recall import address_of, evicted_by
 from ..model.asides import Aside, RecalledTexts
 from ..model.messages import Message, fingerprint, text_of
 from ..model.parts import PartFacts
-from ..model.prepared import POLICY, SentMessage
+from ..model.prepared import POLICY, Change, SentMessage
 from ..model.working_set import ContextPiece, PieceCatalogue, Treatment, WorkingSet
 from ..request.working_set import ContextOption
 from .asides import CHANGE, put_back
@@ -96,13 +97,19 @@ def planned_set(
     memo, count = session.memo, session.count
     client = [entry.message for entry in untouched.sent if entry.client_index is not None]
     sent = {entry.client_index: entry for entry in done.sent}
+    dropped = {each.client_index: each.change for each in done.dropped}
     tools = {at: call.name for call in pair_calls(client) for at in call.results}
     pieces = []
     for at, message in enumerate(client):
         address = memo.get(message, _ADDRESS, _address)
         treatment, part, policy = Treatment.QUARANTINED, None, ""
         if at not in condemned:
-            treatment, part, policy = _treated(at, sent.get(at), message, address, done)
+            if at in done.demands:
+                treatment = Treatment.FORGOTTEN
+            elif at in sent:
+                treatment, part, policy = _treated(sent[at], message, address)
+            else:
+                treatment, policy = Treatment.DROPPED, _policy(dropped.get(at))
         pieces.append(
             ContextPiece(
                 client_index=at,
@@ -163,11 +170,11 @@ def restored(done: Stage, untouched: Stage, indices: Iterable[int]) -> Stage:
     calls = pair_calls([own[at].message for at in sorted(own)])
     missing = with_partners({at for at in wanted if at not in present}, calls) - present
     sent: list[SentMessage] = []
-    waiting = sorted(missing)
+    waiting = deque(sorted(missing))
     for entry in done.sent:
         index = entry.client_index
         while index is not None and waiting and waiting[0] < index:
-            sent.append(own[waiting.pop(0)])
+            sent.append(own[waiting.popleft()])
         sent.append(own[index] if index is not None and index in wanted else entry)
     sent += [own[at] for at in waiting]
     dropped = tuple(each for each in done.dropped if each.client_index not in missing)
@@ -185,21 +192,12 @@ def left_out(done: Stage, indices: Collection[int]) -> LeftOut:
 
 
 def _treated(
-    at: int,
-    entry: SentMessage | None,
-    message: Message,
-    address: str | None,
-    done: Stage,
+    entry: SentMessage, message: Message, address: str | None
 ) -> tuple[Treatment, str | None, str]:
-    """Return the treatment of one message, the part that holds its text, and the policy."""
-    if at in done.demands:
-        return Treatment.FORGOTTEN, None, ""
-    if entry is None:
-        change = next((d.change for d in done.dropped if d.client_index == at), None)
-        return Treatment.DROPPED, None, _policy(change.cause) if change is not None else ""
+    """Return the treatment of a sent message, the part that holds its text, and the policy."""
     if not entry.changes or entry.message is message:
         return Treatment.WHOLE, None, ""
-    policy = _policy(entry.changes[-1].cause)
+    policy = _policy(entry.changes[-1])
     if address is not None and any(each.address == address for each in evicted_by(entry.message)):
         return Treatment.EVICTED, address, policy
     # It bears the stubs of others.
@@ -207,8 +205,8 @@ def _treated(
     return (Treatment.WHOLE if is_whole else Treatment.DROPPED), None, policy
 
 
-def _policy(cause: str) -> str:
-    kind, _, name = cause.partition(":")
+def _policy(change: Change | None) -> str:
+    kind, _, name = change.cause.partition(":") if change is not None else ("", "", "")
     return name.partition(":")[0] if kind == POLICY else ""
 
 

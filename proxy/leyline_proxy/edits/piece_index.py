@@ -94,13 +94,13 @@ class PieceIndex:
         for message in reversed(evicted):
             if not run:
                 run = [message]
-            elif message.client_index != run[0].client_index - 1 or _is_whole_text(message):
+            elif message.client_index != run[-1].client_index - 1 or _is_whole_text(message):
                 break
             else:
-                run.insert(0, message)
+                run.append(message)
             if _is_whole_text(message):
                 break
-        return run
+        return run[::-1]
 
     def forbidden(self, key: Key) -> PieceCause | None:
         """Return the reason that a piece must not come back; None if it may.

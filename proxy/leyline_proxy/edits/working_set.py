@@ -18,7 +18,8 @@ first. The first rule that applies decides:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -158,15 +159,13 @@ class _Exclusions:
 
         A tag or tool that nothing has is no mistake: it may exclude later messages.
         """
-        kept = list(self._kept)
+        kept = self._kept_by_selector()
         for number, selector in enumerate(self._selectors):
             name = f"exclude[{number}]"
-            addresses = set(_addressed([selector], self._index))
-            if selector.kind == "address" and not addresses:
-                found = self._index.addressed(selector.value)
+            found = self._index.addressed(selector.value) if selector.kind == "address" else None
+            if found is not None and len(found) != 1:
                 yield _abstention(name, PieceCause.AMBIGUOUS if found else self._lost)
-            for message in [each for each in kept if _is_named(each, selector, addresses)]:
-                kept.remove(message)
+            for message in kept.get(number, ()):
                 yield _report(
                     name,
                     PieceVerdict.REFUSE,
@@ -175,6 +174,24 @@ class _Exclusions:
                     messages=(message.client_index,),
                     tokens=message.tokens,
                 )
+
+    def _kept_by_selector(self) -> Mapping[int, list[ContextPiece]]:
+        """Return the excluded messages that stay, by the first selector that names each."""
+        numbers: dict[tuple[str, str], int] = {}
+        for number, selector in enumerate(self._selectors):
+            values = [selector.value]
+            if selector.kind == "address":
+                values = [*_addressed([selector], self._index)]
+            for value in values:
+                numbers.setdefault((selector.kind, value), number)
+        kept: dict[int, list[ContextPiece]] = defaultdict(list)
+        for message in self._kept:
+            names = [("tool", message.tool), *(("tag", tag) for tag in message.tags)]
+            names.append(("address", message.address or ""))
+            first = min((numbers[name] for name in names if name in numbers), default=None)
+            if first is not None:
+                kept[first].append(message)
+        return kept
 
     def _concerns(self, facts: ContextPiece | PartFacts) -> bool:
         if facts.address in self._addresses:
@@ -312,15 +329,6 @@ def _addressed(selectors: Iterable[Selector], index: PieceIndex) -> Iterator[str
     for selector in selectors:
         if selector.kind == "address" and len(found := index.addressed(selector.value)) == 1:
             yield found[0]
-
-
-def _is_named(message: ContextPiece, selector: Selector, addresses: Set[str]) -> bool:
-    """Return True if a selector names a whole message; ``addresses`` are those that it names."""
-    if selector.kind == "tag":
-        return selector.value in message.tags
-    if selector.kind == "tool":
-        return selector.value == message.tool
-    return message.address in addresses
 
 
 def _abstention(name: str, cause: PieceCause) -> PieceReport:

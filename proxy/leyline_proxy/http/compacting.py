@@ -13,7 +13,7 @@ when the next turn quotes it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -24,6 +24,7 @@ import structlog
 from starlette.types import Receive
 
 from leyline_engine.contract import RECORD_MEMBER
+from leyline_policies.verbs import Verbs, evict
 
 from ..apis.chat_answers import count, first_choice, prompt_tokens, text_or_none
 from ..errors import ClientDisconnected, ProxyError, UpstreamRefusalError
@@ -33,11 +34,12 @@ from ..model.compaction import (
     Compacted,
     CompactionReport,
     CompactionWish,
-    instructions_of,
+    instructions_in,
     is_worth_it,
     kept_of,
 )
 from ..model.fields import OPTIONS_FIELD
+from ..model.prepared import POLICY, Prepared
 from ..request.compaction import compacted_body, question_body
 from ..request.parse import ChatRequest, parse_chat
 from ..request.wire import take_member
@@ -135,7 +137,7 @@ class Compacting:
         if wish.pause:
             paused = replace(written, report=report, stream=chat.stream)
             return Step(chat, withdrawn=True, spent_s=spent_s, paused=paused)
-        return Step(_shorter(chat, report), withdrawn=True, spent_s=spent_s)
+        return Step(_shorter(chat, report, written.turn), withdrawn=True, spent_s=spent_s)
 
     async def write(
         self,
@@ -246,11 +248,20 @@ class Compacting:
         return Step(replace(chat, compacted=report))
 
 
-def _shorter(chat: ChatRequest, report: CompactionReport) -> ChatRequest:
-    """Return the request with the summary in place of its conversation."""
+def _shorter(chat: ChatRequest, report: CompactionReport, asked: Turn) -> ChatRequest:
+    """Return the request with the summary in place of its conversation.
+
+    Args:
+        asked: the turn that wrote the summary.
+    """
     assert report.compacted is not None  # noqa: S101 - it was just written
-    messages = [*instructions_of(chat.messages), *report.compacted.messages()]
-    raw = msgspec.json.encode(compacted_body(chat.body, messages))
+    kept = instructions_in(chat.messages)
+    gone = set(_evicted(asked.planned.prepared))
+    # Without the answers after it, a message would be younger than it is, and come back.
+    instructions = [evict(chat.messages[at]) if at in gone else chat.messages[at] for at in kept]
+    messages = [*instructions, *report.compacted.messages()]
+    body = compacted_body(chat.body, chat.options.edits, kept, messages)
+    raw = msgspec.json.encode(body)
     shorter = parse_chat(raw, chat.headers, chat.tenant, clock=TurnClock())
     return replace(
         shorter,
@@ -259,6 +270,13 @@ def _shorter(chat: ChatRequest, report: CompactionReport) -> ChatRequest:
         compacted=report,
         continues=chat.continues,
     )
+
+
+def _evicted(prepared: Prepared) -> Iterator[int]:
+    """Yield the messages that went by their own annotations, by index in the client's list."""
+    for each in prepared.dropped:
+        if each.change.cause.startswith(f"{POLICY}:{Verbs.name}:"):
+            yield each.client_index
 
 
 def _usage(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:

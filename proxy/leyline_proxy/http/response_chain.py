@@ -73,7 +73,7 @@ async def resolve_references(
     """
     wanted = references(items)
     known: dict[str, Mapping[str, Any]] = {}
-    owners: dict[str, StoredResponse | None] = {}
+    owners: dict[str, Mapping[str, Mapping[str, Any]]] = {}
     sizes: dict[str, int] = {}
     size = 0
     for identifier in wanted:
@@ -82,9 +82,9 @@ async def resolve_references(
             continue
         if identifier not in known:
             if owner not in owners:
-                owners[owner] = await store.get(tenant, owner)
-            stored = owners[owner]
-            item = stored.item(identifier) if stored is not None else None
+                stored = await store.get(tenant, owner)
+                owners[owner] = stored.items if stored is not None else {}
+            item = owners[owner].get(identifier)
             if item is None:
                 continue
             known[identifier] = item

@@ -103,9 +103,9 @@ class CompactionReport:
         return told | ({"messages": self.compacted.messages()} if self.text else {})
 
 
-def instructions_of(messages: Sequence[Message]) -> list[Message]:
-    """Return the system's and developer's messages, which a compaction leaves as they are."""
-    return [message for message in messages if message.get("role") in FRAME]
+def instructions_in(messages: Sequence[Message]) -> list[int]:
+    """Return the places of the system's and developer's messages, which a compaction leaves."""
+    return [at for at, message in enumerate(messages) if message.get("role") in FRAME]
 
 
 def is_worth_it(messages: Sequence[Message]) -> bool:

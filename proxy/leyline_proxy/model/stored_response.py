@@ -35,10 +35,11 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
         number = account.get("turn_index") if isinstance(account, dict) else None
         return number if isinstance(number, int) else UNKNOWN_TURN
 
-    def item(self, identifier: str) -> dict[str, Any] | None:
-        """Return an item by its id, or None."""
-        both = (*self.output, *self.input)
-        return next((item for item in both if item.get("id") == identifier), None)
+    @property
+    def items(self) -> dict[str, dict[str, Any]]:
+        """All items that have an id, by it."""
+        both = (*reversed(self.input), *reversed(self.output))  # of two, the first counts
+        return {name: item for item in both if isinstance(name := item.get("id"), str)}
 
 
 def encode(stored: StoredResponse) -> bytes:

@@ -16,6 +16,9 @@ from leyline_policies.verbs import ANNOTATION, QUARANTINE, VERDICT, leaves_stub
 from ..model.fields import OptionError, ShareName, field_error
 from ..model.messages import Message
 
+_SHOWN = 8
+"""Most scopes that an error names."""
+
 _Tag = Annotated[str, msgspec.Meta(max_length=64)]
 
 
@@ -127,9 +130,8 @@ def shared_scope(annotations: Mapping[int, Annotation]) -> str | None:
     """
     scopes = sorted({each.share for each in annotations.values() if each.share})
     if len(scopes) > 1:
-        raise OptionError(
-            "messages", f"messages name several scopes to share with: {', '.join(scopes)}."
-        )
+        named = f"{', '.join(scopes[:_SHOWN])}{', …' if len(scopes) > _SHOWN else ''}"
+        raise OptionError("messages", f"messages name several scopes to share with: {named}.")
     return scopes[0] if scopes else None
 
 

@@ -12,6 +12,7 @@ import msgspec
 from ..model.compaction import DEFAULT_THRESHOLD, MAX_INSTRUCTIONS, CompactionWish
 from ..model.fields import OPTIONS_FIELD
 from ..model.messages import Message
+from .declared import DeclaredEdit
 
 Threshold = Annotated[int, msgspec.Meta(ge=1)]
 Instructions = Annotated[str, msgspec.Meta(max_length=MAX_INSTRUCTIONS)]
@@ -32,8 +33,8 @@ _PROMPT = (
 )
 """Members of a request that its summary's prompt and session depend on, besides the messages."""
 
-_OF_THIS_TURN = ("compact", "edits", "context")
-"""Options about messages that a compacted request no longer has."""
+_OF_THIS_TURN = ("compact", "context")
+"""Options about a conversation that a compacted request no longer has."""
 
 
 class CompactOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -78,13 +79,31 @@ def question_body(
     }
 
 
-def compacted_body(body: Mapping[str, Any], messages: Sequence[Message]) -> dict[str, Any]:
+def compacted_body(
+    body: Mapping[str, Any],
+    edits: Sequence[DeclaredEdit],
+    kept: Sequence[int],
+    messages: Sequence[Message],
+) -> dict[str, Any]:
     """Return the body of a chat request with its compacted messages.
 
+    The edits of messages that stay are declared again. Those of the others were made when the
+    summary was written.
+
     Args:
-        messages: all of them, instructions included.
+        edits: all that the request declares.
+        kept: indices of the messages that stay, in order.
+        messages: those that stay, and what stands in place of the others.
     """
-    options = _without(body.get(OPTIONS_FIELD), _OF_THIS_TURN)
+    options = _without(body.get(OPTIONS_FIELD), (*_OF_THIS_TURN, "edits"))
+    places = {index: place for place, index in enumerate(kept)}
+    staying = [
+        msgspec.structs.replace(edit, message=places[edit.message])
+        for edit in edits
+        if edit.message in places
+    ]
+    if staying:
+        options["edits"] = msgspec.to_builtins(staying)
     rest = {name: value for name, value in body.items() if name != OPTIONS_FIELD}
     return {
         **rest,

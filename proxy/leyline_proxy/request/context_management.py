@@ -24,8 +24,11 @@ from .compaction import Instructions, Threshold
 
 CONTEXT_FIELD = "context_management"
 MAX_EDITS = 8
+MAX_TOOLS = 256
+"""Most tools that an edit names."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
+_ToolName = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class _Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +58,7 @@ class ClearToolUsesEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     trigger: _Trigger = _Trigger("input_tokens", 100_000)
     keep: _KeptUses = _KeptUses("tool_uses", 3)
     clear_at_least: _Tokens | None = None
-    exclude_tools: tuple[str, ...] = ()
+    exclude_tools: Annotated[tuple[_ToolName, ...], msgspec.Meta(max_length=MAX_TOOLS)] = ()
     clear_tool_inputs: bool = False
 
     def policy(self) -> Policy:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -18,22 +18,25 @@ from leyline_policies.verbs import is_condemned, is_forgotten
 
 from ..model.messages import Message, MessageError, call_ids, check_messages, text_of
 from ..model.prepared import DECLARED, Change, DroppedMessage, SentMessage
-from .text_edit import replace_spans, replace_text
+from .text_edit import replace_spans, replaced
 
 EDITS_FIELD = "leyline.edits"
+MAX_REPLACEMENT = 1024 * 1024
+"""Most characters of one replacement."""
 
 
 class DeclaredEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An edit that the caller declares itself.
 
-    ``replacement`` without ``chars`` replaces the message's whole text; ``drop`` removes the
-    message; neither declares the caller's own change of the message, with this mode.
+    ``replacement`` without ``chars`` stands in place of all that the message says, see
+    :func:`~.text_edit.replaced`; ``drop`` removes the message; neither declares the caller's own
+    change of the message, with this mode.
     """
 
     message: int
     mode: Mode = Mode.AMORTIZE
     chars: tuple[int, int] | None = None
-    replacement: str | None = None
+    replacement: Annotated[str, msgspec.Meta(max_length=MAX_REPLACEMENT)] | None = None
     drop: bool = False
 
     @property
@@ -230,5 +233,5 @@ def _rewritten(message: Message, edits: Sequence[_Placed]) -> Message:
     ]
     for _, each in edits:
         if each.chars is None and each.replacement is not None:
-            return replace_text(message, each.replacement)
+            return replaced(message, each.replacement)
     return replace_spans(message, sorted(spans, key=lambda span: span[:2])) if spans else message

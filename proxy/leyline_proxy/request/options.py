@@ -9,9 +9,9 @@ import msgspec
 from leyline_engine.contract import MAX_BOUNDARY, MAX_GROUPS
 
 from ..model.fields import OPTIONS_FIELD, GroupName, OptionError, ShareName, field_error
-from ..model.undeclared import OwnMode, UndeclaredRules
+from ..model.undeclared import UNDECLARED_KEYS, OwnMode, UndeclaredRules
 from .compaction import CompactOption
-from .declared import DeclaredEdit
+from .declared import EDITS_FIELD, DeclaredEdit
 from .working_set import ContextOption, check_context
 
 
@@ -19,12 +19,13 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """The body field ``leyline`` of a request."""
 
     policy: str | None = None
-    undeclared: dict[str, str] = {}
+    undeclared: Annotated[dict[str, str], msgspec.Meta(max_length=len(UNDECLARED_KEYS))] = {}
     reasoning_edits: OwnMode | None = None
     """The mode of thinking that the template strips; None for the tenant's setting."""
     compaction_edits: OwnMode | None = None
     """The mode of a history that gives way to a summary; None for the tenant's setting."""
     edits: list[DeclaredEdit] = []
+    """At most as many as a request may have messages."""
     boundary: Annotated[int, msgspec.Meta(ge=0, le=MAX_BOUNDARY)] | None = None
     """Number of tokens after each edit to compute again; None for the model's fidelity profile."""
     share: ShareName | None = None
@@ -47,8 +48,11 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Replace a long conversation by a summary of it; None leaves it."""
 
 
-def parse_options(raw: object) -> RequestOptions:
+def parse_options(raw: object, *, max_edits: int) -> RequestOptions:
     """Return the options of a request; None means none were given.
+
+    Args:
+        max_edits: most edits that it may declare.
 
     Raises:
         OptionError: names the field, as in ``leyline.edits[0].message``.
@@ -57,13 +61,20 @@ def parse_options(raw: object) -> RequestOptions:
         return RequestOptions()
     if not isinstance(raw, dict):
         raise OptionError(OPTIONS_FIELD, f"{OPTIONS_FIELD} must be an object.")
+    edits = raw.get("edits")
+    if isinstance(edits, list) and len(edits) > max_edits:
+        raise OptionError(
+            EDITS_FIELD,
+            f"{EDITS_FIELD} has {len(edits)} entries; this proxy's limit is {max_edits} "
+            "(max_messages).",
+        )
     try:
         options = msgspec.convert(raw, RequestOptions)
     except msgspec.ValidationError as error:
         raise _option_error(str(error)) from error
     UndeclaredRules.parse(options.undeclared)
     for index, edit in enumerate(options.edits):
-        _check_edit(f"{OPTIONS_FIELD}.edits[{index}]", edit)
+        _check_edit(index, edit)
     if options.context is not None:
         check_context(options.context)
     return options
@@ -80,7 +91,8 @@ def _option_error(text: str) -> OptionError:
     return field_error(OPTIONS_FIELD, text, known)
 
 
-def _check_edit(where: str, edit: DeclaredEdit) -> None:
+def _check_edit(index: int, edit: DeclaredEdit) -> None:
+    where = f"{EDITS_FIELD}[{index}]"
     if edit.message < 0:
         raise OptionError(f"{where}.message", f"{where}.message must not be negative.")
     if edit.drop and (edit.chars is not None or edit.replacement is not None):

@@ -112,7 +112,7 @@ def parse_chat(
     _check_count(body.get("messages"), tenant.limits.max_messages)
     try:
         messages = tuple(_checked(body, read))
-        options = parse_options(body.get(OPTIONS_FIELD))
+        options = parse_options(body.get(OPTIONS_FIELD), max_edits=tenant.limits.max_messages)
         requested, wish = parse_context_management(body.get(CONTEXT_FIELD))
         if wish is not None and options.compact is not None:
             raise OptionError(

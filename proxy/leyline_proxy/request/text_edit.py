@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from leyline_policies.verbs import ANNOTATION, frame_of
 
 from ..model.diff import CharEdit, apply_chars
 from ..model.messages import Message, is_text_part, text_of
@@ -28,43 +30,49 @@ def replace_spans(message: Message, spans: Sequence[tuple[int, int, str]]) -> Me
             raise TextEditError("character spans overlap or reach beyond the text")
         cursor = end
     content = message.get("content")
-    if not text and spans:  # there may be no part that could hold it
-        return replace_text(message, "".join(replacement for _, _, replacement in spans))
     if isinstance(content, str):
         return {**message, "content": apply_chars(content, [CharEdit(*span) for span in spans])}
-    return {**message, "content": _edit_parts(content if isinstance(content, list) else [], spans)}
+    parts = content if isinstance(content, list) else []
+    if spans and not any(map(is_text_part, parts)):  # only empty spans fit, and need a place
+        inserted = "".join(replacement for _, _, replacement in spans)
+        first = {"type": "text", "text": inserted}
+        return {**message, "content": [first, *parts] if parts else inserted}
+    return {**message, "content": list(_edited(parts, spans))}
 
 
-def replace_text(message: Message, text: str) -> Message:
-    """Return ``message`` with ``text`` as its whole text; parts of other kinds remain."""
-    content = message.get("content")
-    if not isinstance(content, list) or not any(map(is_text_part, content)):
-        rest = content if isinstance(content, list) else []
-        return {**message, "content": [{"type": "text", "text": text}, *rest] if rest else text}
-    return {**message, "content": _edit_parts(content, [(0, len(text_of(message)), text)])}
+def replaced(message: Message, text: str) -> Message:
+    """Return ``message`` with ``text`` in place of all that it says.
+
+    Besides, it keeps only what others need of it (:func:`~leyline_policies.verbs.frame_of`) and its
+    annotation: parts, reasoning, refusals and arguments of calls are for the model to read, too.
+    """
+    note = {ANNOTATION: message[ANNOTATION]} if ANNOTATION in message else {}
+    return {**frame_of(message), "content": text, **note}
 
 
-def _edit_parts(parts: Sequence[Any], spans: Sequence[tuple[int, int, str]]) -> list[Any]:
-    """Edit the parts; a span over several puts its text into the first and empties the others."""
-    result: list[Any] = []
-    offset = 0
-    pending = list(spans)
+def _edited(parts: Sequence[Any], spans: Sequence[tuple[int, int, str]]) -> Iterator[Any]:
+    """Yield the parts after sorted spans, in one pass over both.
+
+    A span over several parts puts its text into the first and empties the others.
+    """
+    offset, at, is_open = 0, 0, False
     for part in parts:
         if not is_text_part(part):
-            result.append(part)
+            yield part
             continue
         text = part["text"]
         edits: list[CharEdit] = []
-        later: list[tuple[int, int, str]] = []
-        for start, end, replacement in pending:
-            low, high = max(start - offset, 0), min(end - offset, len(text))
-            if low > len(text) or (low == len(text) and end - offset > len(text)):
-                later.append((start, end, replacement))
-                continue
-            edits.append(CharEdit(low, high, replacement))
-            if end - offset > len(text):
-                later.append((offset + len(text), end, ""))
-        result.append({**part, "text": apply_chars(text, edits)} if edits else part)
-        offset += len(text)
-        pending = later
-    return result
+        until = offset + len(text)
+        while at < len(spans):
+            start, end, replacement = spans[at]
+            low = max(start, offset)
+            if low > until or (low == until < end):
+                break  # it begins in a later part
+            edits.append(
+                CharEdit(low - offset, min(end, until) - offset, "" if is_open else replacement)
+            )
+            if is_open := end > until:
+                break
+            at += 1
+        yield {**part, "text": apply_chars(text, edits)} if edits else part
+        offset = until

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -230,8 +231,10 @@ def _targets(session: Session, body: QuarantineBody, key: bytes) -> Iterator[_Ta
                 param=f"messages[{number}]",
             )
         yield _in_turn(last, index, key, f"messages[{number}]", newest=True)
+    known = _Names(session) if body.spans else None
     for number, span in enumerate(body.spans):
-        yield _named(session, span, key, f"spans[{number}]")
+        if known is not None:
+            yield known.target(span, key, f"spans[{number}]")
 
 
 def _in_turn(turn: RetainedTurn, place: int, key: bytes, param: str, *, newest: bool) -> _Target:
@@ -243,22 +246,35 @@ def _in_turn(turn: RetainedTurn, place: int, key: bytes, param: str, *, newest: 
     return _Target(_verdict(name.id, prints, place if newest else None, role), name.all, first)
 
 
-def _named(session: Session, span: str, key: bytes, param: str) -> _Target:
-    """Return the message of a name, wherever the session knows it."""
-    for turn in reversed(session.turns):
-        place = turn.names.index.get(span)
-        if place is not None:
-            return _in_turn(turn, place, key, param, newest=turn is session.last)
-    values = [value for value, names in session.departed.messages.items() if span in names]
-    answers = {output_span(turn.turn) for turn in session.turns if turn.output_ids}
-    text = session.readings.knows(span)
-    if not values and text is None and span not in {*answers, *session.departed.outputs}:
-        raise BadRequestError(
-            f"{param} names no message of this session; its ledger lists the names.", param=param
-        )
-    prints = tuple(keyed_print(value, key) for value in values)
-    role = "" if values else text.role if text is not None else "assistant"
-    return _Target(_verdict(span, prints, None, role), (span,), turn_index(span) or 0)
+class _Names:
+    """Finds the message of a name, wherever a session knows it."""
+
+    def __init__(self, session: Session) -> None:
+        self._turns = session.turns[::-1]
+        self._last = session.last
+        self._departed: dict[str, list[int]] = defaultdict(list)
+        for value, names in session.departed.messages.items():
+            for name in names:
+                self._departed[name].append(value)
+        answers = (output_span(turn.turn) for turn in session.turns if turn.output_ids)
+        self._answers = {*answers, *session.departed.outputs}
+        self._texts = {text.name: text for text in reversed(session.readings.texts)}
+
+    def target(self, span: str, key: bytes, param: str) -> _Target:
+        """Return the message. Raises BadRequestError for an unknown name."""
+        for turn in self._turns:
+            place = turn.names.index.get(span)
+            if place is not None:
+                return _in_turn(turn, place, key, param, newest=turn is self._last)
+        values, text = self._departed.get(span, []), self._texts.get(span)
+        if not values and text is None and span not in self._answers:
+            raise BadRequestError(
+                f"{param} names no message of this session; its ledger lists the names.",
+                param=param,
+            )
+        prints = tuple(keyed_print(value, key) for value in values)
+        role = "" if values else text.role if text is not None else "assistant"
+        return _Target(_verdict(span, prints, None, role), (span,), turn_index(span) or 0)
 
 
 def _verdict(span: str, prints: tuple[int, ...], message: int | None, role: str) -> Verdict:

@@ -110,7 +110,7 @@ def test_a_chain_is_its_items_in_order() -> None:
         for i in range(2)
     ]
     assert [item["n"] for item in joined(chain)] == [0, 1, 2, 3]
-    assert chain[0].item("gone") is None
+    assert "gone" not in chain[0].items
 
 
 def test_truncation_drops_the_oldest_with_their_results() -> None:

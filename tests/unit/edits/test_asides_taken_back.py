@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from leyline_engine.contract import Mode
 from leyline_policies import Message
 from leyline_policies.stubs import address_of
 from leyline_proxy.edits.materialised import Recall
@@ -100,6 +101,20 @@ def test_a_declared_edit_of_the_answer_holds_for_asides(mode: Any) -> None:
     messages = sent(talk(), aside(), declared=(edit,))
     assert "4711" not in repr(messages)
     assert [each["role"] for each in messages] == ["user", "assistant", "tool", "assistant", "user"]
+
+
+@pytest.mark.parametrize("chars", [None, (0, 3)])
+@pytest.mark.parametrize("text", ["", SAID])
+def test_a_declared_forget_of_the_answer_silences_its_asides(text: str, chars: Any) -> None:
+    """Thinking and arguments that the caller never had may say what is to be forgotten; the text
+    that was recalled isn't the model's."""
+    wordy = aside(text)
+    call = replace(wordy.calls[0], arguments=f'{{"address":"{ADDRESS}","why":"4711"}}')
+    edit = DeclaredEdit(message=1, mode=Mode.FORGET, chars=chars, replacement="[gone]")
+    answer = talk(text.replace("4711", "") + REST)
+    messages = sent(answer, replace(wordy, calls=(call,)), declared=(edit,))
+    assert "4711" not in repr(messages)
+    assert messages[2]["content"] == TEXT
 
 
 def test_a_client_that_edits_its_answer_is_obeyed() -> None:

@@ -60,7 +60,7 @@ def option(
 ) -> ContextOption:
     """The option of a request, read as the proxy reads it."""
     raw = {"need": list(need), "exclude": list(exclude), "budget_tokens": budget_tokens}
-    parsed = parse_options({"context": raw}).context
+    parsed = parse_options({"context": raw}, max_edits=1).context
     assert parsed is not None
     return parsed
 

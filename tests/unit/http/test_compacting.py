@@ -201,3 +201,45 @@ async def test_no_turn_is_left_open(first: Answer, read: int) -> None:
     assert session.unnamed == read
     assert len(services.turns._under_way.openings) == 0
     assert services.turns._under_way._names == set()
+
+
+SECRET = "SECRET-7Q"
+PLAIN: dict[str, Any] = {"role": "system", "content": "Be kind."}
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "replaced": ({}, {"replacement": "[gone]", "mode": "forget"}),
+    "in part": ({}, {"chars": [4, 13], "replacement": "", "mode": "forget"}),
+    "dropped": ({}, {"drop": True, "mode": "forget"}),
+    "forgotten": ({"forget": True}, None),
+    "evicted": ({"evict": True}, None),
+    "scratch": ({"scratch": True}, None),
+    "decayed": ({"decay": {"turns": 1}}, None),
+}
+"""Ways to take instructions out of the prompt: a message's own member, or a declared edit."""
+
+
+@pytest.mark.parametrize("first", [chat_json(SUMMARY), refusal(500)], ids=["written", "failed"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_edits_of_instructions_outlive_a_compaction(way: str, first: Answer) -> None:
+    """No request that the proxy makes of the client's has what is taken out of instructions, and an
+    edit concerns the same message when others in front of it have gone."""
+    annotation, edit = WAYS[way]
+    engine = FakeEngine()
+    engine.answers = [first]
+    secret = {"role": "developer", "content": f"Key {SECRET}.", "leyline": annotation}
+    session = tool_session(2)
+    talk = [*session[:1], PLAIN, *session[1:3], secret, *session[3:], {**PLAIN, "role": "user"}]
+    wish: dict[str, Any] = {"compact": {"threshold_tokens": 50}}
+    if edit is not None:
+        earlier = {"message": 0, "replacement": "Task.", "mode": edit["mode"]}
+        wish["edits"] = [earlier, {"message": 4, **edit}]
+    async with proxy_before(engine) as client:
+        response = await client.post(CHAT, json=body(messages=talk, leyline=wish))
+    assert response.status_code == 200
+    assert SECRET.encode() not in b"".join(engine.bodies)
+    asked, sent = (json.loads(each) for each in engine.bodies[:2])  # others only carry forgets
+    assert SECRET not in response.text
+    kept = {"replaced": ["[gone]"], "in part": ["Key ."]}.get(way, [])
+    for each in (asked, sent):
+        told = [m["content"] for m in each["messages"] if m["role"] in ("system", "developer")]
+        assert told == ["Be kind.", *kept]
+    assert response.json()["leyline"]["compaction"]["compacted"] == (first.status == 200)

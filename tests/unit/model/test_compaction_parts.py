@@ -10,7 +10,7 @@ from leyline_policies.builtin.summarize import HEADING
 from leyline_proxy.model.compaction import (
     Compacted,
     CompactionWish,
-    instructions_of,
+    instructions_in,
     is_worth_it,
     kept_of,
 )
@@ -61,10 +61,7 @@ def test_the_summary_is_the_last_message_word_by_word() -> None:
     *kept, told = Compacted(summary, (user("a"),)).messages()
     assert kept == [user("a")]
     assert told == user(HEADING + summary)
-    assert instructions_of([SYSTEM, user("a"), {**SYSTEM, "role": "developer"}]) == [
-        SYSTEM,
-        {**SYSTEM, "role": "developer"},
-    ]
+    assert instructions_in([SYSTEM, user("a"), {**SYSTEM, "role": "developer"}]) == [0, 2]
 
 
 def test_own_instructions_are_added() -> None:

@@ -99,7 +99,7 @@ def test_unusual_messages_are_tolerated() -> None:
 def test_bad_options_name_the_field(raw: Any, param: str) -> None:
     """The error says which option is wrong."""
     with pytest.raises(OptionError) as caught:
-        parse_options(raw)
+        parse_options(raw, max_edits=9)
     assert caught.value.param == param
 
 

@@ -17,15 +17,15 @@ DIGITS = "0123456789abcdef" * 4
 def test_an_option_is_read() -> None:
     """Both lists become selectors in their order, and an absent budget is the proxy's limit."""
     raw = {"need": [f"sha256:{DIGITS[:12]}", "tag:api"], "exclude": ["tool:web_search"]}
-    option = parse_options({"context": raw | {"budget_tokens": 8000}}).context
+    option = parse_options({"context": raw | {"budget_tokens": 8000}}, max_edits=1).context
     assert option is not None
     assert option.budget_tokens == 8000
     assert option.needed == (Selector("address", f"sha256:{DIGITS[:12]}"), Selector("tag", "api"))
     assert option.excluded == (Selector("tool", "web_search"),)
-    empty = parse_options({"context": {}}).context
+    empty = parse_options({"context": {}}, max_edits=1).context
     assert empty is not None
     assert (empty.needed, empty.excluded, empty.budget_tokens) == ((), (), None)
-    assert parse_options({}).context is None
+    assert parse_options({}, max_edits=1).context is None
 
 
 @pytest.mark.parametrize("count", [12, 31, 32, 33, 64])
@@ -60,7 +60,7 @@ def test_an_address_has_12_to_64_digits(count: int) -> None:
 def test_what_is_no_selector_is_named_with_the_fix(member: str, text: str) -> None:
     """The error names the place in the list and the three forms, and doesn't quote the text."""
     with pytest.raises(OptionError) as caught:
-        parse_options({"context": {member: ["tag:a", f"tool:{'y' * MAX_NAME}", text]}})
+        parse_options({"context": {member: ["tag:a", f"tool:{'y' * MAX_NAME}", text]}}, max_edits=1)
     assert caught.value.param == f"leyline.context.{member}[2]"
     assert str(caught.value).startswith(
         f"leyline.context.{member}[2]: a selector is `sha256:` and 12 to 64 hex digits, "
@@ -87,7 +87,7 @@ def test_what_is_no_selector_is_named_with_the_fix(member: str, text: str) -> No
 def test_bounds_name_the_field(raw: Any, param: str, words: str) -> None:
     """A member of another type or beyond its bound is an error that names it."""
     with pytest.raises(OptionError) as caught:
-        parse_options({"context": raw})
+        parse_options({"context": raw}, max_edits=1)
     assert caught.value.param == param
     assert words in str(caught.value)
 
@@ -95,6 +95,8 @@ def test_bounds_name_the_field(raw: Any, param: str, words: str) -> None:
 def test_the_longest_lists_are_accepted() -> None:
     """The bounds themselves are allowed."""
     names = [f"tag:{'n' * MAX_NAME}"] * MAX_SELECTORS
-    option = parse_options({"context": {"need": names, "exclude": names, "budget_tokens": 0}})
+    option = parse_options(
+        {"context": {"need": names, "exclude": names, "budget_tokens": 0}}, max_edits=1
+    )
     assert option.context is not None
     assert len(option.context.needed) == len(option.context.excluded) == MAX_SELECTORS

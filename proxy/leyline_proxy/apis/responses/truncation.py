@@ -43,12 +43,12 @@ def with_dropped(body: Mapping[str, Any], units: Sequence[Unit]) -> dict[str, An
     options = dict(options) if isinstance(options, dict) else {}
     own = options.get("edits")
     own = own if isinstance(own, list) else []
-    gone = [index for unit in units for index in unit]
+    gone = dict.fromkeys(index for unit in units for index in unit)
     forgotten = {edit["message"] for edit in own if edit.get("mode") == "forget"}
     forgotten |= {index for index in gone if is_forgotten(body["messages"][index])}
     drops = [
         {"message": index, "drop": True} | ({"mode": "forget"} if index in forgotten else {})
         for index in gone
     ]
-    edits = [*(edit for edit in own if edit["message"] not in set(gone)), *drops]
+    edits = [*(edit for edit in own if edit["message"] not in gone), *drops]
     return {**body, "leyline": {**options, "edits": edits}}
