@@ -13,6 +13,7 @@ from typing import Any
 from starlette.types import ASGIApp
 from support.fake_engine import MODEL
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.frames import Frame, Opcode
 
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.server import ProxyServer, listening
@@ -119,3 +120,23 @@ def socket_proxy(engine: ASGIApp, **settings: Any) -> Iterator[SocketProxy]:
         thread.join(30)
         assert not thread.is_alive()
         listener.close()
+
+
+def begun(text: str, size: int | None = None) -> bytes:
+    """The first ``size`` bytes of a message in one frame; all of them without a size."""
+    return Frame(Opcode.TEXT, text.encode()).serialize(mask=True)[:size]
+
+
+def framed_parts(*parts: str, first: bool = True, fin: bool = False) -> bytes:
+    """Parts of a message, each in a frame.
+
+    Args:
+        first: the message begins with them.
+        fin: it ends with them.
+    """
+    frames = []
+    for number, part in enumerate(parts):
+        kind = Opcode.TEXT if first and not number else Opcode.CONT
+        last = fin and number == len(parts) - 1
+        frames.append(Frame(kind, part.encode(), fin=last).serialize(mask=True))
+    return b"".join(frames)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from typing import Any
 
 import httpx
@@ -44,6 +44,8 @@ class Exchange(ABC):
 
     spends = False
     """True if requests are charged to budgets."""
+    admitted = False
+    """True if the request was counted, and its body read, before it came here."""
 
     def __init__(self, services: Services, request: Request, route: str) -> None:
         self.services = services
@@ -76,13 +78,16 @@ class Exchange(ABC):
         try:
             tenant = await caller_of(self.services, self.request)
             self._tenant = tenant.name
-            gate, settings = self.services.gate, self.services.settings
-            await gate.check_rate(tenant)
+            gate = self.services.gate
+            if not self.admitted:
+                await gate.check_rate(tenant)
             if self.spends:
                 await self.services.budgets.check(tenant)
-            with gate.reading(tenant), stage_span("read"):
+            with nullcontext() if self.admitted else gate.reading(tenant), stage_span("read"):
                 raw = await read_body(
-                    self.request, tenant.limits.max_body_bytes, timeout_s=settings.body_timeout_s
+                    self.request,
+                    tenant.limits.max_body_bytes,
+                    timeout_s=self.services.settings.body_timeout_s,
                 )
             async with gate.place(tenant, lambda wait: _queued(receive, wait)):
                 await self.serve(tenant, raw, scope, receive, send)
