@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -140,3 +141,10 @@ def framed_parts(*parts: str, first: bool = True, fin: bool = False) -> bytes:
         last = fin and number == len(parts) - 1
         frames.append(Frame(kind, part.encode(), fin=last).serialize(mask=True))
     return b"".join(frames)
+
+
+async def until(done: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait for something that another thread does."""
+    async with asyncio.timeout(seconds):
+        while not done():  # noqa: ASYNC110 - the other thread has no event for it
+            await asyncio.sleep(0.01)

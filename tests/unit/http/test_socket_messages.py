@@ -10,7 +10,7 @@ import httpx
 import pytest
 from support.fake_engine import MODEL, FakeEngine
 from support.responses_route import scripted
-from support.sockets import Socket, SocketProxy, begun, framed_parts, socket_proxy
+from support.sockets import Socket, SocketProxy, begun, framed_parts, socket_proxy, until
 from websockets.exceptions import ConnectionClosed
 
 JSON = {"content-type": "application/json"}
@@ -85,8 +85,7 @@ async def test_unfinished_messages_hold_the_places_of_their_tenant(engine: FakeE
     with socket_proxy(engine, tenants=limits) as proxy:
         async with proxy.socket() as first, proxy.socket() as second:
             write(first, whole[:200_000])
-            while kept(proxy)[-1] < 199_000:  # noqa: ASYNC110 - the server's own thread reads
-                await asyncio.sleep(0.01)
+            await until(lambda: kept(proxy)[-1] >= 199_000)
             write(second, whole)
             refused = await second.event()
             async with httpx.AsyncClient(base_url=proxy.origin) as client:
@@ -101,15 +100,14 @@ async def test_unfinished_messages_hold_the_places_of_their_tenant(engine: FakeE
 
 async def test_a_message_that_is_never_finished_ends_its_connection(engine: FakeEngine) -> None:
     """After body_timeout_s, in one frame or in several; its place is then free."""
-    engine.answers.append(scripted())
     limits = {"default": {"max_concurrent": 1, "max_queued": 0}}
     with socket_proxy(engine, body_timeout_s=0.3, tenants=limits) as proxy:
         for unfinished in (begun(message(), 5000), begun(message())[:600], framed_parts("{", " ")):
+            await until(lambda: not proxy.services.gate._reading)
             async with proxy.socket() as ws:
                 write(ws, unfinished)
                 assert await ended(ws) == (408, "request_timeout", 1008)
-        async with proxy.socket() as ws:
-            await ws.ask(LONG)
+        await until(lambda: not proxy.services.gate._reading)
 
 
 async def test_a_message_in_crumbs_ends_its_connection(engine: FakeEngine) -> None:

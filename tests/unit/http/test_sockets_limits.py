@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from support.fake_engine import Answer, FakeEngine, chat_json, chat_stream
 from support.messages_route import kinds
 from support.metrics_page import REQUESTS, metric
 from support.responses_route import scripted
-from support.sockets import SocketProxy, begun, socket_proxy
+from support.sockets import SocketProxy, begun, socket_proxy, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 RED, BLUE = "key-of-the-red-tenant", "key-of-the-blue-tenant"
@@ -26,13 +25,6 @@ def opened(text: str, **options: Any) -> Answer:
     """A stream that doesn't end by itself."""
     answer = chat_stream(text, **options)
     return replace(answer, chunks=answer.chunks[:2])
-
-
-async def until(done: Callable[[], bool], seconds: float = 30) -> None:
-    """Wait for something that another thread does."""
-    async with asyncio.timeout(seconds):
-        while not done():  # noqa: ASYNC110 - the other thread has no event for it
-            await asyncio.sleep(0.01)
 
 
 async def counted(proxy: SocketProxy, status: str) -> float:
