@@ -23,7 +23,7 @@ from ..upstream.headers import downstream_headers
 from ..wiring.services import Services
 from .caller import caller_of
 from .errors import as_proxy_error, error_event, shaped_response
-from .limits import read_body, until_disconnect
+from .limits import SHORTER, read_body, until_disconnect
 from .relay import Relay
 from .stopping import StoppingError
 
@@ -44,6 +44,10 @@ class Exchange(ABC):
 
     spends = False
     """True if requests are charged to budgets."""
+    max_bytes: int | None = None
+    """Largest body, if that is less than a tenant's own limit."""
+    way_out = SHORTER
+    """Advice about a longer body."""
     admitted = False
     """True if the request was counted, and its body read, before it came here."""
 
@@ -78,17 +82,15 @@ class Exchange(ABC):
         try:
             tenant = await caller_of(self.services, self.request)
             self._tenant = tenant.name
-            gate = self.services.gate
+            gate, settings = self.services.gate, self.services.settings
             if not self.admitted:
                 await gate.check_rate(tenant)
             if self.spends:
                 await self.services.budgets.check(tenant)
             with nullcontext() if self.admitted else gate.reading(tenant), stage_span("read"):
-                raw = await read_body(
-                    self.request,
-                    tenant.limits.max_body_bytes,
-                    timeout_s=self.services.settings.body_timeout_s,
-                )
+                own, timeout_s = tenant.limits.max_body_bytes, settings.body_timeout_s
+                limit = min(own, self.max_bytes or own)
+                raw = await read_body(self.request, limit, self.way_out, timeout_s=timeout_s)
             async with gate.place(tenant, lambda wait: _queued(receive, wait)):
                 await self.serve(tenant, raw, scope, receive, send)
         except ClientDisconnected:

@@ -13,11 +13,11 @@ from ..errors import BadRequestError, BodyTooLargeError, ClientDisconnected, Req
 
 T = TypeVar("T")
 
-_SHORTER = "Send fewer or shorter messages, or raise max_body_bytes."
+SHORTER = "Send fewer or shorter messages, or raise max_body_bytes."
 
 
 async def read_body(
-    request: Request, limit: int, way_out: str = _SHORTER, *, timeout_s: float
+    request: Request, limit: int, way_out: str = SHORTER, *, timeout_s: float
 ) -> bytes:
     """Return the whole body, at most ``limit`` bytes.
 
@@ -87,7 +87,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def too_large(limit: int, way_out: str = _SHORTER) -> BodyTooLargeError:
+def too_large(limit: int, way_out: str = SHORTER) -> BodyTooLargeError:
     """Return the error for a body of more than ``limit`` bytes."""
     return BodyTooLargeError(
         f"The request body is larger than this proxy's limit of {limit} bytes. {way_out}"

@@ -8,7 +8,7 @@ from secrets import token_hex
 
 from starlette.types import ASGIApp
 
-from ..admission import AdmissionGate
+from ..admission import AdmissionGate, FairPlaces
 from ..apis.anthropic.diagnostics import RequestPrints
 from ..budgets import BudgetReports, Budgets
 from ..claims.pinning import Pinning
@@ -74,6 +74,12 @@ from .upstreams import build_pool
 from .warm_start import build_warm_start
 from .workers import Files, Worker, build_feed, build_fleet
 
+_SIDE_PLACES = 16
+
+
+def _side_places() -> FairPlaces:
+    return FairPlaces(_SIDE_PLACES, of_tenant=_SIDE_PLACES // 4, waiting=64, wait_s=30.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -119,6 +125,8 @@ class Services:
     shutdown: Shutdown = field(default_factory=Shutdown)
     bodies: BodyMemory = field(default_factory=BodyMemory)
     prints: RequestPrints = field(default_factory=RequestPrints)
+    side_places: FairPlaces = field(default_factory=_side_places)
+    """For routes besides the turns'."""
     tls: TlsContexts = field(default_factory=TlsContexts)
     fleet: Fleet | None = None
     """What operators tell all workers; None if there are no others."""
