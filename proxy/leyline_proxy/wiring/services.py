@@ -81,6 +81,14 @@ def _side_places() -> FairPlaces:
     return FairPlaces(_SIDE_PLACES, of_tenant=_SIDE_PLACES // 4, waiting=64, wait_s=30.0)
 
 
+def _side_places() -> FairPlaces:
+    return FairPlaces(64, of_tenant=8, waiting=64, wait_s=30.0)
+
+
+def _scrapes() -> FairPlaces:
+    return FairPlaces(1, of_tenant=1, waiting=32, wait_s=10.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """The parts that routes use."""
@@ -127,6 +135,8 @@ class Services:
     prints: RequestPrints = field(default_factory=RequestPrints)
     side_places: FairPlaces = field(default_factory=_side_places)
     """For routes besides the turns'."""
+    scrapes: FairPlaces = field(default_factory=_scrapes)
+    """For the text of all metrics, which nobody needs a key for."""
     tls: TlsContexts = field(default_factory=TlsContexts)
     fleet: Fleet | None = None
     """What operators tell all workers; None if there are no others."""
