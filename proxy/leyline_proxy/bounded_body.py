@@ -18,7 +18,7 @@ class BodyTooLongError(Exception):
 
 
 async def bounded_body(response: httpx.Response, limit: int) -> bytes:
-    """Return the whole body of an open response.
+    """Return the whole body of an open response, or of one that was read before.
 
     httpx would unpack each part as a whole, through any number of encodings: a few kilobytes may
     become gigabytes before anybody counts them.
@@ -42,6 +42,9 @@ async def bounded_body(response: httpx.Response, limit: int) -> bytes:
 
 
 async def _parts(response: httpx.Response) -> AsyncIterator[bytes]:
+    if response.is_stream_consumed:
+        yield response.content
+        return
     encoding = response.headers.get("content-encoding", "").strip().lower()
     if encoding in ("", "identity"):
         async for part in response.aiter_raw():

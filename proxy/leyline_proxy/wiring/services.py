@@ -74,12 +74,6 @@ from .upstreams import build_pool
 from .warm_start import build_warm_start
 from .workers import Files, Worker, build_feed, build_fleet
 
-_SIDE_PLACES = 16
-
-
-def _side_places() -> FairPlaces:
-    return FairPlaces(_SIDE_PLACES, of_tenant=_SIDE_PLACES // 4, waiting=64, wait_s=30.0)
-
 
 def _side_places() -> FairPlaces:
     return FairPlaces(64, of_tenant=8, waiting=64, wait_s=30.0)
