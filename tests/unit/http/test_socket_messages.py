@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from typing import Any
 
 import httpx
@@ -12,6 +13,8 @@ from support.fake_engine import MODEL, FakeEngine
 from support.responses_route import scripted
 from support.sockets import Socket, SocketProxy, begun, framed_parts, socket_proxy, until
 from websockets.exceptions import ConnectionClosed
+
+from leyline_proxy.apis.responses.socket import read_frame
 
 JSON = {"content-type": "application/json"}
 LONG = "long " * 2000
@@ -145,6 +148,20 @@ async def test_frames_that_ask_for_nothing_are_bounded_and_free(engine: FakeEngi
             with pytest.raises(ConnectionClosed):
                 await ws.event()
             assert ws.connection.close_code == 1008
+
+
+def test_members_without_end_become_no_objects() -> None:
+    """The connection reads four members of a message, and skips others, however many they are."""
+    text = json.dumps({"type": "response.create", "stream_id": "a", "generate": False})
+    text = text[:-1] + "".join(f',"{number}":0' for number in range(200_000)) + ',"stream_id":"b"}'
+    tracemalloc.start()
+    create = read_frame(text)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert create is not None
+    assert (create.lane, create.generates) == ("b", False)
+    assert create.body.endswith(b',"stream":true}')
+    assert peak < 5 * len(text)
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1000])
