@@ -43,9 +43,10 @@ def write(ws: Socket, data: bytes) -> None:
 
 async def ended(ws: Socket) -> tuple[int, str, int | None]:
     """Status and code of the last event, and the code of the close after it."""
-    event = await ws.event()
-    with pytest.raises(ConnectionClosed):
-        await ws.event()
+    async with asyncio.timeout(60):
+        event = await ws.event()
+        with pytest.raises(ConnectionClosed):
+            await ws.event()
     return event["status"], event["error"]["code"], ws.connection.close_code
 
 
