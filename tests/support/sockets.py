@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from starlette.types import ASGIApp
 from support.fake_engine import MODEL
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.frames import Frame, Opcode
 
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.server import ProxyServer, listening
@@ -119,3 +121,30 @@ def socket_proxy(engine: ASGIApp, **settings: Any) -> Iterator[SocketProxy]:
         thread.join(30)
         assert not thread.is_alive()
         listener.close()
+
+
+def begun(text: str, size: int | None = None) -> bytes:
+    """The first ``size`` bytes of a message in one frame; all of them without a size."""
+    return Frame(Opcode.TEXT, text.encode()).serialize(mask=True)[:size]
+
+
+def framed_parts(*parts: str, first: bool = True, fin: bool = False) -> bytes:
+    """Parts of a message, each in a frame.
+
+    Args:
+        first: the message begins with them.
+        fin: it ends with them.
+    """
+    frames = []
+    for number, part in enumerate(parts):
+        kind = Opcode.TEXT if first and not number else Opcode.CONT
+        last = fin and number == len(parts) - 1
+        frames.append(Frame(kind, part.encode(), fin=last).serialize(mask=True))
+    return b"".join(frames)
+
+
+async def until(done: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait for something that another thread does."""
+    async with asyncio.timeout(seconds):
+        while not done():  # noqa: ASYNC110 - the other thread has no event for it
+            await asyncio.sleep(0.01)

@@ -25,6 +25,8 @@ _HEADS = (
     "medium",
     "endpoint",
 )
+_LONGEST = 16 * 1024 * 1024
+"""Bytes of a message."""
 _QUEUED = 10_000
 """Messages that wait for a slow terminal; the publisher drops further ones."""
 
@@ -140,6 +142,7 @@ def _received(
         for endpoint in dict.fromkeys(endpoints):
             socket = stack.enter_context(context.socket(zmq.SUB))
             socket.setsockopt(zmq.RCVHWM, _QUEUED)
+            socket.setsockopt(zmq.MAXMSGSIZE, _LONGEST)
             socket.setsockopt_string(zmq.SUBSCRIBE, topic)
             try:
                 socket.connect(endpoint)

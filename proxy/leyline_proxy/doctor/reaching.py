@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from ..bounded_body import BodyTooLongError, bounded_body
 from ..errors import causes_of
 
 _CERTIFICATE = "certificate"
@@ -64,11 +65,10 @@ async def document(client: httpx.AsyncClient, path: str, **query: str) -> Any:
         ValueError: it isn't JSON, or is longer than any expected answer.
     """
     async with client.stream("GET", path, params=query) as response:
-        found = bytearray()
-        async for chunk in response.aiter_bytes():
-            found += chunk
-            if len(found) > _MOST_BYTES:
-                raise ValueError("too long")
+        try:
+            found = await bounded_body(response, _MOST_BYTES)
+        except BodyTooLongError as error:
+            raise ValueError("too long") from error
     try:
         return json.loads(found)
     except RecursionError as error:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from ..bounded_body import BodyTooLongError, bounded_body
 from ..settings import Settings, secret_of
 from .findings import Finding, ok, skip, warn
 from .own_proxy import client_for, origin_of
@@ -79,17 +80,13 @@ def verdict(effects: Mapping[str, int], mode: str) -> Finding:
 
 async def _metrics(proxy: httpx.AsyncClient) -> str | None:
     """Return a proxy's metrics; None if there are none."""
-    found = bytearray()
     try:
         async with (
             proxy as client,
             client.stream("GET", "/metrics") as response,
         ):
-            async for chunk in response.aiter_bytes():
-                found += chunk
-                if len(found) > _MOST_BYTES:
-                    return None
-    except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError):
+            found = await bounded_body(response, _MOST_BYTES)
+    except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, BodyTooLongError):
         return None
     text = found.decode(errors="replace")
     return text if response.status_code == httpx.codes.OK and "leyline_" in text else None

@@ -32,7 +32,8 @@ async def examine_router(settings: Settings, name: str, limit_s: float) -> list[
     verify = tls() if tls is not None else True
     async with httpx.AsyncClient(timeout=limit_s, trust_env=False, verify=verify) as http:
         try:
-            answer = await http.get(url.rstrip("/") + _PATH)
+            async with http.stream("GET", url.rstrip("/") + _PATH) as answer:
+                pass  # the status is enough
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             problem, fix = why_unreachable(error, "the router")
             return [fail(found, f"{place}: {problem}", fix)]

@@ -28,8 +28,9 @@ from .caller import READS
 from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
 from .guard import guard_against_pages
+from .limits import read_body
 from .metrics import metrics_response
-from .quarantine_routes import wanted_proof
+from .proof import FEWER_SPANS, MAX_PROOF_BYTES, proof_demand
 
 log = structlog.get_logger("leyline.admin")
 
@@ -164,7 +165,10 @@ class _Handlers:
     async def proof(self, request: Request) -> Response:
         """Forget a session of a tenant, or messages of it, and prove that nothing is left."""
         tenant, session_id = _identity(request)
-        wanted = await wanted_proof(request, self._services)
+        settings = self._services.settings
+        limit, timeout_s = min(settings.max_body_bytes, MAX_PROOF_BYTES), settings.body_timeout_s
+        raw = await read_body(request, limit, FEWER_SPANS, timeout_s=timeout_s)
+        wanted = proof_demand(raw)
         return JSONResponse(await self._services.proofs.prove(tenant, session_id, wanted))
 
     async def reload(self, _: Request) -> Response:

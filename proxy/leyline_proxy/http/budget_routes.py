@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI
 from starlette.responses import JSONResponse
 
 from ..budgets.errors import standing_document
 from ..tenants import Tenant
 from ..wiring.services import Services
-from .caller import caller_of
+from .side_routes import side_caller
 
 
 def install_budgets(app: FastAPI, services: Services) -> None:
     """Register the route on ``app``."""
+    caller = Depends(side_caller(services))
 
     @app.get("/v1/leyline/budgets", tags=["leyline"])
-    async def budgets(request: Request) -> JSONResponse:
+    async def budgets(tenant: Tenant = caller) -> JSONResponse:
         """Show the tenant's budgets: used, reserved and left in their present windows."""
-        tenant = await caller_of(services, request)
         found = await _budgets_of(services, tenant)
         state = await services.budgets.state()  # its worker has just looked
         return JSONResponse({"budgets": found, "complete": state.problem is None})

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from starlette.responses import JSONResponse
 
 from leyline_engine.contract import MAX_COMMAND_BYTES, MAX_LISTED
 
 from ..request.parse import decode_body
+from ..tenants import Tenant
 from ..wiring.services import Services
-from .caller import caller_of
 from .limits import read_body
+from .side_routes import side_caller
 
 CLAIMS = "/v1/leyline/claims"
 
@@ -21,50 +22,44 @@ _DEFAULT_EVENTS = 100
 
 def install_claims(app: FastAPI, services: Services) -> None:
     """Register the routes on ``app``."""
-    claims = services.claims
+    claims, caller = services.claims, Depends(side_caller(services))
 
     @app.post(CLAIMS, tags=["claims"])
-    async def submit(request: Request) -> JSONResponse:
+    async def submit(request: Request, tenant: Tenant = caller) -> JSONResponse:
         """Claim tokens of one of the tenant's sessions."""
-        tenant = await caller_of(services, request)
         document = await claims.submit(tenant.name, await _body(services, request))
         where = {"location": f"{CLAIMS}/{document['id']}"}
         return JSONResponse(document, status_code=201, headers=where)
 
     @app.get(CLAIMS, tags=["claims"])
-    async def all_live(request: Request, session: str | None = None) -> JSONResponse:
+    async def all_live(session: str | None = None, tenant: Tenant = caller) -> JSONResponse:
         """List the tenant's live claims, oldest first."""
-        tenant = await caller_of(services, request)
         return JSONResponse({"claims": await claims.all_live(tenant.name, session)})
 
     @app.get(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
-    async def show(claim_id: str, request: Request) -> JSONResponse:
+    async def show(claim_id: str, tenant: Tenant = caller) -> JSONResponse:
         """Show one claim, also for a while after its end."""
-        tenant = await caller_of(services, request)
         return JSONResponse(await claims.show(tenant.name, claim_id))
 
     @app.patch(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
-    async def revise(claim_id: str, request: Request) -> JSONResponse:
+    async def revise(claim_id: str, request: Request, tenant: Tenant = caller) -> JSONResponse:
         """Revise a claim; members that aren't given keep their values."""
-        tenant = await caller_of(services, request)
         body = await _body(services, request)
         return JSONResponse(await claims.revise(tenant.name, claim_id, body))
 
     @app.delete(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
-    async def release(claim_id: str, request: Request) -> JSONResponse:
+    async def release(claim_id: str, tenant: Tenant = caller) -> JSONResponse:
         """Release a claim, and return its end."""
-        tenant = await caller_of(services, request)
         return JSONResponse(await claims.release(tenant.name, claim_id))
 
     @app.get(f"{CLAIMS}/{{claim_id}}/events", tags=["claims"])
     async def events(
         claim_id: str,
-        request: Request,
         after: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = _DEFAULT_EVENTS,
+        tenant: Tenant = caller,
     ) -> JSONResponse:
         """List the events of a claim, in order."""
-        tenant = await caller_of(services, request)
         return JSONResponse(await claims.events(tenant.name, claim_id, after, limit))
 
 

@@ -31,7 +31,7 @@ _PROBES = 4
 
 _MAX_PIPELINED = 64
 """Requests of one connection that wait for an earlier one; nearly no client sends any."""
-_FRAMES_PER_BYTE = 64
+_FRAMES_PER_BYTE = 2
 """Bytes of framing that a byte of a body pays for."""
 
 _LINGER_S = 2.0

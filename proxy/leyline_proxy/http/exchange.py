@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from typing import Any
 
 import httpx
@@ -23,7 +23,7 @@ from ..upstream.headers import downstream_headers
 from ..wiring.services import Services
 from .caller import caller_of
 from .errors import as_proxy_error, error_event, shaped_response
-from .limits import read_body, until_disconnect
+from .limits import SHORTER, read_body, until_disconnect
 from .relay import Relay
 from .stopping import StoppingError
 
@@ -44,6 +44,12 @@ class Exchange(ABC):
 
     spends = False
     """True if requests are charged to budgets."""
+    max_bytes: int | None = None
+    """Largest body, if that is less than a tenant's own limit."""
+    way_out = SHORTER
+    """Advice about a longer body."""
+    admitted = False
+    """True if the request was counted, and its body read, before it came here."""
 
     def __init__(self, services: Services, request: Request, route: str) -> None:
         self.services = services
@@ -77,13 +83,14 @@ class Exchange(ABC):
             tenant = await caller_of(self.services, self.request)
             self._tenant = tenant.name
             gate, settings = self.services.gate, self.services.settings
-            await gate.check_rate(tenant)
+            if not self.admitted:
+                await gate.check_rate(tenant)
             if self.spends:
                 await self.services.budgets.check(tenant)
-            with gate.reading(tenant), stage_span("read"):
-                raw = await read_body(
-                    self.request, tenant.limits.max_body_bytes, timeout_s=settings.body_timeout_s
-                )
+            with nullcontext() if self.admitted else gate.reading(tenant), stage_span("read"):
+                own, timeout_s = tenant.limits.max_body_bytes, settings.body_timeout_s
+                limit = min(own, self.max_bytes or own)
+                raw = await read_body(self.request, limit, self.way_out, timeout_s=timeout_s)
             async with gate.place(tenant, lambda wait: _queued(receive, wait)):
                 await self.serve(tenant, raw, scope, receive, send)
         except ClientDisconnected:

@@ -13,11 +13,11 @@ from ..errors import BadRequestError, BodyTooLargeError, ClientDisconnected, Req
 
 T = TypeVar("T")
 
-_SHORTER = "Send fewer or shorter messages, or raise max_body_bytes."
+SHORTER = "Send fewer or shorter messages, or raise max_body_bytes."
 
 
 async def read_body(
-    request: Request, limit: int, way_out: str = _SHORTER, *, timeout_s: float
+    request: Request, limit: int, way_out: str = SHORTER, *, timeout_s: float
 ) -> bytes:
     """Return the whole body, at most ``limit`` bytes.
 
@@ -39,14 +39,12 @@ async def read_body(
         )
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
-        raise _too_large(limit, way_out)
+        raise too_large(limit, way_out)
     try:
         async with asyncio.timeout(timeout_s):
             return await _read(request, limit, way_out)
     except TimeoutError as error:
-        raise RequestTimeoutError(
-            f"The request body didn't arrive within {timeout_s:g} s (body_timeout_s)."
-        ) from error
+        raise too_slow(timeout_s) from error
 
 
 async def _read(request: Request, limit: int, way_out: str) -> bytes:
@@ -59,7 +57,7 @@ async def _read(request: Request, limit: int, way_out: str) -> bytes:
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:
-            raise _too_large(limit, way_out)
+            raise too_large(limit, way_out)
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)
@@ -89,7 +87,15 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _too_large(limit: int, way_out: str) -> BodyTooLargeError:
+def too_large(limit: int, way_out: str = SHORTER) -> BodyTooLargeError:
+    """Return the error for a body of more than ``limit`` bytes."""
     return BodyTooLargeError(
         f"The request body is larger than this proxy's limit of {limit} bytes. {way_out}"
+    )
+
+
+def too_slow(timeout_s: float) -> RequestTimeoutError:
+    """Return the error for a body that took longer than ``timeout_s``."""
+    return RequestTimeoutError(
+        f"The request body didn't arrive within {timeout_s:g} s (body_timeout_s)."
     )

@@ -16,13 +16,18 @@ _PAUSE_S = 5.0
 
 
 async def metrics_response(services: Services, headers: Mapping[str, str]) -> Response:
-    """Return Prometheus metrics, in the form that a request's headers ask for."""
-    await _observe(services)
-    asked = exposition(headers)
-    text = asked.text(services.metrics.registry)
-    # A folder that processes share already holds an embedded engine's metrics.
-    if not services.metrics.shared:
-        text = asked.joined([text, await embedded_metrics(services.pool, asked.accept)])
+    """Return Prometheus metrics, in the form that a request's headers ask for.
+
+    Raises:
+        QueueFullError, QueueTimeoutError: too many ask for them.
+    """
+    async with services.scrapes.place(""):
+        await _observe(services)
+        asked = exposition(headers)
+        text = asked.text(services.metrics.registry)
+        # A folder that processes share already holds an embedded engine's metrics.
+        if not services.metrics.shared:
+            text = asked.joined([text, await embedded_metrics(services.pool, asked.accept)])
     body, answer_headers = await asyncio.to_thread(asked.answer, text)
     return Response(body, headers=answer_headers)
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import FastAPI, Query, Request
-from starlette.responses import JSONResponse
+from fastapi import Depends, FastAPI, Query, Request
+from starlette.responses import JSONResponse, Response
 
 from ..request.parse import decode_body
-from ..request.proof import ProofBody, proof_body
 from ..request.quarantine import quarantine_body
 from ..sessions.ledger import MAX_LISTED, session_ledger
+from ..tenants import Tenant
 from ..turns.engine_ledgers import EngineLedgers, with_engines
 from ..turns.quarantine import no_session
 from ..wiring.services import Services
-from .caller import caller_of
+from .exchange import ServedBy
 from .limits import read_body
+from .proof import PROOF_PATH, ProofExchange
+from .side_routes import side_caller
 
 _SESSION = "/v1/leyline/sessions/{session_id}"
 _MAX_BODY = 1 << 20
@@ -26,38 +28,37 @@ _DEFAULT_LISTED = 200
 def install_quarantine(app: FastAPI, services: Services) -> None:
     """Register the routes on ``app``."""
     secret = services.settings.hints_secret
+    caller = Depends(side_caller(services))
     engines = EngineLedgers(
         services.pool, hints_secret=secret.get_secret_value() if secret is not None else None
     )
 
     @app.post(f"{_SESSION}/quarantine", tags=["leyline"])
-    async def quarantine(session_id: str, request: Request) -> JSONResponse:
+    async def quarantine(
+        session_id: str, request: Request, tenant: Tenant = caller
+    ) -> JSONResponse:
         """Put messages of a session into quarantine: out of the cache now, out of each prompt from
         now on."""
-        tenant = await caller_of(services, request)
         limit = min(services.settings.max_body_bytes, _MAX_BODY)
         timeout_s = services.settings.body_timeout_s
         raw = await read_body(request, limit, "Name fewer messages.", timeout_s=timeout_s)
         body = quarantine_body(decode_body(raw))
         return JSONResponse(await services.quarantines.put(tenant.name, session_id, body))
 
-    @app.post(f"{_SESSION}/proof", tags=["leyline"])
-    async def proof(session_id: str, request: Request) -> JSONResponse:
+    @app.post(PROOF_PATH, tags=["leyline"])
+    async def proof(session_id: str, request: Request) -> Response:
         """Forget a session, or messages of it, on every engine, and prove that nothing is left."""
-        tenant = await caller_of(services, request)
-        wanted = await wanted_proof(request, services)
-        return JSONResponse(await services.proofs.prove(tenant.name, session_id, wanted))
+        return ServedBy(ProofExchange(services, request))
 
     @app.get(f"{_SESSION}/ledger", tags=["leyline"])
     async def ledger(
         session_id: str,
-        request: Request,
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = _DEFAULT_LISTED,
+        tenant: Tenant = caller,
     ) -> JSONResponse:
         """List the messages that a session held, their states, and the turns that read them; no
         text."""
-        tenant = await caller_of(services, request)
         found = await services.store.get(tenant.name, session_id)
         if found is None or not found.answered:
             raise no_session()
@@ -65,15 +66,3 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
         spans = [each["span"] for each in document["spans"]]
         answers = await engines.ask(found, spans)
         return JSONResponse(with_engines(document, answers))
-
-
-async def wanted_proof(request: Request, services: Services) -> ProofBody:
-    """Return the body of a demand for a proof; an empty one demands it of everything.
-
-    Raises:
-        BadRequestError: names the field.
-    """
-    limit = min(services.settings.max_body_bytes, _MAX_BODY)
-    timeout_s = services.settings.body_timeout_s
-    raw = await read_body(request, limit, "Name fewer spans.", timeout_s=timeout_s)
-    return proof_body(decode_body(raw) if raw.strip() else {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from starlette.responses import JSONResponse
 
 from ..errors import ForbiddenError, PartsUnavailableError
@@ -14,11 +14,12 @@ from ..parts.store import PartStoreError
 from ..request.identify import NAMED
 from ..request.parse import decode_body
 from ..request.recall import recall_body
+from ..tenants import Tenant
 from ..turns.quarantine import no_session
 from ..turns.recalling import Holder
 from ..wiring.services import Services
-from .caller import caller_of
 from .limits import read_body
+from .side_routes import side_caller
 
 _SESSION = "/v1/leyline/sessions/{session_id}"
 _MAX_BODY = 1 << 16
@@ -28,11 +29,12 @@ _DEFAULT_LISTED = 200
 
 def install_recall(app: FastAPI, services: Services) -> None:
     """Register the routes on ``app``."""
+    caller = Depends(side_caller(services))
 
     @app.post(f"{_SESSION}/recall", tags=["leyline"])
-    async def recall(session_id: str, request: Request) -> JSONResponse:
+    async def recall(session_id: str, request: Request, tenant: Tenant = caller) -> JSONResponse:
         """Return evicted texts by address, each with a verdict."""
-        holder = await _holder(services, request, session_id)
+        holder = await _holder(services, tenant, session_id)
         limit = min(services.settings.max_body_bytes, _MAX_BODY)
         timeout_s = services.settings.body_timeout_s
         raw = await read_body(request, limit, "Name fewer addresses.", timeout_s=timeout_s)
@@ -49,12 +51,12 @@ def install_recall(app: FastAPI, services: Services) -> None:
     @app.get(f"{_SESSION}/parts", tags=["leyline"])
     async def parts(
         session_id: str,
-        request: Request,
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = _DEFAULT_LISTED,
+        tenant: Tenant = caller,
     ) -> JSONResponse:
         """List a session's evicted texts, newest first, without the texts."""
-        holder = await _holder(services, request, session_id)
+        holder = await _holder(services, tenant, session_id)
         try:
             listed = await services.recalls.listed(holder)
         except PartStoreError as error:
@@ -65,14 +67,13 @@ def install_recall(app: FastAPI, services: Services) -> None:
         )
 
 
-async def _holder(services: Services, request: Request, session_id: str) -> Holder:
-    """Return the session of a request for its evicted texts.
+async def _holder(services: Services, tenant: Tenant, session_id: str) -> Holder:
+    """Return a tenant's session for its evicted texts.
 
     Raises:
         ForbiddenError: the tenant has no recall, or the session no certain name.
         NotFoundError: it has no such session.
     """
-    tenant = await caller_of(services, request)
     if not tenant.recall:
         raise ForbiddenError("This tenant has no recall; its operator can switch it on (recall).")
     found = await services.store.get(tenant.name, session_id)

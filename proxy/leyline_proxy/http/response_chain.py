@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from starlette.responses import Response
 
 from ..apis.responses.errors import FieldError
@@ -19,6 +19,7 @@ from ..sessions.stored_responses import ResponseSource
 from ..tenants import Tenant
 from ..wiring.services import Services
 from .caller import caller_of
+from .side_routes import side_caller
 
 LONGEST_CHAIN = 2000
 """Most responses in one conversation."""
@@ -118,6 +119,7 @@ class NoHandshakeError(ProxyError):
 
 def install_stored_responses(app: FastAPI, services: Services) -> None:
     """Register the routes of stored responses."""
+    caller = Depends(side_caller(services))
 
     @app.get("/v1/responses", include_in_schema=False)
     async def no_handshake(request: Request) -> Response:
@@ -126,25 +128,26 @@ def install_stored_responses(app: FastAPI, services: Services) -> None:
         raise NoHandshakeError
 
     @app.get("/v1/responses/{response_id}", tags=["openai"])
-    async def response(response_id: str, request: Request) -> Response:
+    async def response(response_id: str, request: Request, tenant: Tenant = caller) -> Response:
         """Return a stored response."""
-        _, stored = await _found(services, request, response_id)
+        stored = await _found(services, tenant, response_id)
         if request.query_params.get("stream", "false").lower() == "true":
             raise BadRequestError("Stored responses aren't streamed again.", param="stream")
         return _json(stored.response)
 
     @app.delete("/v1/responses/{response_id}", tags=["openai"])
-    async def delete_response(response_id: str, request: Request) -> Response:
+    async def delete_response(response_id: str, tenant: Tenant = caller) -> Response:
         """Delete a stored response; no conversation can continue from it any more."""
-        tenant = await caller_of(services, request)
         if not await services.responses.delete(tenant.name, response_id):
             raise _missing()
         return _json({"id": response_id, "object": "response", "deleted": True})
 
     @app.get("/v1/responses/{response_id}/input_items", tags=["openai"])
-    async def response_input_items(response_id: str, request: Request) -> Response:
+    async def response_input_items(
+        response_id: str, request: Request, tenant: Tenant = caller
+    ) -> Response:
         """List the input items of a stored response, page by page."""
-        tenant, stored = await _found(services, request, response_id)
+        stored = await _found(services, tenant, response_id)
         limit = tenant.limits.max_body_bytes
         chain = await read_chain(services.responses, tenant.name, stored.previous, limit)
         items = [*joined(chain), *stored.input]
@@ -154,14 +157,11 @@ def install_stored_responses(app: FastAPI, services: Services) -> None:
             raise BadRequestError(str(error), param=error.param) from error
 
 
-async def _found(
-    services: Services, request: Request, response_id: str
-) -> tuple[Tenant, StoredResponse]:
-    tenant = await caller_of(services, request)
+async def _found(services: Services, tenant: Tenant, response_id: str) -> StoredResponse:
     stored = await services.responses.get(tenant.name, response_id)
     if stored is None:
         raise _missing()
-    return tenant, stored
+    return stored
 
 
 def _missing() -> NotFoundError:

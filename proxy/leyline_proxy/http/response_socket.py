@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 from starlette.requests import HTTPConnection, Request
@@ -23,24 +24,57 @@ from ..tenants import Tenant
 from ..wiring.services import Services
 from .caller import caller_of
 from .errors import as_proxy_error
-from .exchange import UNKNOWN
+from .exchange import UNKNOWN, Exchange
 from .responses import RESPONSES
 from .socket_answer import FramedAnswer, failure_frame, refuse_socket
 from .socket_calls import PrepareExchange, connected_api
-from .socket_lanes import Lanes
+from .socket_lanes import Lanes, Received
 from .turn import TurnExchange
 
 log = structlog.get_logger("leyline.http")
 
-DRAIN = "leyline.drain"
-"""Extension of the scope: an event that is set once the server begins to stop."""
+RECEPTION = "leyline.reception"
+"""Extension of the scope: the connection's :class:`Reception`."""
+BEGINS = "leyline.message"
+"""Type of the event that announces a message."""
+
+SHORT_MESSAGE = 1024
+"""Bytes of a message that is read before it is admitted: it may ask for nothing."""
 
 _MAX_BAD_FRAMES = 16
 """Frames in a row that can't be read, after which the connection ends."""
+_MAX_IDLE_FRAMES = 64
+"""Frames in a row that ask for nothing, likewise."""
 _LEAVING_S = 10.0
 """Time in which requests notice that their client has gone; then they are stopped."""
 _OWN = (b"sec-websocket-", b"content-")
 _OF_CONNECTION = frozenset({b"connection", b"upgrade", b"transfer-encoding", b"expect"})
+
+
+class Reception(Protocol):
+    """A connection that reads messages once they are wanted."""
+
+    drain: asyncio.Event
+    """Set once the server begins to stop."""
+
+    def take(self, max_bytes: int) -> None:
+        """Read the message that was announced, of a body of ``max_bytes`` at most."""
+
+    def refuse(self) -> None:
+        """Throw it away."""
+
+
+class _Unannounced:
+    """The :class:`Reception` of servers that read messages whole."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+
+    def take(self, max_bytes: int) -> None:
+        """Do nothing."""
+
+    def refuse(self) -> None:
+        """Do nothing."""
 
 
 class SocketsOffError(ProxyError):
@@ -147,7 +181,9 @@ class ResponseSocket:
         self._receive = receive
         self._send = send
         self._scope = _request_scope(scope)
-        self._drain: asyncio.Event = scope.get("extensions", {}).get(DRAIN) or asyncio.Event()
+        self._reception: Reception = scope.get("extensions", {}).get(RECEPTION) or _Unannounced()
+        self._reading: ExitStack | None = None
+        """The place of a message that was announced and admitted."""
         self._gone = asyncio.Event()
         """Set once the client has gone."""
         self._held = ConnectionResponses(services.responses, services.connected)
@@ -176,40 +212,85 @@ class ResponseSocket:
                     await self._lanes.settled()
             await self._lanes.aclose()
             await self._held.aclose()
+            if self._reading is not None:
+                self._reading.close()
 
     async def _read(self) -> Ending | None:
         """Take the client's frames. Return None once it has gone."""
-        bad = 0
+        bad = idle = 0
         while (message := await self._receive())["type"] != "websocket.disconnect":
             try:
-                self._take(message)
+                if message["type"] == BEGINS:
+                    await self._announced()
+                    continue
+                idle = 0 if await self._take(message) else idle + 1
                 bad = 0
             except ProxyError as error:
                 bad += not isinstance(error, LimitError | EndingError)
                 await self._frame(failure_frame(error))
-            if bad >= _MAX_BAD_FRAMES:
+            if bad >= _MAX_BAD_FRAMES or idle >= _MAX_IDLE_FRAMES:
                 return CONFUSED
         return None
 
-    def _take(self, message: Message) -> None:
-        text = message.get("text")
-        if text is None:
-            raise BadRequestError("Frames must be text, with one JSON object each.")
+    async def _announced(self) -> None:
+        """Admit the message that begins, or refuse to read it."""
         try:
-            create = read_frame(text)
-        except FieldError as error:
-            raise BadRequestError(str(error), param=error.param or None, code=error.code) from error
-        if create is None:
-            return
+            self._reading = await self._admit()
+        except BaseException:
+            self._reception.refuse()
+            raise
+        self._reception.take(self._tenant.limits.max_body_bytes)
+
+    async def _admit(self) -> ExitStack:
+        """Count a request, and return its place among those that are being read.
+
+        Raises:
+            ProxyError: it has none, or the caller may not ask any more.
+        """
+        self._check_ending()
+        gate, connection = self._services.gate, HTTPConnection(self._scope)
+        try:
+            self._tenant = await caller_of(self._services, connection)
+            await gate.check_rate(self._tenant)
+            with ExitStack() as reading:
+                reading.enter_context(gate.reading(self._tenant))
+                return reading.pop_all()
+        except ProxyError as error:
+            counted = self._services.metrics.requests
+            status = str(error.status)
+            counted.labels(self._tenant.name, UNKNOWN, RESPONSES.path, status).inc()
+            raise
+
+    async def _take(self, message: Message) -> bool:
+        """Take a message. Return False if it asks for nothing."""
+        reading, self._reading = self._reading, None
+        try:
+            text = message.get("text")
+            if text is None:
+                raise BadRequestError("Frames must be text, with one JSON object each.")
+            if reading is None and len(text) > SHORT_MESSAGE:
+                reading = await self._admit()
+            create = _read(text)
+            if create is None:
+                return False
+            reading = reading or await self._admit()
+            self._check_ending()
+            self._lanes.add(Received(create, reading))
+            reading = None
+            return True
+        finally:
+            if reading is not None:
+                reading.close()
+
+    def _check_ending(self) -> None:
         if self._ending is not None and self._ending.error is not None:
             raise self._ending.error
-        self._lanes.add(create)
 
     async def _end_of_time(self) -> Ending:
         """Return the reason to end the connection, once there is one."""
         settings, now = self._services.settings, asyncio.get_running_loop().time
         oldest = now() + settings.websocket_life_s
-        while not self._drain.is_set():
+        while not self._reception.drain.is_set():
             busy, idle_s = self._lanes.busy, settings.websocket_idle_s
             idle = now() + idle_s if busy else self._lanes.idle_since + idle_s
             if now() >= oldest:
@@ -219,7 +300,7 @@ class ResponseSocket:
             due = min(oldest, idle)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
-                    await self._drain.wait()
+                    await self._reception.drain.wait()
         return DRAINED
 
     async def _end(self, end: Ending, reading: asyncio.Task[Ending | None]) -> None:
@@ -253,10 +334,13 @@ class ResponseSocket:
 
         send = FramedAnswer(self._frame, create.lane)
         request = Request(scope, receive, send)
+        exchange: Exchange
         if create.generates:
-            await TurnExchange(self._services, request, self._api)(scope, receive, send)
+            exchange = TurnExchange(self._services, request, self._api)
         else:
-            await PrepareExchange(self._services, request, self._held)(scope, receive, send)
+            exchange = PrepareExchange(self._services, request, self._held)
+        exchange.admitted = True
+        await exchange(scope, receive, send)
 
     async def _frame(self, data: bytes) -> None:
         await self._put({"type": "websocket.send", "text": data.decode()})
@@ -264,6 +348,13 @@ class ResponseSocket:
     async def _put(self, message: Message) -> None:
         with suppress(OSError):  # the client has gone, which the reader reports
             await self._send(message)
+
+
+def _read(text: str) -> Create | None:
+    try:
+        return read_frame(text)
+    except FieldError as error:
+        raise BadRequestError(str(error), param=error.param or None, code=error.code) from error
 
 
 def _request_scope(scope: Scope) -> Scope:

@@ -107,13 +107,17 @@ class ResponsesCall(ApiCall):
         Args:
             may_be_empty: True takes an empty input, too.
         """
-        body = decode_body(raw)
+        body = self.decoded(raw)
         model, store = model_of(body), self.runs and stores(body)
         previous, limit = previous_id(body), tenant.limits.max_body_bytes
         chain = await read_chain(self.responses, tenant.name, previous, limit)
         named = [] if may_be_empty and body.get("input") == [] else input_items(body)
         items = await resolve_references(self.responses, tenant.name, named, limit)
         return Given(body, model, store, chain, items, previous)
+
+    def decoded(self, raw: bytes) -> dict[str, Any]:
+        """Return the members of a request's body. Raises as :func:`decode_body`."""
+        return decode_body(raw)
 
     def opening_of(self, given: Given, mapping: ChatMapping) -> Opening:
         """Return the beginning of the response to a request."""

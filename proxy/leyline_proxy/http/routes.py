@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from leyline_engine.contract import CAPABILITY_PATH
@@ -14,11 +14,11 @@ from leyline_engine.contract import CAPABILITY_PATH
 from ..errors import NotFoundError
 from ..parts.recalling import RecallableParts
 from ..sessions.summary import session_document, session_overview
+from ..tenants import Tenant
 from ..upstream.summary import replica_document
 from ..wiring.services import Services
 from .api import Api
 from .budget_routes import install_budgets
-from .caller import caller_of
 from .chat import CHAT
 from .claim_routes import install_claims
 from .compact import COMPACT_PATH, CompactExchange
@@ -34,6 +34,7 @@ from .quarantine_routes import install_quarantine
 from .recall_routes import install_recall
 from .response_chain import install_stored_responses
 from .responses import RESPONSES
+from .side_routes import side_caller
 from .turn import TurnExchange
 
 APIS: Mapping[str, Api] = {api.path: api for api in (CHAT, RESPONSES, MESSAGES)}
@@ -57,6 +58,8 @@ def install_routes(app: FastAPI, services: Services) -> None:
 
 
 def _install_openai(app: FastAPI, services: Services) -> None:
+    caller = Depends(side_caller(services))
+
     @app.post(CHAT.path, tags=["openai"])
     async def chat_completions(request: Request) -> Response:
         """Create a chat completion, with edits of the history spliced if the engine can."""
@@ -68,9 +71,8 @@ def _install_openai(app: FastAPI, services: Services) -> None:
         return ServedBy(CompletionExchange(services, request))
 
     @app.get("/v1/models", tags=["openai"])
-    async def models(request: Request) -> Response:
+    async def models(request: Request, tenant: Tenant = caller) -> Response:
         """List the models that the engines serve."""
-        tenant = await caller_of(services, request)
         listed = await model_list(services.pool, tenant.upstreams, request.headers.raw)
         return models_as_asked(request.headers, listed)
 
@@ -107,10 +109,11 @@ def _install_anthropic(app: FastAPI, services: Services) -> None:
 
 
 def _install_sessions(app: FastAPI, services: Services) -> None:
+    caller = Depends(side_caller(services))
+
     @app.get("/v1/leyline/sessions", tags=["leyline"])
-    async def sessions(request: Request) -> JSONResponse:
+    async def sessions(tenant: Tenant = caller) -> JSONResponse:
         """List the tenant's sessions, latest first."""
-        tenant = await caller_of(services, request)
         found = await services.store.sessions(tenant.name)
         return JSONResponse({"sessions": [session_overview(s) for s in found if s.answered]})
 
@@ -120,9 +123,8 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
         return ServedBy(CountExchange(services, request, CHAT))
 
     @app.get("/v1/leyline/sessions/{session_id}", tags=["leyline"])
-    async def session(session_id: str, request: Request) -> JSONResponse:
+    async def session(session_id: str, tenant: Tenant = caller) -> JSONResponse:
         """Show one session: its turns, edits and receipts, without prompt text."""
-        tenant = await caller_of(services, request)
         found = await services.store.get(tenant.name, session_id)
         if found is None or not found.answered:
             raise NotFoundError("No such session; it may have expired.", code="session_not_found")

@@ -19,14 +19,11 @@ from ..shutdown import Shutdown
 from .connection import ConnectionLimits, limited_protocol
 from .handshakes import Handshakes
 from .listening import Connect, Door, Listener
-from .socket_protocol import limited_socket
+from .socket_protocol import BESIDE_BODY, limited_socket
 
 _ADMIN_CONNECTIONS = 64
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
-_BESIDE_BODY = 4096
-"""Bytes of a frame besides the request's body."""
-
 
 DoorOf = Callable[[Connect], Door]
 """Returns a door whose connections are given on; called within the event loop."""
@@ -193,8 +190,10 @@ def _config(app: ASGIApp, settings: Settings, shutdown: Shutdown) -> uvicorn.Con
     return uvicorn.Config(
         app,
         http=limited_protocol(limits, shutdown),
-        ws=limited_socket(settings.stall_timeout_s),
-        ws_max_size=_largest_body(settings) + _BESIDE_BODY,
+        ws=limited_socket(settings.stall_timeout_s, settings.body_timeout_s),
+        ws_max_size=_largest_body(settings) + BESIDE_BODY,
+        # A small frame could unpack to a large one.
+        ws_per_message_deflate=False,
         ws_ping_timeout=settings.stall_timeout_s,
         loop=settings.loop,
         log_config=None,

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from ..apis.events import Event, encoded
 from ..apis.responses.answer import usage_of
 from ..apis.responses.request import map_request
+from ..apis.responses.socket import NOT_HTTP
 from ..apis.responses.stored import joined
 from ..model.clock import TurnClock
 from ..model.stored_response import StoredResponse
@@ -47,6 +48,11 @@ class ConnectedCall(ResponsesCall):
     def responses(self) -> ConnectionResponses:
         """The responses that the request may continue: the connection's, and stored ones."""
         return self._held
+
+    def decoded(self, raw: bytes) -> dict[str, Any]:
+        """Return the members that the request has over HTTP."""
+        body = super().decoded(raw)
+        return {name: value for name, value in body.items() if name not in NOT_HTTP}
 
     async def keep(self, tenant: str, stored: StoredResponse, *, store: bool) -> None:
         """Store a response, or keep it for the connection."""

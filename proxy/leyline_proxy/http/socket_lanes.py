@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 from ..apis.responses.socket import Create
 from ..errors import LimitError
@@ -13,6 +15,15 @@ MAX_LANES = 8
 """Lanes of one connection with a request under way."""
 MAX_WAITING = 16
 """Requests of one connection that wait for the one in front of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A request, and its place among those of its tenant that are being read. It keeps the place
+    until it runs, because its body is in memory."""
+
+    create: Create
+    reading: ExitStack
 
 
 class Lanes:
@@ -26,7 +37,7 @@ class Lanes:
     def __init__(self, run: Callable[[Create], Awaitable[None]], *, max_bytes: int) -> None:
         self._run = run
         self._max_bytes = max_bytes
-        self._waiting: dict[str | None, deque[Create]] = {}
+        self._waiting: dict[str | None, deque[Received]] = {}
         self._tasks: dict[str | None, asyncio.Task[None]] = {}
         self.idle_since = asyncio.get_running_loop().time()
         """Time of the event loop since which nothing has run."""
@@ -36,12 +47,13 @@ class Lanes:
         """True while a request is under way."""
         return bool(self._tasks)
 
-    def add(self, create: Create) -> None:
+    def add(self, received: Received) -> None:
         """Run a request after those of its lane.
 
         Raises:
             LimitError: too many are under way, or wait.
         """
+        create = received.create
         if create.lane not in self._tasks:
             if len(self._tasks) >= MAX_LANES:
                 raise _limit(
@@ -49,24 +61,26 @@ class Lanes:
                     "or open another connection.",
                     param="stream_id",
                 )
-            self._waiting[create.lane] = deque((create,))
+            self._waiting[create.lane] = deque((received,))
             self._tasks[create.lane] = asyncio.create_task(self._serve(create.lane))
             return
         waiting = [each for lane in self._waiting.values() for each in lane]
-        size = sum(len(each.body) for each in waiting) + len(create.body)
+        size = sum(len(each.create.body) for each in waiting) + len(create.body)
         if len(waiting) >= MAX_WAITING or size > self._max_bytes:
             raise _limit(
                 f"Too many requests of this connection wait ({MAX_WAITING} requests, "
                 f"{self._max_bytes} bytes); read the answers first."
             )
-        self._waiting[create.lane].append(create)
+        self._waiting[create.lane].append(received)
 
     def give_up_waiting(self) -> list[Create]:
         """Return the requests that haven't begun, which then won't."""
         dropped = [each for lane in self._waiting.values() for each in lane]
         for lane in self._waiting.values():
             lane.clear()
-        return dropped
+        for each in dropped:
+            each.reading.close()
+        return [each.create for each in dropped]
 
     async def settled(self) -> None:
         """Wait until nothing runs."""
@@ -84,7 +98,10 @@ class Lanes:
         waiting = self._waiting[lane]
         try:
             while waiting:
-                await self._run(waiting.popleft())
+                received = waiting.popleft()
+                received.reading.close()
+                await self._run(received.create)
+                del received  # its body
         finally:
             del self._waiting[lane], self._tasks[lane]
             self.idle_since = asyncio.get_running_loop().time()

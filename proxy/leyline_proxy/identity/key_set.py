@@ -16,6 +16,7 @@ import httpx
 import jwt
 import structlog
 
+from ..bounded_body import BodyTooLongError, bounded_body
 from ..telemetry.logging import frames_of
 from .errors import KeysGoneError
 
@@ -124,12 +125,10 @@ class HttpKeys:
             async with http.stream("GET", url) as answer:
                 if answer.status_code != httpx.codes.OK:
                     raise KeySetError(f"{url} answers {answer.status_code}")
-                raw = bytearray()
-                async for chunk in answer.aiter_bytes():
-                    raw += chunk
-                    if len(raw) > _MAX_BYTES:
-                        raise KeySetError(f"{url} gives more than {_MAX_BYTES} bytes")
-                document = httpx.Response(200, content=bytes(raw)).json()
+                raw = await bounded_body(answer, _MAX_BYTES)
+                document = httpx.Response(200, content=raw).json()
+        except BodyTooLongError as error:
+            raise KeySetError(f"{url} gives more than {_MAX_BYTES} bytes") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise KeySetError(f"{url} can't be reached ({type(error).__name__})") from error
         except (ValueError, RecursionError) as error:

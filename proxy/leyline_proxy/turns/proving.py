@@ -19,6 +19,7 @@ import structlog
 
 from leyline_engine.contract import NONCE_BYTES, PROVE_ACTION, ProofPlace, ProvePayload, TurnRecord
 
+from ..admission import FairPlaces
 from ..audit.proofs import NO_SUPPORT, engine_document, places_verdict, verdict_of
 from ..errors import BadRequestError, ProxyError, SessionStoreGoneError
 from ..model.places import all_owed, erased, is_unknown_run
@@ -48,6 +49,12 @@ STAYS = (
     "responses that are stored on demand, unless they were deleted",
 )
 """Places that a proof doesn't cover."""
+
+_AT_ONCE = 2
+"""Proofs that one engine is asked for at once; of one tenant there is one."""
+_WAITING = 256
+_PLACE_WAIT_S = 60.0
+"""Longest wait until an engine may be asked."""
 
 _LOOKS_S = (0.02, 0.05, 0.1, 0.25)
 """Pauses between two looks for a pending proof; the last is repeated."""
@@ -97,6 +104,10 @@ class ForgetProofs:
         self._hints_secret = hints_secret
         self._kept = kept
         self._parts = parts
+        self._engines = {
+            replica.name: FairPlaces(_AT_ONCE, of_tenant=1, waiting=_WAITING, wait_s=_PLACE_WAIT_S)
+            for replica in pool
+        }
 
     async def prove(self, tenant: str, session_id: str, body: ProofBody) -> dict[str, Any]:
         """Forget a session, or spans of it, and return the signed proof.
@@ -114,10 +125,9 @@ class ForgetProofs:
             await self._parts.bar((tenant, session_id), texts, demands=before.demands)
         if self._kept is not None:
             await self._kept.forget(tenant, session_id, "", before.demands)
-        deadline = time.monotonic() + body.wait_s
         asked = await asyncio.gather(
             *(
-                self._ask((tenant, session_id), run, place, body, deadline)
+                self._ask((tenant, session_id), run, place, body)
                 for run, place in self._places(after).items()
             )
         )
@@ -196,9 +206,7 @@ class ForgetProofs:
         if self._store.problem is not None:
             raise SessionStoreGoneError
 
-    async def _ask(
-        self, owner: tuple[str, str], run: str, place: Place, body: ProofBody, deadline: float
-    ) -> _Asked:
+    async def _ask(self, owner: tuple[str, str], run: str, place: Place, body: ProofBody) -> _Asked:
         # Search by run first: the replica may have another name now.
         replica = self._pool.holding(run) or self._pool.get(place.replica)
 
@@ -210,13 +218,15 @@ class ForgetProofs:
             return failed(problem if replica is not None else "no such upstream is configured")
         demand = ProvePayload(nonce=secrets.token_hex(NONCE_BYTES))
         try:
-            record = await ask_forget(
-                replica,
-                owner,
-                hints_secret=self._hints_secret,
-                spans=body.spans or (ANYTHING,),
-                prove=demand,
-            )
+            async with self._engines[replica.name].place(owner[0]):
+                deadline = time.monotonic() + body.wait_s
+                record = await ask_forget(
+                    replica,
+                    owner,
+                    hints_secret=self._hints_secret,
+                    spans=body.spans or (ANYTHING,),
+                    prove=demand,
+                )
             if record is None:
                 return failed("the engine did not confirm the forget")
             record = await self._closed(replica, record, deadline)

@@ -25,6 +25,7 @@ from leyline_engine.contract import (
     sign_bytes,
 )
 
+from ..bounded_body import BodyTooLongError, bounded_body
 from ..errors import (
     AnswerTooLargeError,
     ProxyError,
@@ -317,17 +318,13 @@ async def read(response: httpx.Response) -> bytes:
         ProxyError: as :meth:`UpstreamClient.open`.
     """
     limit = bounds_of(response).answer
-    parts: list[bytes] = []
-    left = limit
     with _faults():
-        async for part in response.aiter_bytes():
-            left -= len(part)
-            if left < 0:
-                raise AnswerTooLargeError(
-                    f"The engine's answer is longer than {limit} bytes (max_answer_bytes)."
-                )
-            parts.append(part)
-    response._content = b"".join(parts)  # as its own aread() does
+        try:
+            response._content = await bounded_body(response, limit)  # as its own aread() does
+        except BodyTooLongError as error:
+            raise AnswerTooLargeError(
+                f"The engine's answer is longer than {limit} bytes (max_answer_bytes)."
+            ) from error
     return response.content
 
 

@@ -8,7 +8,7 @@ from secrets import token_hex
 
 from starlette.types import ASGIApp
 
-from ..admission import AdmissionGate
+from ..admission import AdmissionGate, FairPlaces
 from ..admission.turn_threads import TurnThreads
 from ..apis.anthropic.diagnostics import RequestPrints
 from ..budgets import BudgetReports, Budgets
@@ -76,6 +76,14 @@ from .warm_start import build_warm_start
 from .workers import Files, Worker, build_feed, build_fleet
 
 
+def _side_places() -> FairPlaces:
+    return FairPlaces(64, of_tenant=8, waiting=64, wait_s=30.0)
+
+
+def _scrapes() -> FairPlaces:
+    return FairPlaces(1, of_tenant=1, waiting=32, wait_s=10.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """The parts that routes use."""
@@ -120,6 +128,10 @@ class Services:
     shutdown: Shutdown = field(default_factory=Shutdown)
     bodies: BodyMemory = field(default_factory=BodyMemory)
     prints: RequestPrints = field(default_factory=RequestPrints)
+    side_places: FairPlaces = field(default_factory=_side_places)
+    """For routes besides the turns'."""
+    scrapes: FairPlaces = field(default_factory=_scrapes)
+    """For the text of all metrics, which nobody needs a key for."""
     tls: TlsContexts = field(default_factory=TlsContexts)
     fleet: Fleet | None = None
     """What operators tell all workers; None if there are no others."""

@@ -229,15 +229,28 @@ async def test_what_never_ends_is_cut_off(tight: Address, begun: bytes) -> None:
     assert answer.count(b"HTTP/1.1 ") <= whole + 1
 
 
-async def test_many_small_parts_are_no_way_round(tight: Address) -> None:
-    """A byte of a body here and there doesn't pay for framing without end."""
+@pytest.mark.parametrize(
+    ("part", "at_once"), [(b"1;x=%b\r\n \r\n" % (b"a" * 500), 100), (b"1\r\n \r\n", 9000)]
+)
+async def test_many_small_parts_are_no_way_round(tight: Address, part: bytes, at_once: int) -> None:
+    """A byte of a body here and there doesn't pay for framing without end, nor do chunks of one
+    byte, each of which costs as much as a large one."""
     async with raw(tight) as client:
         await client.send(CHUNKED + b"\r\n")
         with suppress(ConnectionError):
             for _ in range(200):
-                client.writer.write((b"1;x=%b\r\n \r\n" % (b"a" * 500)) * 100)
+                client.writer.write(part * at_once)
                 await client.writer.drain()
         assert client.writer.is_closing()
+
+
+async def test_small_chunks_are_a_body(tight: Address) -> None:
+    """Parts of eight bytes pay for their own framing."""
+    body = json.dumps({"model": MODEL, "messages": MESSAGES}).encode() + b" " * 80_000
+    chunks = b"".join(b"8\r\n%b\r\n" % body[at : at + 8].ljust(8) for at in range(0, len(body), 8))
+    async with raw(tight) as client:
+        await client.send(CHUNKED + b"connection: close\r\n\r\n" + chunks + b"0\r\n\r\n")
+        assert status(await client.rest()) == 200
 
 
 async def test_trailers_are_no_headers() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from support.fake_engine import Answer, FakeEngine, chat_json, chat_stream
 from support.messages_route import kinds
 from support.metrics_page import REQUESTS, metric
 from support.responses_route import scripted
-from support.sockets import SocketProxy, socket_proxy
+from support.sockets import SocketProxy, begun, socket_proxy, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 RED, BLUE = "key-of-the-red-tenant", "key-of-the-blue-tenant"
@@ -26,13 +25,6 @@ def opened(text: str, **options: Any) -> Answer:
     """A stream that doesn't end by itself."""
     answer = chat_stream(text, **options)
     return replace(answer, chunks=answer.chunks[:2])
-
-
-async def until(done: Callable[[], bool], seconds: float = 30) -> None:
-    """Wait for something that another thread does."""
-    async with asyncio.timeout(seconds):
-        while not done():  # noqa: ASYNC110 - the other thread has no event for it
-            await asyncio.sleep(0.01)
 
 
 async def counted(proxy: SocketProxy, status: str) -> float:
@@ -56,7 +48,7 @@ async def test_errors_come_as_events_and_the_connection_stays(engine: FakeEngine
         async with proxy.socket() as ws:
             send = ws.connection.send
             got = []
-            for frame in ("{", "[]", '{"type": "response.steer"}', b"{}", "\ud7ff" * 9, "{" * 9999):
+            for frame in ("{", "[]", '{"type": "response.steer"}', b"{}", "\ud7ff" * 9, "{" * 5999):
                 await send(frame)
                 got.append(await ws.event())
             got.append(await ws.refused(model="gone"))
@@ -138,10 +130,13 @@ async def test_a_client_that_leaves_ends_its_requests(engine: FakeEngine) -> Non
 
 
 async def test_a_frame_too_large_ends_the_connection(engine: FakeEngine) -> None:
-    """The close says so; nothing goes to the engine."""
-    with socket_proxy(engine, max_body_bytes=10_000) as proxy:
+    """An event and the close say so; nothing goes to the engine. A tenant's own limit holds."""
+    smaller = {"default": {"max_body_bytes": 10_000}}
+    with socket_proxy(engine, tenants=smaller) as proxy:
         async with proxy.socket() as ws:
-            await ws.connection.send("x" * 20_000)
+            ws.connection.transport.write(begun("x" * 20_000, 100))
+            error = await ws.event()
+            assert (error["status"], error["error"]["code"]) == (413, "request_too_large")
             with pytest.raises(ConnectionClosed):
                 await ws.event()
             assert ws.connection.close_code == 1009

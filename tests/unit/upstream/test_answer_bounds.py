@@ -5,12 +5,15 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-from collections.abc import Iterable
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import httpx
 import pytest
-from support.fake_engine import DONE, MODEL, Answer, FakeEngine, chunk, proxy_before
+import zstandard
+from support.fake_engine import DONE, MODEL, Answer, FakeEngine, chat_json, chunk, proxy_before
 from support.stack import serving
 
 from leyline_proxy.http.app import create_app
@@ -51,6 +54,11 @@ async def asked(engine: FakeEngine, route: str, stream: bool = False) -> httpx.R
     return answer
 
 
+def raw_deflate(data: bytes) -> bytes:
+    """Deflate without zlib's header."""
+    return zlib.compress(data, wbits=-zlib.MAX_WBITS)
+
+
 def told(error: Any) -> bool:
     """Return True if an error, in whatever API's shape, says what was wrong."""
     return "longer than" in json.dumps(error)
@@ -66,13 +74,48 @@ async def test_a_whole_answer_without_end_is_given_up(route: str) -> None:
     assert engine.sent_bytes < 4 * MIB
 
 
-async def test_a_compressed_answer_is_measured_by_what_it_becomes() -> None:
-    """A few kilobytes that expand to many megabytes are too long."""
+def zipped(size: int) -> bytes:
+    """Spaces, packed."""
+    return gzip.compress(b" " * size)
+
+
+@pytest.mark.parametrize(
+    ("packed", "encoding", "code"),
+    [
+        (zipped(64 * MIB), "gzip", "upstream_answer_too_large"),
+        (gzip.compress(zipped(256 * MIB)), "gzip, gzip", "upstream_unreachable"),
+        (zstandard.compress(b" " * (64 * MIB)), "zstd", "upstream_unreachable"),
+        (zipped(4096)[:-9], "gzip", "upstream_unreachable"),
+    ],
+    ids=["gzip", "twice", "zstd", "torn"],
+)
+async def test_a_packed_answer_is_measured_by_what_it_becomes(
+    packed: bytes, encoding: str, code: str
+) -> None:
+    """It is unpacked in pieces, as far as the limit. Layers, and what nobody asked for, aren't."""
     engine = FakeEngine()
-    packed = gzip.compress(b" " * (8 * MIB))
-    engine.answers = [Answer([packed], headers={"content-encoding": "gzip"})]
-    assert len(packed) < MIB
-    assert (await asked(engine, CHAT)).json()["error"]["code"] == "upstream_answer_too_large"
+    async with proxy_before(engine, **SMALL) as client:
+        engine.answers = [Answer([packed], headers={"content-encoding": encoding})]
+        tracemalloc.start()
+        answer = await client.post(CHAT, json={"model": MODEL, **ROUTES[CHAT]})
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, code)
+    assert peak < 8 * MIB, peak
+
+
+@pytest.mark.parametrize(
+    "pack", [gzip.compress, zlib.compress, raw_deflate], ids=lambda f: f.__name__
+)
+async def test_a_packed_answer_within_the_limit_is_read(pack: Callable[[bytes], bytes]) -> None:
+    """Some gateways pack answers though the proxy asks them not to."""
+    engine, whole = FakeEngine(), chat_json("Hello.")
+    encoding = "gzip" if pack is gzip.compress else "deflate"
+    engine.answers = [
+        Answer([pack(b"".join(whole.chunks))], headers={"content-encoding": encoding})
+    ]
+    answer = await asked(engine, CHAT)
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello."
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -9,14 +9,17 @@ from typing import Any
 import msgspec
 import orjson
 
+from ...request.wire import add_members
 from .errors import FieldError
 
 CREATE = "response.create"
 PROCESSED = "response.processed"
 """Codex reports with it that it has read a response; it asks for nothing."""
 
+NOT_HTTP = ("type", "stream_id", "generate")
+"""Members of a request that the HTTP route doesn't have."""
+
 _LONGEST_LANE = 256
-_NOT_HTTP = frozenset({"type", "stream_id", "generate", "stream"})
 _CARRIED = "ws_request_header_"
 _HEADERS = ("traceparent", "tracestate")
 """Headers of one request that Codex sends in its ``client_metadata``; others are the
@@ -25,7 +28,17 @@ _NOT_FOUND = "previous_response_not_found"
 _BAD_REQUEST = 400
 _ERROR = b'{"type":"error"'
 
-_frame = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+class _Frame(msgspec.Struct):
+    """The members that the connection reads. Others are skipped, however many they are."""
+
+    type: msgspec.Raw = msgspec.Raw()
+    stream_id: msgspec.Raw = msgspec.Raw()
+    generate: msgspec.Raw = msgspec.Raw()
+    client_metadata: msgspec.Raw = msgspec.Raw()
+
+
+_frame = msgspec.json.Decoder(_Frame)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +46,7 @@ class Create:
     """A request for a response."""
 
     body: bytes
-    """The body of the same request over HTTP, which streams."""
+    """The body of the same request over HTTP, which streams; besides, :data:`NOT_HTTP`."""
     lane: str | None = None
     """``stream_id``: requests of one lane run in order, lanes side by side."""
     generates: bool = True
@@ -49,37 +62,31 @@ def read_frame(text: str) -> Create | None:
         FieldError: the frame is no event that a client may send.
     """
     try:
-        members = _frame.decode(text)
+        frame = _frame.decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise FieldError(
             "", "A frame must be one JSON object, such as a response.create.", code="invalid_json"
         ) from error
-    kind = _value(members, "type")
+    kind = _value(frame.type, "type")
     if kind == PROCESSED:
         return None
     if kind != CREATE:
         raise FieldError("type", f"type must be {CREATE}.", code="unsupported_event")
-    lane = lane_of(members)
-    generates = _value(members, "generate")
+    lane = _lane(frame.stream_id)
+    generates = _value(frame.generate, "generate")
     if generates is not None and not isinstance(generates, bool):
         raise FieldError("generate", "generate must be true or false.")
-    body = {name: value for name, value in members.items() if name not in _NOT_HTTP}
-    body["stream"] = msgspec.Raw(b"true")
     return Create(
-        msgspec.json.encode(body),
+        # Of members with one name, the last counts.
+        add_members(text.encode(), {"stream": b"true"}),
         lane,
         generates is not False,
-        _carried(_value(members, "client_metadata")),
+        _carried(_value(frame.client_metadata, "client_metadata")),
     )
 
 
-def lane_of(members: Mapping[str, msgspec.Raw]) -> str | None:
-    """Return the lane of a request.
-
-    Raises:
-        FieldError: it is no name.
-    """
-    lane = _value(members, "stream_id")
+def _lane(raw: msgspec.Raw) -> str | None:
+    lane = _value(raw, "stream_id")
     if lane is None or (isinstance(lane, str) and 0 < len(lane) <= _LONGEST_LANE):
         return lane
     raise FieldError(
@@ -125,10 +132,9 @@ def _error_in(body: bytes) -> dict[str, Any]:
     return error if isinstance(error, dict) else {"message": "The request failed."}
 
 
-def _value(members: Mapping[str, msgspec.Raw], name: str) -> Any:
-    raw = members.get(name)
+def _value(raw: msgspec.Raw, name: str) -> Any:
     try:
-        return None if raw is None else msgspec.json.decode(raw)
+        return msgspec.json.decode(raw) if raw else None
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise FieldError(name, f"{name} can't be read.", code="invalid_json") from error
 
