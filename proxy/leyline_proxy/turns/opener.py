@@ -46,6 +46,7 @@ class TurnOpener:
         plans: plans turns, with what is put back into them.
         predecessors: finds sessions that new ones continue.
         routing: knows the engines behind routers.
+        erasures: remembers the forgets that turns demand, in case that this process dies.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class TurnOpener:
         plans: RecallPlans,
         predecessors: Predecessors,
         routing: Routing,
+        erasures: Erasures,
     ) -> None:
         self._under_way = under_way
         self._store = store
@@ -77,6 +79,7 @@ class TurnOpener:
         self._plans = plans
         self._predecessors = predecessors
         self._routing = routing
+        self._erasures = erasures
 
     async def begin(
         self,
@@ -180,7 +183,7 @@ class TurnOpener:
         elif planned.plan.forgets:
             # Other engines owe its demands in any case.
             self._under_way.expect(given.turn)
-        return Turn(
+        turn = Turn(
             request=request,
             identity=identity,
             index=given.index,
@@ -206,6 +209,13 @@ class TurnOpener:
             appended=given.appended,
             told=given.told,
         )
+        if planned.plan.forgets:
+            await self._erasures.demanded(
+                (request.tenant.name, identity.session_id),
+                turn.name,
+                self._under_way.placing.concerned(session, turn),
+            )
+        return turn
 
     def _input(
         self,

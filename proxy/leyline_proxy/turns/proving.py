@@ -107,13 +107,14 @@ class ForgetProofs:
         if self._kept is not None:
             await self._kept.forget(tenant, session_id, "", before.demands)
         deadline = time.monotonic() + body.wait_s
-        asked = await asyncio.gather(
-            *(
-                self._ask((tenant, session_id), run, place, body, deadline)
-                for run, place in self._places(after).items()
+        async with self._erasures.during(after):
+            asked = await asyncio.gather(
+                *(
+                    self._ask((tenant, session_id), run, place, body, deadline)
+                    for run, place in self._places(after).items()
+                )
             )
-        )
-        await self._settle(tenant, session_id, asked, whole=not body.spans)
+            await self._settle(tenant, session_id, asked, whole=not body.spans)
         deleted = 0
         if body.responses:
             deleted = await self._responses.delete_from(tenant, session_id, 0)

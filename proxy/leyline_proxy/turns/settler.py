@@ -160,9 +160,11 @@ class TurnSettler:
             if turn.planned.prepared.wanted:
                 self._writing.start(turn, session, self)
             account = self._account(turn, receipt, session, settled.recalled, settled.paid)
-            self._erasures.start(session)
+            self._erasures.start(session, turn.name)
             for observer in self._observers:
                 observer.settled(settled, session)
+            if turn.planned.plan.forgets:
+                await self._erasures.saved()
         self._metrics.overhead_seconds.observe(clock.own_s, exemplar(turn.message_id))
         return account
 
@@ -232,7 +234,9 @@ class TurnSettler:
         session = await self._under_way.end(turn, change, chain)
         if turn.planned.plan.forgets:
             self._metrics.forgets.labels(turn.request.tenant.name, "owed").inc()
-        self._erasures.start(session)
+        self._erasures.start(session, turn.name)
+        if turn.planned.plan.forgets:
+            await self._erasures.saved()
 
     def _paid(
         self,

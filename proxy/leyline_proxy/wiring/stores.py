@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ..debts import DebtStore, MemoryDebtStore
+from ..debts.redis import RedisDebtStore
+from ..hub.debts import SharedDebtStore
 from ..hub.link import HubLink
 from ..hub.responses import SharedResponses
 from ..hub.shared_sessions import SharedSessions
@@ -71,6 +74,13 @@ def build_stores(
             max_responses=settings.max_stored_responses,
         )
     return sessions, responses, connected
+
+
+def build_debts(settings: Settings, link: HubLink | None = None) -> DebtStore:
+    """Return the store of forgets that engines owe, which is where the sessions are."""
+    if settings.session_store.get_secret_value() != MEMORY:
+        return RedisDebtStore(redis_options(settings), settings.redis_prefix)
+    return SharedDebtStore(link) if link is not None else MemoryDebtStore()
 
 
 def redis_options(settings: Settings) -> RedisOptions:

@@ -20,6 +20,7 @@ from support.waiting import until
 from leyline_engine.contract import ForgetCounts
 from leyline_proxy.audit import followup
 from leyline_proxy.audit.writer import AuditWriter
+from leyline_proxy.debts import DebtStore, MemoryDebtStore
 from leyline_proxy.model.places import after_turn, owed, unknown_run
 from leyline_proxy.model.session import Place, Session
 from leyline_proxy.observe.auditor import Auditor
@@ -70,6 +71,7 @@ class World:
 async def world(
     store: MemorySessionStore | None = None,
     audit: Auditor | None = None,
+    debts: DebtStore | None = None,
     *,
     plain_grace_s: float = PLAIN_GRACE_S,
 ) -> AsyncIterator[World]:
@@ -88,6 +90,7 @@ async def world(
         store,
         metrics,
         audit,
+        debts or MemoryDebtStore(),
         hints_secret=None,
         retry_s=0.05,
         max_owed=100,
