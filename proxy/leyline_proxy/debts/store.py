@@ -52,7 +52,7 @@ class MemoryDebtStore:
     name = "memory"
 
     def __init__(self, book: DebtBook | None = None) -> None:
-        self._book = book or DebtBook()
+        self._book = book if book is not None else DebtBook()
 
     async def write(self, debts: Sequence[Debt], paid: Sequence[DebtKey]) -> bool:
         self._book.write(self, debts, paid)

@@ -24,8 +24,8 @@ INHERIT = Method("debts.inherit", type(None), Inherited)
 class HubDebts:
     """The debts of all workers; the next one that asks inherits those of a worker that has gone."""
 
-    def __init__(self, book: DebtBook | None = None) -> None:
-        self._book = book or DebtBook()
+    def __init__(self) -> None:
+        self._book = DebtBook()
 
     def handlers(self, handlers: Handlers) -> None:
         """Add the answers to questions about debts."""

@@ -264,9 +264,7 @@ class Erasures:
                 log.error("erasure_failed", error=type(error).__name__, frames=frames_of(error))
         del self._under_way[owner]
         if rest:
-            self._owed[owner] = _together(
-                _Debt(rest, debt.tries + 1), self._owed.get(owner)
-            )
+            self._owed[owner] = _together(_Debt(rest, debt.tries + 1), self._owed.get(owner))
         if rest.keys() != debt.runs.keys():
             self.debts.changed(owner)
         self._ended.set()

@@ -26,6 +26,7 @@ from ..telemetry.metrics import Metrics
 from ..upstream.pool import Names, ReplicaPool
 from ..upstream.replica import Replica
 from .cache_scope import check_scope
+from .erasure import Erasures
 from .named import NamedSources
 from .predecessors import Predecessors
 from .questions import SessionMovedError, check_place, question_list, question_request, refuses

@@ -51,7 +51,7 @@ class Placing:
         return {**self.anywhere(), **places}
 
     def concerned(self, session: Session | None, turn: Turn) -> dict[str, str]:
-        """Return the replicas, by run, of all places that a turn's demand concerns, with its own."""
+        """Return the replicas, by run, of places that a turn's demand concerns, and its own."""
         places = self.known(session.places if session is not None else {}, turn)
         own = {turn.status.retains_as: turn.place} if turn.status.retains_as else {}
         return {run: place.replica for run, place in places.items()} | own
