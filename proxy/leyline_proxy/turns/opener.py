@@ -19,7 +19,7 @@ from ..plan.forgetting import is_unvouched, untraced_before
 from ..plan.outgoing import outgoing_body, turn_envelope
 from ..plan.planner import Planner
 from ..plan.planning import PlanInput, Planned
-from ..request.identify import Identity, identify
+from ..request.identify import Identity, demands_forget, identify, sent_before
 from ..request.parse import ChatRequest
 from ..sessions import SessionStore
 from ..telemetry.metrics import Metrics
@@ -105,6 +105,7 @@ class TurnOpener:
             effective = effective_rules(request, self._catalog)
             with self._metrics.stage("identify"):
                 identity = await self._identify(request, again)
+            identity = await self._sender(request, identity, effective, avoid)
         try:
             replica = await self._pool.choose(
                 identity.session_id,
@@ -121,6 +122,40 @@ class TurnOpener:
         except BaseException:
             self._under_way.openings.leave(identity.hold)
             raise
+
+    async def _sender(
+        self,
+        request: ChatRequest,
+        identity: Identity,
+        effective: tuple[Sequence[Policy], UndeclaredRules],
+        avoid: Names,
+    ) -> Identity:
+        """Return the session that sent a new conversation's list before, if the request demands
+        that it forgets some of it; else the identity as it is."""
+        may = demands_forget(request) or any(map(may_forget, effective[0]))
+        if identity.session is not None or identity.named or not may:
+            return identity
+        openings = self._under_way.openings
+        found = await sent_before(self._store, request, identity, openings)
+        if found is None:
+            return identity
+        demanded = False
+        try:
+            replica = await self._pool.choose(
+                found.session_id,
+                request.model,
+                allowed=request.tenant.upstreams,
+                avoid=avoid,
+                home=home_of(found.session),
+            )
+            given = self._input(request, found, effective, replica)
+            given = await self._plans.with_texts(given, found)
+            planned = await self._planner.plan(given, found.session_id, replica)
+            demanded = bool(planned.plan.forgets or planned.plan.unreachable)
+        finally:
+            if not demanded:
+                openings.leave(found.hold)
+        return found if demanded else identity
 
     async def _planned(
         self,
