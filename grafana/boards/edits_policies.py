@@ -126,6 +126,17 @@ def _add_files_and_forgets(board: dashboard.Dashboard) -> None:
             thresholds=FAULT_COLORS,
         )
     )
+    board.with_panel(
+        single_value(
+            "Forgets known to one process only",
+            "Sessions with a forget that an engine owes and of which the store of debts doesn't "
+            "know. Bad: above 0, the store (Redis) is down, and a process that is killed now takes "
+            "these forgets along.",
+            Query(or_zero(total("leyline_erasures_unsaved"))),
+            unit="short",
+            thresholds=FAULT_COLORS,
+        )
+    )
 
 
 def _add_edits(board: dashboard.Dashboard) -> None:
