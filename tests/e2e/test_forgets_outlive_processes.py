@@ -6,13 +6,14 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
+import pytest
 from support.fake_engine import CAPABILITY, MODEL, Answer, FakeEngine, forgotten
 from support.redis_server import redis_server
 from support.stack import serving
@@ -29,6 +30,8 @@ LIST = [
 DOWN = {"/": Answer(status=503)}
 OFTEN = {"LEYLINE_HANDSHAKE_INTERVAL_S": "0.5", "LEYLINE_HANDSHAKE_RETRY_S": "0.2"}
 PATIENCE_S = 60.0
+
+Kept = Callable[[Path], AbstractContextManager[dict[str, str]]]
 
 
 @contextmanager
@@ -94,18 +97,32 @@ def test_another_worker_sends_the_forgets_of_one_that_was_killed(tmp_path: Path)
         wait(lambda: len(running.pids()) == 2 and alive(running.pids()[0]), PATIENCE_S)
 
 
-def test_the_next_proxy_finds_the_forgets_of_a_killed_one(tmp_path: Path) -> None:
-    """With Redis, a proxy that starts later sends what another owed when it was killed."""
-    folders = [tmp_path / name for name in ("redis", "first", "second")]
-    for each in folders:
-        each.mkdir()
-    with scripted() as (engine, origin), redis_server(folders[0]) as server:
-        shared = {
-            **OFTEN,
+@contextmanager
+def redis_store(folder: Path) -> Iterator[dict[str, str]]:
+    """Variables of proxies that share a Redis."""
+    with redis_server(folder) as server:
+        yield {
             "LEYLINE_SESSION_STORE": server.url,
             "LEYLINE_SESSION_SECRET": "a secret of sixteen characters or more",
             "LEYLINE_REDIS_TIMEOUT_S": "5",
         }
+
+
+@contextmanager
+def folder_store(folder: Path) -> Iterator[dict[str, str]]:
+    """Variables of proxies that share a folder."""
+    yield {"LEYLINE_OWED_FORGETS_PATH": str(folder / "owed")}
+
+
+@pytest.mark.parametrize("kept", [redis_store, folder_store])
+def test_the_next_proxy_finds_the_forgets_of_a_killed_one(tmp_path: Path, kept: Kept) -> None:
+    """With Redis, or a folder, a proxy that starts later sends what another owed when it was
+    killed."""
+    folders = [tmp_path / name for name in ("kept", "first", "second")]
+    for each in folders:
+        each.mkdir()
+    with scripted() as (engine, origin), kept(folders[0]) as settings:
+        shared = {**OFTEN, **settings}
         first = Fleet(folders[1], "--upstream", origin, workers=1, **shared)
         first.wait_ready()
         with httpx.Client(base_url=first.origin, timeout=60) as client:

@@ -1,4 +1,4 @@
-"""Stores of owed forgets, all by the same rules: in memory, in the hub, in a real Redis."""
+"""Stores of owed forgets, all by the same rules: in memory, hub, folder and a real Redis."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from leyline_proxy.debts import (
     MemoryDebtStore,
 )
 from leyline_proxy.debts.debt import Owner
+from leyline_proxy.debts.folder import FolderDebtStore
 from leyline_proxy.debts.redis import RedisDebtStore
 from leyline_proxy.hub.debts import HubDebts, SharedDebtStore
 from leyline_proxy.sessions.redis import RedisOptions
 
-KINDS = ("memory", "hub", "redis")
+KINDS = ("memory", "hub", "redis", "folder")
 LEASE_S = 0.5
 
 Answer = TypeVar("Answer")
@@ -60,6 +61,8 @@ class Carriers:
             store = RedisDebtStore(options, self._folder.name, lease_s=LEASE_S)
             self._stack.push_async_callback(store._link.aclose)
             return store
+        if self._kind == "folder":
+            return FolderDebtStore(self._folder / "debts")
         stack = await self._stack.enter_async_context(AsyncExitStack())
         shared = SharedDebtStore(await stack.enter_async_context(link(self._folder / "hub")))
         self._links[shared] = stack
@@ -71,6 +74,8 @@ class Carriers:
             self._book.leave(store)
         elif isinstance(store, SharedDebtStore):
             await self._links[store].aclose()
+        elif isinstance(store, FolderDebtStore):
+            store._release()
 
 
 @pytest.fixture(params=KINDS)
@@ -206,3 +211,22 @@ async def test_what_a_lost_write_left_is_paid_in_the_end() -> None:
     debts.changed(A.owner)
     await debts.save()
     assert len(book) == 0
+
+
+async def test_a_full_disk_loses_no_debt_and_leaves_no_half_one(tmp_path: Path) -> None:
+    """A folder that can't be written reports it, and gets everything once it can be; only this user
+    may read it."""
+    (tmp_path / "debts").write_text("in the way")
+    own = [A, B]
+    debts = Debts(FolderDebtStore(tmp_path / "debts"), lambda _: own)
+    debts.changed(A.owner)
+    await debts.save()
+    assert debts.problem == "folder is out of reach" and debts.unsaved == 1
+    (tmp_path / "debts").unlink()
+    assert await debts.inherit() == []
+    await debts.save()
+    assert (debts.problem, debts.unsaved) == (None, 0)
+    modes = {each.stat().st_mode & 0o077 for each in (tmp_path / "debts").rglob("*")}
+    assert modes == {0}
+    await debts.aclose()
+    assert await inherited(FolderDebtStore(tmp_path / "debts"), 2) == [A, B]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..debts import DebtStore, MemoryDebtStore
+from ..debts.folder import FolderDebtStore
 from ..debts.redis import RedisDebtStore
 from ..hub.debts import SharedDebtStore
 from ..hub.link import HubLink
@@ -77,9 +78,12 @@ def build_stores(
 
 
 def build_debts(settings: Settings, link: HubLink | None = None) -> DebtStore:
-    """Return the store of forgets that engines owe, which is where the sessions are."""
+    """Return the store of forgets that engines owe: Redis if it has the sessions, else a folder if
+    there is one, else the memory that has the sessions."""
     if settings.session_store.get_secret_value() != MEMORY:
         return RedisDebtStore(redis_options(settings), settings.redis_prefix)
+    if settings.owed_forgets_path is not None:
+        return FolderDebtStore(settings.owed_forgets_path)
     return SharedDebtStore(link) if link is not None else MemoryDebtStore()
 
 

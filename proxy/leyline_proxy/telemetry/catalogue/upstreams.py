@@ -127,9 +127,9 @@ _ENGINES: tuple[CatalogueEntry, ...] = (
     gauge(
         "erasures_owed",
         "leyline_erasures_owed",
-        "Sessions with a forget that some engine has not confirmed yet. With Redis, a proxy takes "
-        "over those of one that was killed. Without it, a restarted proxy learns of each when the "
-        "session's next turn comes.",
+        "Sessions with a forget that some engine has not confirmed yet. With Redis, or "
+        "owed_forgets_path, a proxy takes over those of one that was killed. Without both, a "
+        "restarted proxy learns of each when the session's next turn comes.",
         merge="livesum",
         bad="Above 0 for minutes: text that should be forgotten may still be in an engine's "
         "memory.",
@@ -138,9 +138,9 @@ _ENGINES: tuple[CatalogueEntry, ...] = (
         "erasures_unsaved",
         "leyline_erasures_unsaved",
         "Sessions with a forget that an engine owes and of which only this process knows, because "
-        "the store of debts (Redis, or the workers' supervisor) can't be reached.",
+        "the store of debts (Redis, or the folder owed_forgets_path) can't be written.",
         merge="livesum",
-        bad="Above 0: if the process is killed before Redis is back, nobody sends these forgets.",
+        bad="Above 0: if the process is killed before the store is back, nobody sends these forgets.",
     ),
 )
 
