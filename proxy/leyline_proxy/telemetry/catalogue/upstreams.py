@@ -140,7 +140,8 @@ _ENGINES: tuple[CatalogueEntry, ...] = (
         "Sessions with a forget that an engine owes and of which only this process knows, because "
         "the store of debts (Redis, or the folder owed_forgets_path) can't be written.",
         merge="livesum",
-        bad="Above 0: if the process is killed before the store is back, nobody sends these forgets.",
+        bad="Above 0: if the process is killed before the store is back, nobody "
+        "sends these forgets.",
     ),
 )
 
