@@ -114,7 +114,9 @@ def folder_store(folder: Path) -> Iterator[dict[str, str]]:
     yield {"LEYLINE_OWED_FORGETS_PATH": str(folder / "owed")}
 
 
-@pytest.mark.parametrize("kept", [redis_store, folder_store])
+@pytest.mark.parametrize(
+    "kept", [redis_store, pytest.param(folder_store, marks=pytest.mark.nightly)]
+)
 def test_the_next_proxy_finds_the_forgets_of_a_killed_one(tmp_path: Path, kept: Kept) -> None:
     """With Redis, or a folder, a proxy that starts later sends what another owed when it was
     killed."""
