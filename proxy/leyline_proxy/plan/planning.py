@@ -177,13 +177,8 @@ def plan_turn(
         log.error("synthesis_failed", error=type(error).__name__, frames=frames_of(error))
         names, plan = None, _failed(given, prepared)
     plan = _with_uncached(decide(plan, given.status), prepared, given.session)
-    if is_unreachable(
-        prepared,
-        names,
-        given.session,
-        traced=given.traced,
-        demanded=demands_forget(given.request),
-    ):
+    demanded, traced = demands_forget(given.request), given.traced
+    if is_unreachable(prepared, names, given.session, traced=traced, demanded=demanded):
         plan = replace(plan, unreachable=True)
     derived = _derived(given, prepared, names, plan)
     return Planned(prepared, rendered, names, plan, draft.edited.decision, derived=derived)
