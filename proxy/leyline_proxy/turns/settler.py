@@ -160,11 +160,7 @@ class TurnSettler:
             if turn.planned.prepared.wanted:
                 self._writing.start(turn, session, self)
             account = self._account(turn, receipt, session, settled.recalled, settled.paid)
-            self._erasures.start(session, turn.name)
-            for observer in self._observers:
-                observer.settled(settled, session)
-            if turn.planned.plan.forgets:
-                await self._erasures.saved()
+            await self._ended(settled, session)
         self._metrics.overhead_seconds.observe(clock.own_s, exemplar(turn.message_id))
         return account
 
@@ -212,6 +208,15 @@ class TurnSettler:
             return session_owing(session, turn, self._placing, now=now)
 
         await self._unsettled(turn, change)
+
+    async def _ended(self, settled: SettledTurn, session: Session) -> None:
+        """Carry a turn's debts, and inform the observers."""
+        turn = settled.turn
+        self._erasures.start(session, turn.name)
+        for observer in self._observers:
+            observer.settled(settled, session)
+        if turn.planned.plan.forgets:
+            await self._erasures.saved()
 
     async def _retain(self, settled: SettledTurn) -> Session:
         now, keep, turn = time.time(), self._retained_turns, settled.turn
