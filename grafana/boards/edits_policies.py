@@ -118,10 +118,19 @@ def _add_files_and_forgets(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Sessions that wait for a forget",
-            "Sessions with a forget that some engine has not confirmed yet. "
-            "Bad: above 0 for minutes, where an alert fires (LeylineForgetsPending); the "
-            "removed text may still be there.",
+            "Sessions with a forget that some engine has not confirmed yet. Bad: above 0 for "
+            "minutes (alert LeylineForgetsPending); the removed text may still be there.",
             Query(or_zero(total("leyline_erasures_owed"))),
+            unit="short",
+            thresholds=FAULT_COLORS,
+        )
+    )
+    board.with_panel(
+        single_value(
+            "Forgets known to one process only",
+            "Sessions with an owed forget that isn't in the store of debts. Bad: above 0; if a "
+            "process is killed now, it is lost.",
+            Query(or_zero(total("leyline_erasures_unsaved"))),
             unit="short",
             thresholds=FAULT_COLORS,
         )

@@ -89,6 +89,7 @@ async def _alive(
         stack.push_async_callback(services.pool.aclose)
         stack.push_async_callback(services.evictions.aclose)
         stack.push_async_callback(services.budgets.aclose)
+        stack.push_async_callback(services.erasures.aclose)
         stack.push_async_callback(services.ends.aclose)
         await stack.enter_async_context(_handshaking(services))
         await stack.enter_async_context(_running(services.store.run()))

@@ -50,6 +50,7 @@ async def _observe(services: Services) -> None:
     metrics.observe()
     await services.budgets.observe()
     metrics.erasures_owed.set(services.erasures.waiting)
+    metrics.erasures_unsaved.set(services.erasures.debts.unsaved)
     metrics.sessions.set(await services.store.count())
     tokens = services.tenants.tokens
     metrics.identity_keys_age.set((tokens.keys.age_s or 0.0) if tokens is not None else 0.0)

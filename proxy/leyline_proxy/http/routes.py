@@ -189,6 +189,11 @@ def readiness(services: Services) -> dict[str, Any]:
             "up": services.store.problem is None,
             "problem": services.store.problem,
         },
+        "forgets": {
+            "store": services.erasures.debts.name,
+            "up": services.erasures.debts.problem is None,
+            "problem": services.erasures.debts.problem,
+        },
         **({} if recall is None else {"recall": _recall_document(recall)}),
         **({} if keys is None else {"api_keys": {"problem": keys.problem}}),
         **_identity_document(services),

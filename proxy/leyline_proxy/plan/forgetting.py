@@ -196,14 +196,23 @@ def untraced_before(prepared: Prepared, session: Session | None, *, traced: bool
 
 
 def is_unreachable(
-    prepared: Prepared, names: SpanNames | None, session: Session | None, *, traced: bool
+    prepared: Prepared,
+    names: SpanNames | None,
+    session: Session | None,
+    *,
+    traced: bool,
+    demanded: bool = False,
 ) -> bool:
     """Return True if this turn must forget text that may be cached beyond any forget's reach.
 
     Args:
         names: of this turn's messages; None if unknown.
         traced: as for :func:`untraced_before`.
+        demanded: True if the caller names what is to be forgotten: text that was sent, in a
+            conversation that isn't known here. A policy also forgets what was never sent.
     """
+    if session is None and demanded and not traced and prepared.forget_marks:
+        return True
     before = untraced_before(prepared, session, traced=traced)
     if not prepared.forget_marks or not before:
         return False

@@ -33,6 +33,7 @@ from ..model.undeclared import UndeclaredRules
 from ..model.verdicts import Verdict
 from ..model.vocabulary import Decision
 from ..render import STEERING, RenderError
+from ..request.identify import demands_forget
 from ..request.parse import ChatRequest
 from ..request.resemblance import offers_tools
 from ..telemetry.logging import frames_of
@@ -176,7 +177,8 @@ def plan_turn(
         log.error("synthesis_failed", error=type(error).__name__, frames=frames_of(error))
         names, plan = None, _failed(given, prepared)
     plan = _with_uncached(decide(plan, given.status), prepared, given.session)
-    if is_unreachable(prepared, names, given.session, traced=given.traced):
+    demanded, traced = demands_forget(given.request), given.traced
+    if is_unreachable(prepared, names, given.session, traced=traced, demanded=demanded):
         plan = replace(plan, unreachable=True)
     derived = _derived(given, prepared, names, plan)
     return Planned(prepared, rendered, names, plan, draft.edited.decision, derived=derived)

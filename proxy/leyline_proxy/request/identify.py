@@ -298,6 +298,38 @@ async def _by_history(
     return None
 
 
+async def sent_before(
+    store: SessionStore, request: ChatRequest, new: Identity, openings: Openings | None = None
+) -> Identity | None:
+    """Return the session that has already sent a list without an answer, or a beginning of it.
+
+    Equal openings are no evidence of one conversation, so only a demand to forget something of the
+    list is a reason to take that session. Of several, the latest is found.
+
+    Args:
+        new: holds the history and the store key to find it by.
+    """
+    tenant = request.tenant.name
+    matches = await store.matches(tenant, new.key, new.chain, len(new.chain) + 1)
+    for match in (each for each in matches if each.whole):
+        session = await store.get(tenant, match.session)
+        if session is None:
+            continue
+        found = replace(new, session_id=session.id, session=session)
+        if openings is None:
+            return found
+        hold = openings.take(Hold(tenant, session.id, new.chain, opens=False))
+        return replace(found, hold=hold) if hold is not None else None
+    return None
+
+
+def demands_forget(request: ChatRequest) -> bool:
+    """Return True if the request itself says that something of its list must be forgotten."""
+    return any(each.mode == "forget" for each in request.options.edits) or any(
+        each.forget or each.verdict == "quarantine" for each in request.annotations.values()
+    )
+
+
 def _goes_on(
     session: Session, request: ChatRequest, roles: Sequence[str], match: HistoryMatch
 ) -> bool:

@@ -93,6 +93,10 @@ class Settings(
     max_owed_forgets: Annotated[int, Field(ge=1)] = 4096
     """Sessions of one tenant whose forgets may wait for engines to confirm them. Above this limit,
     a request that demands another forget is refused (503), because it could not be remembered."""
+    owed_forgets_path: Path | None = None
+    """Folder that keeps forgets until engines confirm them, also if the proxy is killed; it holds
+    names, no text. Proxies of one machine may share it. With sessions in Redis, Redis keeps them,
+    and this setting has no effect."""
 
     policy: str | None = None
     """Policies for everyone, such as ``truncate_older_than:n=2,max_chars=200``."""

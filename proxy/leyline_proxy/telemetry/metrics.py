@@ -120,6 +120,7 @@ class Metrics:
     receipts: Counter
     erasures: Counter
     erasures_owed: Gauge
+    erasures_unsaved: Gauge
 
     sessions: Gauge
     session_store_up: Gauge

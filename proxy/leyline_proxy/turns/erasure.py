@@ -3,22 +3,26 @@
 A forget travels with the turn that demands it, to the engine that serves the turn. That engine owes
 it until a receipt confirms it; each other run that received turns of the session
 (:mod:`..model.places`) owes it in any case. A separate request carries an owed forget: the smallest
-possible one, under the session's name, repeated until confirmed.
+possible one, under the session's name, repeated until confirmed. If this process dies meanwhile,
+another one finds its debts in their store (:mod:`..debts`), and those of turns that it had under
+way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic
+from uuid import uuid4
 
 import structlog
 
 from leyline_engine.contract import Receipt
 
 from ..audit.followup import is_closed
+from ..debts import Debt, Debts, DebtStore, older
 from ..errors import ForgetsOwedError, ProxyError
 from ..model.places import erased, is_unknown_run, owed
 from ..model.session import Place, Session
@@ -40,15 +44,16 @@ lost: a restart without the plugin and a broken route look alike."""
 
 _Owner = tuple[str, str]
 
+_BEAT_S = 2.0
+"""Pause between two looks for debts of processes that have gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Debt:
     """The last known debts of a session's engines; outlives the session."""
 
-    runs: Mapping[str, str]
-    """Replicas by run."""
-    created: float
-    """Start of the session, in seconds since the epoch."""
+    runs: Mapping[str, Debt]
+    """Debts by run."""
     tries: int = 0
 
 
@@ -69,6 +74,7 @@ class Erasures:
     """Carries forgets, of a few sessions at a time.
 
     Args:
+        debts: holds the debts for other processes, in case that this one dies.
         max_owed: number of a tenant's sessions whose forgets may wait; further demands are refused.
         retry_s: pause before an unconfirmed forget is sent again.
         plain_grace_s: time that an engine without a capability document has to show one again.
@@ -80,6 +86,7 @@ class Erasures:
         store: SessionStore,
         metrics: Metrics,
         audit: EngineLog,
+        debts: DebtStore,
         *,
         hints_secret: str | None,
         retry_s: float,
@@ -98,6 +105,9 @@ class Erasures:
         """Times at which engines that owe were first seen without a capability document, by run."""
         self._owed: dict[_Owner, _Debt] = {}
         self._under_way: dict[_Owner, _Debt] = {}
+        self._demanded: dict[_Owner, dict[str, tuple[Debt, ...]]] = {}
+        """What sessions will owe if this process dies in turns that demand a forget, by turn."""
+        self.debts = Debts(debts, self._carried_now)
         self._silent: dict[str, float] = {}
         """Times until which unresponsive replicas aren't asked."""
         self._wake = asyncio.Event()
@@ -120,16 +130,71 @@ class Erasures:
         if sum(owner == tenant for owner, _ in owners) >= self._max_owed:
             raise ForgetsOwedError(self._max_owed, self._retry_s)
 
-    def start(self, session: Session) -> None:
-        """Begin to carry the session's owed forgets, without waiting."""
+    def start(self, session: Session, demand: str | None = None) -> None:
+        """Begin to carry the session's owed forgets, without waiting.
+
+        Args:
+            demand: a demand that has ended; see :meth:`demanded`.
+        """
+        owner = session.tenant, session.id
+        if demand is not None:
+            self._ended_demand(owner, demand)
         if runs := owed(session.places):
-            self._keep((session.tenant, session.id), _Debt(runs, session.created))
+            self._keep(owner, _Debt(_debts(owner, runs, session.created)))
             self._wake.set()
 
     def owe(self, tenant: str, session: str, run: str, replica: str) -> None:
         """Begin to carry a forget of all that one run of an engine holds of a session."""
-        self._keep((tenant, session), _Debt({run: replica}, created=0.0))
+        self._keep((tenant, session), _Debt(_debts((tenant, session), {run: replica})))
         self._wake.set()
+
+    async def demanded(self, owner: _Owner, demand: str, runs: Mapping[str, str]) -> None:
+        """Note that a demand is under way to engines: if this process dies in it, they owe it.
+
+        Args:
+            owner: tenant and session.
+            demand: name of the turn; :meth:`start` ends it.
+            runs: replicas by run.
+        """
+        noted = tuple(_debts(owner, runs).values())
+        self._demanded.setdefault(owner, {})[demand] = noted
+        self.debts.changed(owner)
+        try:
+            await self.debts.save()
+        except BaseException:
+            self._ended_demand(owner, demand)
+            raise
+
+    @asynccontextmanager
+    async def during(self, session: Session) -> AsyncIterator[None]:
+        """Leave a session's owed forgets to the caller, and carry afterwards what is left."""
+        demand, owner = uuid4().hex, (session.tenant, session.id)
+        await self.demanded(owner, demand, owed(session.places))
+        try:
+            yield
+        finally:
+            self.start(session, demand)
+
+    async def saved(self) -> None:
+        """Wait until the store knows all debts, or can't be reached."""
+        await self.debts.save()
+
+    def _ended_demand(self, owner: _Owner, demand: str) -> None:
+        known = self._demanded.get(owner, {})
+        if known.pop(demand, None) is not None:
+            self.debts.changed(owner)
+        if not known:
+            self._demanded.pop(owner, None)
+
+    def _carried_now(self, owner: _Owner) -> Iterable[Debt]:
+        """Return all debts of a session, carried or demanded."""
+        found: dict[str, Debt] = {}
+        for book in (self._owed, self._under_way):
+            if owner in book:
+                _merge(found, book[owner].runs.values())
+        for noted in self._demanded.get(owner, {}).values():
+            _merge(found, noted)
+        return found.values()
 
     async def carried(self, tenant: str, session_id: str, within_s: float) -> bool:
         """Wait until nothing of a session waits to be carried; return False after ``within_s``."""
@@ -144,9 +209,8 @@ class Erasures:
 
     def _keep(self, owner: _Owner, debt: _Debt) -> None:
         known = self._owed.get(owner)
-        if known is not None:
-            debt = replace(debt, runs={**known.runs, **debt.runs}, tries=known.tries)
-        self._owed[owner] = debt
+        self._owed[owner] = debt if known is None else _together(known, debt)
+        self.debts.changed(owner)
 
     async def run(self) -> None:
         """Carry until cancelled: new forgets at once, unconfirmed ones again."""
@@ -156,15 +220,21 @@ class Erasures:
             if self.waiting:
                 log.warning("forgets_owed_at_stop", sessions=self.waiting)
 
+    async def aclose(self) -> None:
+        """Leave what is owed to other processes, after everything that may owe more has ended."""
+        await self.debts.aclose()
+
     async def _run(self) -> None:
         free = asyncio.Semaphore(_AT_ONCE)
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._inherit())
             while True:
                 self._wake.clear()
                 for owner in [each for each in self._owed if each not in self._under_way]:
                     # Demands from here on are checked once more.
                     self._under_way[owner] = self._owed.pop(owner)
                     group.create_task(self._carry_in_turn(free, owner))
+                group.create_task(self.debts.save())
                 try:
                     waiting = self._owed or self._under_way
                     async with asyncio.timeout(self._retry_s if waiting else None):
@@ -172,9 +242,21 @@ class Erasures:
                 except TimeoutError:
                     continue
 
+    async def _inherit(self) -> None:
+        """Take over the debts of processes that have gone, until cancelled."""
+        while True:
+            found = await self.debts.inherit()
+            new = [each for each in found if each not in self._carried_now(each.owner)]
+            for each in new:
+                self._keep(each.owner, _Debt({each.run: each}))
+            if new:
+                log.warning("forgets_inherited", sessions=len({each.owner for each in new}))
+                self._wake.set()
+            await asyncio.sleep(_BEAT_S)
+
     async def _carry_in_turn(self, free: asyncio.Semaphore, owner: _Owner) -> None:
         debt = self._under_way[owner]
-        rest = debt.runs
+        rest: Mapping[str, Debt] = debt.runs
         async with free:
             try:
                 rest = await self._carry(owner, debt)
@@ -182,18 +264,26 @@ class Erasures:
                 log.error("erasure_failed", error=type(error).__name__, frames=frames_of(error))
         del self._under_way[owner]
         if rest:
-            self._keep(owner, replace(debt, runs=rest, tries=debt.tries + 1))
+            self._owed[owner] = _together(_Debt(rest, debt.tries + 1), self._owed.get(owner))
+        if rest.keys() != debt.runs.keys():
+            self.debts.changed(owner)
         self._ended.set()
+        await self.debts.save()
 
-    async def _carry(self, owner: _Owner, debt: _Debt) -> Mapping[str, str]:
-        """Return the replicas, by run, that still owe afterwards."""
+    async def _carry(self, owner: _Owner, debt: _Debt) -> Mapping[str, Debt]:
+        """Return the debts, by run, that are left afterwards."""
         session = await self._store.get(*owner)
         if self._store.problem is not None:
             return debt.runs  # the store knows of no debts, and records no payment
         places = session.places if session is not None else {}
         wanted: Mapping[str, str] = owed(places)
-        if session is None or session.created != debt.created:
-            wanted = {**debt.runs, **wanted}  # the session that owed it has expired
+        # A session that has expired since, or never knew of a debt, doesn't say that it is paid.
+        beside = {
+            run: each.replica
+            for run, each in debt.runs.items()
+            if session is None or session.created != each.created
+        }
+        wanted = {**beside, **wanted}
         done: list[_Done] = []
         for run, name in wanted.items():
             result = await self._erase(owner, run, name, expired=session is None)
@@ -207,12 +297,13 @@ class Erasures:
         paid = {each.run for each in finished}
         for run in paid:
             self._plain_since.pop(run, None)
+        created = session.created if session is not None else 0.0
         rest = {run: name for run, name in wanted.items() if run not in paid}
         if session is not None and finished:
             with suppress(SessionGoneError):  # expired meanwhile; its debts remain
                 found = await self._store.update(*owner, lambda now: _without(now, finished))
                 rest.update(owed(found.places))
-        return rest
+        return {**_debts(owner, rest, created), **{r: debt.runs[r] for r in rest if r in debt.runs}}
 
     async def _erase(self, owner: _Owner, run: str, name: str, *, expired: bool) -> str:
         # Search by run first: the replica may have another name now.
@@ -252,6 +343,22 @@ class Erasures:
         # The KV can't be found, and the engine overwrites it without being asked again.
         self._audit.held(owner, run, receipt, replica.client.record)
         return "held"
+
+
+def _debts(owner: _Owner, runs: Mapping[str, str], created: float = 0.0) -> dict[str, Debt]:
+    return {run: Debt(*owner, run, replica, created) for run, replica in runs.items()}
+
+
+def _merge(into: dict[str, Debt], debts: Iterable[Debt]) -> None:
+    for each in debts:
+        into[each.run] = older(each, into.get(each.run))
+
+
+def _together(debt: _Debt, other: _Debt | None) -> _Debt:
+    """Return both debts of a session, with the number of tries of the first."""
+    runs = dict(debt.runs)
+    _merge(runs, other.runs.values() if other is not None else ())
+    return _Debt(runs, debt.tries)
 
 
 class SessionGoneError(Exception):

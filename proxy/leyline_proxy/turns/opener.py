@@ -19,13 +19,14 @@ from ..plan.forgetting import is_unvouched, untraced_before
 from ..plan.outgoing import outgoing_body, turn_envelope
 from ..plan.planner import Planner
 from ..plan.planning import PlanInput, Planned
-from ..request.identify import Identity, identify
+from ..request.identify import Identity, demands_forget, identify, sent_before
 from ..request.parse import ChatRequest
 from ..sessions import SessionStore
 from ..telemetry.metrics import Metrics
 from ..upstream.pool import Names, ReplicaPool
 from ..upstream.replica import Replica
 from .cache_scope import check_scope
+from .erasure import Erasures
 from .named import NamedSources
 from .predecessors import Predecessors
 from .questions import SessionMovedError, check_place, question_list, question_request, refuses
@@ -46,6 +47,7 @@ class TurnOpener:
         plans: plans turns, with what is put back into them.
         predecessors: finds sessions that new ones continue.
         routing: knows the engines behind routers.
+        erasures: remembers the forgets that turns demand, in case that this process dies.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class TurnOpener:
         plans: RecallPlans,
         predecessors: Predecessors,
         routing: Routing,
+        erasures: Erasures,
     ) -> None:
         self._under_way = under_way
         self._store = store
@@ -77,6 +80,7 @@ class TurnOpener:
         self._plans = plans
         self._predecessors = predecessors
         self._routing = routing
+        self._erasures = erasures
 
     async def begin(
         self,
@@ -101,6 +105,7 @@ class TurnOpener:
             effective = await effective_rules(request, self._catalog)
             with self._metrics.stage("identify"):
                 identity = await self._identify(request, again)
+            identity = await self._sender(request, identity, effective, avoid)
         try:
             replica = await self._pool.choose(
                 identity.session_id,
@@ -117,6 +122,40 @@ class TurnOpener:
         except BaseException:
             self._under_way.openings.leave(identity.hold)
             raise
+
+    async def _sender(
+        self,
+        request: ChatRequest,
+        identity: Identity,
+        effective: tuple[Sequence[Policy], UndeclaredRules],
+        avoid: Names,
+    ) -> Identity:
+        """Return the session that sent a new conversation's list before, if the request demands
+        that it forgets some of it; else the identity as it is."""
+        may = demands_forget(request) or any(map(may_forget, effective[0]))
+        if identity.session is not None or identity.named or not may:
+            return identity
+        openings = self._under_way.openings
+        found = await sent_before(self._store, request, identity, openings)
+        if found is None:
+            return identity
+        demanded = False
+        try:
+            replica = await self._pool.choose(
+                found.session_id,
+                request.model,
+                allowed=request.tenant.upstreams,
+                avoid=avoid,
+                home=home_of(found.session),
+            )
+            given = self._input(request, found, effective, replica)
+            given = await self._plans.with_texts(given, found)
+            planned = await self._planner.plan(given, found.session_id, replica)
+            demanded = bool(planned.plan.forgets or planned.plan.unreachable)
+        finally:
+            if not demanded:
+                openings.leave(found.hold)
+        return found if demanded else identity
 
     async def _planned(
         self,
@@ -181,7 +220,7 @@ class TurnOpener:
         elif planned.plan.forgets:
             # Other engines owe its demands in any case.
             self._under_way.expect(given.turn)
-        return Turn(
+        turn = Turn(
             request=request,
             identity=identity,
             index=given.index,
@@ -207,6 +246,13 @@ class TurnOpener:
             appended=given.appended,
             told=given.told,
         )
+        if planned.plan.forgets:
+            await self._erasures.demanded(
+                (request.tenant.name, identity.session_id),
+                turn.name,
+                self._under_way.placing.concerned(session, turn),
+            )
+        return turn
 
     def _input(
         self,

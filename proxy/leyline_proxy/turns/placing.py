@@ -50,6 +50,12 @@ class Placing:
         # Any engine may have read KV that has no name here.
         return {**self.anywhere(), **places}
 
+    def concerned(self, session: Session | None, turn: Turn) -> dict[str, str]:
+        """Return the replicas, by run, of places that a turn's demand concerns, and its own."""
+        places = self.known(session.places if session is not None else {}, turn)
+        own = {turn.status.retains_as: turn.place} if turn.status.retains_as else {}
+        return {run: place.replica for run, place in places.items()} | own
+
     def anywhere(self) -> Mapping[str, Place]:
         """Return all runs, and engines with an unknown run because they are out of reach."""
         found: dict[str, Place] = {}

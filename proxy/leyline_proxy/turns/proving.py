@@ -125,13 +125,14 @@ class ForgetProofs:
             await self._parts.bar((tenant, session_id), texts, demands=before.demands)
         if self._kept is not None:
             await self._kept.forget(tenant, session_id, "", before.demands)
-        asked = await asyncio.gather(
-            *(
-                self._ask((tenant, session_id), run, place, body)
-                for run, place in self._places(after).items()
+        async with self._erasures.during(after):
+            asked = await asyncio.gather(
+                *(
+                    self._ask((tenant, session_id), run, place, body)
+                    for run, place in self._places(after).items()
+                )
             )
-        )
-        await self._settle(tenant, session_id, asked, whole=not body.spans)
+            await self._settle(tenant, session_id, asked, whole=not body.spans)
         deleted = 0
         if body.responses:
             deleted = await self._responses.delete_from(tenant, session_id, 0)

@@ -112,6 +112,7 @@ class Quarantines:
         if self._kept is not None and after.demands > before[0].demands:
             await self._kept.forget(tenant, session_id, "", before[0].demands)
         self._erasures.start(after)
+        await self._erasures.saved()
         derived = _derived(after, targets, under_way=bool(session.in_flight))
         new = set(after.verdicts) - set(before[0].verdicts)
         self._record(after, [v for v in verdicts if v.span in {n.span for n in new}], body, derived)

@@ -160,9 +160,7 @@ class TurnSettler:
             if turn.planned.prepared.wanted:
                 self._writing.start(turn, session, self)
             account = self._account(turn, receipt, session, settled.recalled, settled.paid)
-            self._erasures.start(session)
-            for observer in self._observers:
-                observer.settled(settled, session)
+            await self._ended(settled, session)
         self._metrics.overhead_seconds.observe(clock.own_s, exemplar(turn.message_id))
         return account
 
@@ -211,6 +209,15 @@ class TurnSettler:
 
         await self._unsettled(turn, change)
 
+    async def _ended(self, settled: SettledTurn, session: Session) -> None:
+        """Carry a turn's debts, and inform the observers."""
+        turn = settled.turn
+        self._erasures.start(session, turn.name)
+        for observer in self._observers:
+            observer.settled(settled, session)
+        if turn.planned.plan.forgets:
+            await self._erasures.saved()
+
     async def _retain(self, settled: SettledTurn) -> Session:
         now, keep, turn = time.time(), self._retained_turns, settled.turn
 
@@ -232,7 +239,9 @@ class TurnSettler:
         session = await self._under_way.end(turn, change, chain)
         if turn.planned.plan.forgets:
             self._metrics.forgets.labels(turn.request.tenant.name, "owed").inc()
-        self._erasures.start(session)
+        self._erasures.start(session, turn.name)
+        if turn.planned.plan.forgets:
+            await self._erasures.saved()
 
     def _paid(
         self,

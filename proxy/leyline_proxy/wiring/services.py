@@ -68,7 +68,7 @@ from .audit import build_auditor
 from .budgets import build_charges
 from .identity import build_tokens
 from .recall import build_recall
-from .stores import build_stores
+from .stores import build_debts, build_stores
 from .tls import TlsContexts, build_tls
 from .tracing import build_tracing
 from .upstreams import build_pool
@@ -209,6 +209,7 @@ def build_services(
         store,
         metrics,
         audit,
+        build_debts(settings, link),
         hints_secret=hints_secret,
         retry_s=settings.handshake_interval_s,
         max_owed=settings.max_owed_forgets,
@@ -243,6 +244,7 @@ def build_services(
         plans=RecallPlans(planner, recalls, erasures, kept),
         predecessors=predecessors,
         routing=routing,
+        erasures=erasures,
     )
     quarantines = Quarantines(
         store=store,

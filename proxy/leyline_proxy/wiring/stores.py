@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ..debts import DebtStore, MemoryDebtStore
+from ..debts.folder import FolderDebtStore
+from ..debts.redis import RedisDebtStore
+from ..hub.debts import SharedDebtStore
 from ..hub.link import HubLink
 from ..hub.responses import SharedResponses
 from ..hub.shared_sessions import SharedSessions
@@ -71,6 +75,16 @@ def build_stores(
             max_responses=settings.max_stored_responses,
         )
     return sessions, responses, connected
+
+
+def build_debts(settings: Settings, link: HubLink | None = None) -> DebtStore:
+    """Return the store of forgets that engines owe: Redis if it has the sessions, else a folder if
+    there is one, else the memory that has the sessions."""
+    if settings.session_store.get_secret_value() != MEMORY:
+        return RedisDebtStore(redis_options(settings), settings.redis_prefix)
+    if settings.owed_forgets_path is not None:
+        return FolderDebtStore(settings.owed_forgets_path)
+    return SharedDebtStore(link) if link is not None else MemoryDebtStore()
 
 
 def redis_options(settings: Settings) -> RedisOptions:

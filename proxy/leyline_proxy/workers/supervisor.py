@@ -22,6 +22,7 @@ from ..http.handed import ADMIN, PORT
 from ..http.listening import Listener
 from ..hub.audit import HubAudit
 from ..hub.budgets import HubBudgets
+from ..hub.debts import HubDebts
 from ..hub.feed import HubFeed
 from ..hub.fleet import HubFleet
 from ..hub.places import HubPlaces
@@ -126,6 +127,7 @@ class Supervisor:
             ttl_s=settings.session_ttl_s,
             idle_pack_s=settings.session_idle_s,
         )
+        parts["debts"] = HubDebts()
         parts["places"] = HubPlaces(settings.max_concurrent)
         parts["responses"] = HubResponses(build_response_shelf(settings))
         parts["space"] = HubSpace(MemorySpace(settings.recall_memory_bytes))

@@ -20,6 +20,7 @@ from support.waiting import until
 from leyline_engine.contract import ForgetCounts
 from leyline_proxy.audit import followup
 from leyline_proxy.audit.writer import AuditWriter
+from leyline_proxy.debts import Debt, DebtBook, DebtStore, MemoryDebtStore
 from leyline_proxy.model.places import after_turn, owed, unknown_run
 from leyline_proxy.model.session import Place, Session
 from leyline_proxy.observe.auditor import Auditor
@@ -70,6 +71,7 @@ class World:
 async def world(
     store: MemorySessionStore | None = None,
     audit: Auditor | None = None,
+    debts: DebtStore | None = None,
     *,
     plain_grace_s: float = PLAIN_GRACE_S,
 ) -> AsyncIterator[World]:
@@ -88,6 +90,7 @@ async def world(
         store,
         metrics,
         audit,
+        debts or MemoryDebtStore(),
         hints_secret=None,
         retry_s=0.05,
         max_owed=100,
@@ -325,3 +328,58 @@ async def test_what_running_requests_hold_is_paid_and_not_called_erased_before_t
         await until(lambda: told != ["pending"])
         assert told == ["pending", "erased"]
         assert len(engine.bodies) == 1, "it isn't asked to forget anew"
+
+
+async def test_an_inherited_debt_is_carried_and_paid() -> None:
+    """What a process that has gone owed is sent from here, also of a session that doesn't know."""
+    book = DebtBook()
+    async with world(debts=MemoryDebtStore(book)) as w:
+        gone = MemoryDebtStore(book)
+        runs = {name: w.run(name) for name in w.engines}
+        await gone.write([Debt(TENANT, "s", run, name) for name, run in runs.items()], [])
+        session = Session("s", TENANT, "", (), (), 1, 1.0, created=1.0)
+        await w.store.update(TENANT, "s", lambda _: session)
+        book.leave(gone)
+        await until(lambda: not len(book), 10)
+        assert [len(each.bodies) for each in w.engines.values()] == [1, 1]
+
+
+async def test_the_store_of_debts_knows_what_is_owed_and_no_more() -> None:
+    """A debt is there once :meth:`saved` returns, stays while its engine is down, and goes with the
+    engine's confirmation."""
+    book = DebtBook()
+    async with world(debts=MemoryDebtStore(book)) as w:
+        w.engines["a"].answers = [Answer(status=503)] * 3
+        await w.owe("s", {w.run("a"): Place("a", owed=True)})
+        await w.erasures.saved()
+        assert len(book) == 1
+        await w.paid("s")
+        await until(lambda: not len(book))
+        assert w.erasures.debts.unsaved == 0
+
+
+async def test_a_demand_under_way_is_owed_if_its_process_dies() -> None:
+    """It is noted before the engine gets the turn, carried by nobody here, and ends with it."""
+    book = DebtBook()
+    async with world(debts=MemoryDebtStore(book)) as w:
+        await w.erasures.demanded((TENANT, "s"), "t1", {w.run("a"): "a"})
+        await w.erasures.demanded((TENANT, "s"), "t2", {w.run("a"): "a", w.run("b"): "b"})
+        assert (len(book), w.erasures.waiting) == (2, 0)
+        session = Session("s", TENANT, "", (), (), 1, 1.0, created=1.0)
+        w.erasures.start(session, "t2")
+        await w.erasures.saved()
+        assert len(book) == 1, "the other turn still demands it there"
+        w.erasures.start(session, "t1")
+        await w.erasures.saved()
+        assert len(book) == 0
+        assert not any(each.bodies for each in w.engines.values())
+
+
+async def test_a_later_demand_hides_no_debt_that_the_session_never_knew() -> None:
+    """A forget of a run that isn't among the session's places is sent beside those that are."""
+    async with world() as w:
+        w.engines["a"].answers = [Answer(status=503)]
+        w.erasures.owe(TENANT, "s", w.run("a"), "a")
+        await w.owe("s", {w.run("b"): Place("b", owed=True)})
+        await until(lambda: not w.erasures.waiting)
+        assert all(any(b'"s"' in body for body in each.bodies) for each in w.engines.values())

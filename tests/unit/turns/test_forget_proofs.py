@@ -25,6 +25,7 @@ from leyline_engine.contract import (
     Receipt,
     SkippedAction,
 )
+from leyline_proxy.debts import MemoryDebtStore
 from leyline_proxy.errors import NotFoundError
 from leyline_proxy.model.places import owed
 from leyline_proxy.model.session import Place, Session
@@ -72,7 +73,9 @@ async def world(*, untraced: int = 0, known: bool = True) -> AsyncIterator[World
     await pool.refresh()
     store = MemorySessionStore(max_sessions=100, ttl_s=60)
     audit = build_auditor(Settings(upstream="http://e"), metrics)
-    erasures = Erasures(pool, store, metrics, audit, hints_secret=None, retry_s=9, max_owed=9)
+    erasures = Erasures(
+        pool, store, metrics, audit, MemoryDebtStore(), hints_secret=None, retry_s=9, max_owed=9
+    )
     replica = pool.get("a")
     assert replica is not None
     if known:

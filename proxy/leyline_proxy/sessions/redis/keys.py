@@ -98,6 +98,19 @@ class Keys:
         """Return the name of a tenant's usage in a window; see ``budgets/redis.py``."""
         return f"{self.prefix}:budget:{{{_digest('budget', tenant)}}}:{window}:{begins}"
 
+    @property
+    def carriers(self) -> str:
+        """Name of the processes that carry debts; see ``debts/redis.py``."""
+        return f"{self.prefix}:{{debts}}:live"
+
+    def debts_of(self, carrier: str) -> str:
+        """Return the name of a process's debts."""
+        return f"{self.prefix}:{{debts}}:of:{carrier}"
+
+    def debt(self, tenant: str, session_id: str, run: str) -> str:
+        """Return the digest by which a debt is known among a process's debts."""
+        return _digest("debt", tenant, session_id, run)
+
     def opening(self, tenant: str, key: str, value: int) -> str:
         """Return the name of the sessions with this opening."""
         return f"{self.prefix}:a:{_digest('opening', tenant, key, f'{value:x}')}"

@@ -127,11 +127,21 @@ _ENGINES: tuple[CatalogueEntry, ...] = (
     gauge(
         "erasures_owed",
         "leyline_erasures_owed",
-        "Sessions with a forget that some engine has not confirmed yet. After a restart, the proxy "
-        "learns of each when the session's next turn comes.",
+        "Sessions with a forget that some engine has not confirmed yet. With Redis, or "
+        "owed_forgets_path, a proxy takes over those of one that was killed. Without both, a "
+        "restarted proxy learns of each when the session's next turn comes.",
         merge="livesum",
         bad="Above 0 for minutes: text that should be forgotten may still be in an engine's "
         "memory.",
+    ),
+    gauge(
+        "erasures_unsaved",
+        "leyline_erasures_unsaved",
+        "Sessions with a forget that an engine owes and of which only this process knows, because "
+        "the store of debts (Redis, or the folder owed_forgets_path) can't be written.",
+        merge="livesum",
+        bad="Above 0: if the process is killed before the store is back, nobody "
+        "sends these forgets.",
     ),
 )
 

@@ -1,0 +1,232 @@
+"""Stores of owed forgets, all by the same rules: in memory, hub, folder and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from support.hubs import hub, link
+from support.redis_server import RedisServer, redis_server
+from support.waiting import until
+
+from leyline_proxy.debts import (
+    Debt,
+    DebtBook,
+    Debts,
+    DebtStore,
+    DebtStoreGoneError,
+    Inherited,
+    MemoryDebtStore,
+)
+from leyline_proxy.debts.debt import Owner
+from leyline_proxy.debts.folder import FolderDebtStore
+from leyline_proxy.debts.redis import RedisDebtStore
+from leyline_proxy.hub.debts import HubDebts, SharedDebtStore
+from leyline_proxy.sessions.redis import RedisOptions
+
+KINDS = ("memory", "hub", "redis", "folder")
+LEASE_S = 0.5
+
+Answer = TypeVar("Answer")
+
+A, B = (Debt("red", "s", run, "gpu1", 5.0) for run in ("f@1", "f@2"))
+OTHER = Debt("blue", "s", "f@1", "gpu1")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis for the tests that don't harm it."""
+    with redis_server(tmp_path_factory.mktemp("redis")) as running:
+        yield running
+
+
+class Carriers:
+    """Processes that share debts."""
+
+    def __init__(self, kind: str, server: RedisServer, folder: Path, stack: AsyncExitStack) -> None:
+        self._kind, self._server, self._folder, self._stack = kind, server, folder, stack
+        self._book = DebtBook()
+        self._links: dict[DebtStore, AsyncExitStack] = {}
+
+    async def store(self) -> DebtStore:
+        """A new process's store."""
+        if self._kind == "memory":
+            return MemoryDebtStore(self._book)
+        if self._kind == "redis":
+            options = RedisOptions(self._server.url, timeout_s=5)
+            store = RedisDebtStore(options, self._folder.name, lease_s=LEASE_S)
+            self._stack.push_async_callback(store._link.aclose)
+            return store
+        if self._kind == "folder":
+            return FolderDebtStore(self._folder / "debts")
+        stack = await self._stack.enter_async_context(AsyncExitStack())
+        shared = SharedDebtStore(await stack.enter_async_context(link(self._folder / "hub")))
+        self._links[shared] = stack
+        return shared
+
+    async def kill(self, store: DebtStore) -> None:
+        """End a process without a word."""
+        if isinstance(store, MemoryDebtStore):
+            self._book.leave(store)
+        elif isinstance(store, SharedDebtStore):
+            await self._links[store].aclose()
+        elif isinstance(store, FolderDebtStore):
+            store._release()
+
+
+@pytest.fixture(params=KINDS)
+async def carriers(
+    request: pytest.FixtureRequest, server: RedisServer, tmp_path: Path
+) -> AsyncIterator[Carriers]:
+    """Processes that share debts, by kind of store."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(hub(tmp_path / "hub", HubDebts()))
+        yield Carriers(request.param, server, tmp_path, stack)
+
+
+async def inherited(store: DebtStore, count: int) -> list[Debt]:
+    """What a process inherits, once it is that many."""
+    found: list[Debt] = []
+
+    async def enough() -> bool:
+        found.extend((await store.inherit()).debts)
+        return len(found) >= count
+
+    await until(enough)
+    return sorted(found, key=lambda each: each.key)
+
+
+async def test_debts_of_a_killed_process_go_to_one_other(carriers: Carriers) -> None:
+    """They are inherited whole, once, and again from an heir that is killed in turn; what was paid
+    is not."""
+    first, second, third = [await carriers.store() for _ in range(3)]
+    await first.write([A, B, OTHER], [])
+    await first.write([], [B.key])
+    for each in (second, third):
+        assert (await each.inherit()).debts == (), "its carrier lives"
+    await carriers.kill(first)
+    assert await inherited(second, 2) == [OTHER, A]
+    assert (await third.inherit()).debts == ()
+    await second.write([], [OTHER.key])
+    await carriers.kill(second)
+    assert await inherited(third, 1) == [A]
+
+
+async def test_a_process_that_stops_leaves_its_debts_at_once(carriers: Carriers) -> None:
+    """Nobody waits for a lease then, and a process without debts leaves nothing."""
+    first, idle, second = [await carriers.store() for _ in range(3)]
+    await first.write([A], [])
+    await idle.inherit()
+    for each in (first, idle):
+        await each.aclose()
+        await carriers.kill(each)
+    await asyncio.sleep(0.01)
+    assert await inherited(second, 1) == [A]
+
+
+async def test_two_processes_may_owe_the_same(carriers: Carriers) -> None:
+    """One's payment leaves the other's debt: its demand may have come later."""
+    first, second, third = [await carriers.store() for _ in range(3)]
+    await first.write([A], [])
+    await second.write([A], [])
+    await first.write([], [A.key])
+    await carriers.kill(first)
+    await carriers.kill(second)
+    assert await inherited(third, 1) == [A]
+
+
+async def test_debts_survive_a_redis_that_was_killed(tmp_path: Path) -> None:
+    """A process writes its debts again to a Redis that lost them, and those that it could not write
+    meanwhile; it reports until then."""
+    with redis_server(tmp_path) as fragile:
+        options = RedisOptions(fragile.url, connect_timeout_s=2, timeout_s=2)
+        own: dict[Owner, list[Debt]] = {A.owner: [A]}
+        debts = Debts(RedisDebtStore(options, "d", lease_s=LEASE_S), lambda o: own.get(o, []))
+        debts.changed(A.owner)
+        await debts.save()
+        assert (debts.problem, debts.unsaved) == (None, 0)
+        fragile.kill()
+        own[OTHER.owner] = [OTHER]
+        debts.changed(OTHER.owner)
+        await debts.save()
+        assert debts.problem == "redis is out of reach" and debts.unsaved == 1
+        fragile.start()
+
+        async def back() -> bool:
+            await debts.inherit()
+            return debts.problem is None and not debts.unsaved
+
+        await until(back)
+        await debts.aclose()
+        heir = RedisDebtStore(options, "d")
+        assert await inherited(heir, 2) == [OTHER, A]
+        await heir.aclose()
+
+
+class Lossy(MemoryDebtStore):
+    """A store whose next answer is lost, after it has done what it was asked."""
+
+    lost = True
+
+    async def write(self, debts: Iterable[Debt], paid: Iterable[tuple[str, str, str]]) -> bool:
+        await super().write([*debts], [*paid])
+        return self._answer(True)
+
+    async def inherit(self, *, whole: bool = False) -> Inherited:
+        found = await super().inherit()
+        own = tuple(self._book._carried[self].values())
+        return self._answer(Inherited(own) if whole else found)
+
+    def _answer(self, answer: Answer) -> Answer:
+        lost, self.lost = self.lost, False
+        if lost:
+            raise DebtStoreGoneError
+        return answer
+
+
+async def test_a_lost_answer_loses_no_debt() -> None:
+    """Debts that were given to a process that didn't hear of it are named to it again."""
+    book = DebtBook()
+    dead = MemoryDebtStore(book)
+    await dead.write([A], [])
+    book.leave(dead)
+    debts = Debts(Lossy(book), lambda _: [])
+    assert await debts.inherit() == []
+    assert debts.problem is not None
+    assert await debts.inherit() == [A]
+
+
+async def test_what_a_lost_write_left_is_paid_in_the_end() -> None:
+    """A debt that is paid before its write was confirmed doesn't stay in the store."""
+    book, own = DebtBook(), [A]
+    debts = Debts(Lossy(book), lambda _: own)
+    debts.changed(A.owner)
+    await debts.save()
+    assert len(book) == 1
+    own.clear()
+    debts.changed(A.owner)
+    await debts.save()
+    assert len(book) == 0
+
+
+async def test_a_full_disk_loses_no_debt_and_leaves_no_half_one(tmp_path: Path) -> None:
+    """A folder that can't be written reports it, and gets everything once it can be; only this user
+    may read it."""
+    (tmp_path / "debts").write_text("in the way")
+    own = [A, B]
+    debts = Debts(FolderDebtStore(tmp_path / "debts"), lambda _: own)
+    debts.changed(A.owner)
+    await debts.save()
+    assert debts.problem == "folder is out of reach" and debts.unsaved == 1
+    (tmp_path / "debts").unlink()
+    assert await debts.inherit() == []
+    await debts.save()
+    assert (debts.problem, debts.unsaved) == (None, 0)
+    modes = {each.stat().st_mode & 0o077 for each in (tmp_path / "debts").rglob("*")}
+    assert modes == {0}
+    await debts.aclose()
+    assert await inherited(FolderDebtStore(tmp_path / "debts"), 2) == [A, B]
