@@ -2,8 +2,8 @@
 
 Recall is counted on random samples of the formats that `key_formats.toml` lists, each in many
 surroundings (`key_samples.py`): a sample is found if `redact` leaves nothing of its secret.
-Precision is counted on recorded sessions of real agents, which hold no secrets: every hit there is a
-false alarm.
+Precision is counted on recorded sessions of real agents, which hold no secrets: every hit there is
+a false alarm.
 """
 
 from __future__ import annotations

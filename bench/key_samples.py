@@ -1,4 +1,4 @@
-"""Random keys, tokens and passwords in the formats of `key_formats.toml`, each in many surroundings."""
+"""Random keys in the formats of `key_formats.toml`, each of them in many surroundings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Maker:
     """Random secrets, from a seed."""
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)  # noqa: S311 - samples, not secrets
+        self._random = random.Random(seed)  # samples, not secrets
         self._whole: dict[str, Callable[[str], str]] = {
             "der": lambda _: "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC" + self.characters("b64", 400),
             "jwt": lambda _: self._jwt((",", ":"), None),
@@ -159,7 +159,7 @@ TOKENS: dict[str, Callable[[str], str]] = {
     "header": lambda token: f"< X-Key: {token}\r\n",
     "log line": lambda token: f"2026-01-02T03:04:05Z WARN key={token} refused",
     "arguments": lambda token: json.dumps({"command": json.dumps({"run": f"tool -k '{token}'"})}),
-    "colours": lambda token: f"\x1b[1mkey\x1b[0m=\x1b[32m{token}\x1b[0m",
+    "colours of names": lambda token: f"\x1b[1mkey\x1b[0m=\x1b[32m{token}\x1b[0m",
     "grep": lambda token: f"a.txt:3:\x1b[01;31m\x1b[K{token[:6]}\x1b[m\x1b[K{token[6:]}",
 }
 """Surroundings of a token."""

@@ -16,30 +16,33 @@ SECRET = "secret"  # noqa: S105
 """The group of a pattern that is the secret, where there is more to the match."""
 
 _BETWEEN_WORDS = "[_. -]?"
-_QUOTES = r"""["'`\\]"""
-# After a name: the rest of it, quotes, a type, then a sign, `, value:` or only a space.
-_TAIL = rf"(?:_[A-Z0-9]{{1,24}})?{_QUOTES}{{0,4}}[\])]?(?: ?\[[^\[\]\s]{{0,24}}\])?"
+_QUOTES = r"""["'`\\]{0,4}"""
+# After a name: which one it is, quotes, a value that a prompt shows.
+_NUMBERED = r"(?:_(?:[0-9]{1,2}|(?i:prod|production|dev|staging|test|live|new|old)))?"
+_TAIL = rf"{_NUMBERED}{_QUOTES}[\])]?(?: ?\[[^\[\]\s]{{0,24}}\])?"
+# Then a sign, in code after a type; or `value:`, as in lists of names and values; or only a space.
 _SIGN = r"\s{0,8}(?:(?::[ \t]{0,4}[A-Za-z]{1,12}[ \t]{0,4})?={1,3}>?|:=?|,|>)\s{0,8}"
-_PAIR = (
-    rf"[ \t]{{0,4}},?[\s+>-]{{0,24}}{_QUOTES}{{0,4}}(?i:value){_QUOTES}{{0,4}}[ \t]{{0,4}}[:=]\s{{0,4}}"
-)
+_PAIR = rf"[ \t]{{0,4}},?[\s+>-]{{0,24}}{_QUOTES}(?i:value){_QUOTES}[ \t]{{0,4}}[:=]\s{{0,4}}"
+_EQUALS = r"[ \t]{0,2}=[ \t]{0,2}"
+_COLON = rf"{_QUOTES}[ \t]{{0,4}}:[ \t]{{0,4}}"
 _OPEN = r"""["'`\\(]{0,6}"""
 _SEPARATORS = {
     "any": rf"(?:{_SIGN}|{_PAIR}|[ \t]{{1,8}})",
-    "sign": rf"(?:[ \t]{{0,2}}=[ \t]{{0,2}}|{_QUOTES}{{0,4}}[ \t]{{0,4}}:[ \t]{{1,4}}|:[ \t]?|{_PAIR})",
+    "sign": rf"(?:{_EQUALS}|{_COLON}|{_PAIR})",
 }
 
 _REFERENCE = re.compile(
-    r"""[$%@]\{?\{?[\w.\s:-]*\}{0,2}%?|\{\{?[^{}]*\}?\}|<[^<>]*>|\[[^\[\]]*\]|%\(?\w*\)?s|\$\(.*|`.*"""
+    r"[$%@]\{?\{?[\w.\s:-]*\}{0,2}%?|\{\{?[^{}]*\}?\}|<[^<>]*>|\[[^\[\]]*\]|%\(?\w*\)?s|\$\(.*|`.*"
 )
 _PLACEHOLDER = re.compile(
-    r"(?i)(?:your|my|the|some|example|sample|dummy|fake|placeholder|insert|replace|change|enter|redacted|"
-    r"none|null|true|false|undefined|todo)(?:[_ .-]?(?:me|it|with|your|here|api|access|auth|secret|private|"
-    r"key|token|password|pass|value|string)){0,8}|passw(?:or)?d|pass|pwd|secret|token|key|[x*.#?_-]+|(.)\1{5,}|\.{3}.*"
+    r"(?i)(?:your|my|the|some|example|sample|dummy|fake|placeholder|insert|replace|change|enter"
+    r"|redacted|none|null|true|false|undefined|todo)(?:[_ .-]?(?:me|it|with|your|here|api|access"
+    r"|auth|secret|private|key|token|password|pass|value|string)){0,8}"
+    r"|passw(?:or)?d|pass|pwd|secret|token|key|[x*.#?_-]+|(.)\1{5,}|\.{3}.*"
 )
 _PORT = re.compile(r"[0-9]{1,5}[/?#]")
 _NUMBER = re.compile(r"[0-9][0-9_.,:e+-]*")
-_CALL = re.compile(
+_CODE = re.compile(
     r"[A-Za-z_][\w.]*(?:[(\[].*|\.\w+)|(?:[A-Za-z]:)?[./~\\]?[/\\].*|https?:.*", re.DOTALL
 )
 _FEWEST_LETTERS = 6
@@ -51,7 +54,8 @@ class KeyRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         kind: name of the detector that it belongs to.
         source: where its shape is from.
-        pattern: matches the secret, or its group `SECRET` does; or
+        pattern: matches the secret, or its group `SECRET` does
+        within: if given, the text in which the pattern is searched, such as a command; or
         names: what the secret may be assigned to, and
         value: what it then looks like.
         upper: if true, the names are searched in capitals only.
@@ -62,6 +66,7 @@ class KeyRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: str
     source: str
     pattern: str = ""
+    within: str = ""
     names: tuple[str, ...] = ()
     value: str = ""
     upper: bool = False
@@ -70,8 +75,13 @@ class KeyRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def expression(self) -> str:
-        """The regular expression. Its classes are those of ASCII, as RE2 has them."""
+        """The regular expression of the secret. Its classes are those of ASCII, as in RE2."""
         return f"(?a){self.pattern or self._assignment()}"
+
+    @property
+    def surroundings(self) -> str | None:
+        """The regular expression of the text in which that is searched; None if it is any."""
+        return f"(?a){self.within}" if self.within else None
 
     def _assignment(self) -> str:
         names = "|".join(name.replace("_", _BETWEEN_WORDS) for name in self.names)
@@ -125,7 +135,7 @@ def is_userinfo(text: str) -> bool:
 
 def is_password(text: str) -> bool:
     """Return True if it is a value that looks chosen or random, not a number, a call or a path."""
-    if not is_literal(text) or _NUMBER.fullmatch(text) or _CALL.fullmatch(text):
+    if not is_literal(text) or _NUMBER.fullmatch(text) or _CODE.fullmatch(text):
         return False
     return any(not each.isalpha() and each not in "_-." for each in text)
 

@@ -2,8 +2,8 @@
 
 Keys, tokens and passwords are those of a catalogue of rules (`catalogue`), with JSON Web Tokens and
 private keys, which need more than a rule there. Numbers are checked by their check digits
-(python-stdnum), telephone numbers by the numbering plans (phonenumbers). These two packages come with
-the extra ``detectors`` and are imported when a policy that needs them is built.
+(python-stdnum), telephone numbers by the numbering plans (phonenumbers). These two packages come
+with the extra ``detectors`` and are imported when a policy that needs them is built.
 
 The text is anybody's: every pattern takes time in proportion to it, whatever it says, and a test
 checks that. Where a run of characters may hold many beginnings, it is read once: by possessive
@@ -83,11 +83,13 @@ _B64 = "[A-Za-z0-9+/]"
 # The beginnings, in base64, of a private key: in DER of PKCS #1, #8 and SEC 1, in OpenSSH's form,
 # and, as kubeconfig files and secrets of Kubernetes have them, of the line BEGIN itself.
 _IN_BASE64 = (
-    r"MII[A-Za-z0-9+/]{3}IBAAKC|MII[A-Za-z0-9+/]{3}IBADANBgkqhkiG9w0BAQEFAASC|MHcCAQEEI|MIGHAgEAMBMGByqGSM49"
-    r"|MC4CAQAwBQYDK2VwBCIEI|b3BlbnNzaC1rZXktdjEA|LS0tLS1CRUdJTi(?:BQUklWQVRF|BSU0EgUFJJVkFUR"
-    r"|BFQyBQUklWQVRF|BEU0EgUFJJVkFUR|BPUEVOU1NIIFBSSVZBVE|BFTkNSWVBURUQgUFJJVkFUR|BQR1AgUFJJVkFUR"
-    r"|BTU0gyIEVOQ1JZUFRFRCBQUklWQVRF)"
+    r"MII[A-Za-z0-9+/]{3}IBA(?:AKC|DANBgkqhkiG9w0BAQEFAASC)|MHcCAQEEI|MIGHAgEAMBMGByqGSM49"
+    r"|MC4CAQAwBQYDK2VwBCIEI|b3BlbnNzaC1rZXktdjEA"
+    r"|LS0tLS1CRUdJTi(?:BQUklWQVRF|BSU0EgUFJJVkFUR|BFQyBQUklWQVRF|BEU0EgUFJJVkFUR"
+    r"|BPUEVOU1NIIFBSSVZBVE|BFTkNSWVBURUQgUFJJVkFUR|BQR1AgUFJJVkFUR)"
 )
+_WHOLE_LINE = rf"(?m:^){_BEFORE}{_B64}{{40,}}={{0,2}}\r?\n"
+_LAST_LINE = rf"(?m:^){_BEFORE}=?{_B64}{{4,}}={{0,2}}\r?\n"
 _OWN: dict[str, tuple[str, ...]] = {
     "jwt": (
         rf"(?<![\w-])(?=[\w-]*+\.{_JSON}[\w-]{{8,}}+\.[\w-]{{8}})"
@@ -98,8 +100,8 @@ _OWN: dict[str, tuple[str, ...]] = {
         # Cut off before its end: up to the last line that may belong to it.
         rf"{_BEGIN}(?:(?:{_LINE}{_MARGIN})++(?:[A-Za-z0-9+/=]{{16,}}+|{_HEADER}))*+",
         # Cut off at its beginning: from the first line that may belong to it.
-        rf"(?<=(?P<{_MEANT}>(?:{_B64}{{40,}}\r?\n)?(?:(?m:^){_BEFORE}{_B64}{{40,}}={{0,2}}\r?\n){{0,400}}"
-        rf"(?:(?m:^){_BEFORE}=?{_B64}{{4,}}={{0,2}}\r?\n){{0,2}}(?m:^){_BEFORE})){_END}",
+        rf"(?<=(?P<{_MEANT}>(?:{_B64}{{40,}}\r?\n)?(?:{_WHOLE_LINE}){{0,400}}(?:{_LAST_LINE}){{0,2}}"
+        rf"(?m:^){_BEFORE})){_END}",
         rf"\b(?:{_IN_BASE64}){_B64}{{16,}}+={{0,2}}(?:{_LINE}{_MARGIN}{_B64}{{48,}}+={{0,2}})*+"
         rf"(?:{_LINE}{_MARGIN}{_B64}{{2,}}+={{1,2}})?+",
     ),
@@ -234,15 +236,24 @@ def _rules(name: str, phone_region: str | None) -> Iterator[Rule]:
 
 
 def _of_catalogue(rule: KeyRule) -> Rule:
-    text = rule.expression
-    check = CHECKS[rule.check] if rule.check else None
+    text, check = rule.expression, CHECKS[rule.check] if rule.check else None
     group = SECRET if f"(?P<{SECRET}>" in text else 0
+    if rule.surroundings is not None:
+        return Rule.of(rule.surroundings, 0, partial(_inside, re.compile(text), group, check))
     return Rule.of(text, group, None if check is None else partial(_checked, check))
 
 
 def _checked(check: Callable[[str], bool], text: str) -> Iterator[Span]:
     if check(text):
         yield 0, len(text)
+
+
+def _inside(
+    pattern: re.Pattern[str], group: int | str, check: Callable[[str], bool] | None, text: str
+) -> Iterator[Span]:
+    for found in pattern.finditer(text):
+        if check is None or check(found.group(group)):
+            yield found.span(group)
 
 
 def _imported(module: str, detector: str) -> Any:

@@ -35,7 +35,6 @@ def _jwt() -> str:
 FOUND: dict[str, list[str]] = {
     "anthropic_key": ["sk-ant-" + "api03-" + LETTERS],
     "aws_key": ["AKIA" + UPPER, "ASIA" + UPPER],
-    "azure_storage_key": ["AccountKey=" + "x" * 86 + "=="],
     "credit_card": [
         "4111 1111 1111 1111",
         "4111-1111-1111-1111",
@@ -78,6 +77,7 @@ FOUND: dict[str, list[str]] = {
 }
 WITHIN: dict[str, list[tuple[str, str]]] = {
     "aws_key": [("aws_secret_key = '{}'", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYz1234567aa")],
+    "azure_storage_key": [("AccountKey={};B=c", "x" * 86 + "==")],
     "basic_auth": [("https://me:{}@example.org/x", "hunter2")],
     "iban": [("to {} EUR", "BE68 5390 0754 7034"), ("{} AND MORE", "DE89370400440532013000")],
     "npm_token": [("//registry.npmjs.org/:_authToken={}", "npm_" + LETTERS[:36])],
@@ -147,10 +147,11 @@ def _redacted(detector: str, text: str, region: str | None = None) -> str:
 
 
 def test_every_detector_has_examples() -> None:
-    """Each is shown to find something and to let something pass."""
-    known = {*KEYS, *PII}
-    assert {*FOUND, *WITHIN} == known
-    assert PASSED.keys() == known
+    """Each detector of personal data is shown to find something and to let something pass; those of
+    keys have random samples besides (`test_key_catalogue.py`)."""
+    assert {*FOUND, *WITHIN} >= {*PII}
+    assert PASSED.keys() >= {*PII}
+    assert {*FOUND, *WITHIN, *PASSED} <= {*KEYS, *PII}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,6 @@ def test_groups_are_all_of_a_kind() -> None:
 @pytest.mark.parametrize(
     ("detector", "module", "package"),
     [
-        ("aws_key", "detect_secrets.plugins.aws", "detect-secrets"),
         ("credit_card", "stdnum.luhn", "python-stdnum"),
         ("phone", "phonenumbers", "phonenumbers"),
     ],
