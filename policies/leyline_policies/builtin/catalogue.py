@@ -30,6 +30,7 @@ _SEPARATORS = {
     "any": rf"(?:{_SIGN}|{_PAIR}|[ \t]{{1,8}})",
     "sign": rf"(?:{_EQUALS}|{_COLON}|{_PAIR})",
 }
+_ENDS = {"any": "", "sign": r"""(?:[\s"'`<>,;)\]}\\]|$)"""}  # no call, no index
 
 _REFERENCE = re.compile(
     r"[$%@]\{?\{?[\w.\s:-]*\}{0,2}%?|\{\{?[^{}]*\}?\}|<[^<>]*>|\[[^\[\]]*\]|%\(?\w*\)?s|\$\(.*|`.*"
@@ -38,7 +39,7 @@ _PLACEHOLDER = re.compile(
     r"(?i)(?:your|my|the|some|example|sample|dummy|fake|placeholder|insert|replace|change|enter"
     r"|redacted|none|null|true|false|undefined|todo)(?:[_ .-]?(?:me|it|with|your|here|api|access"
     r"|auth|secret|private|key|token|password|pass|value|string)){0,8}"
-    r"|passw(?:or)?d|pass|pwd|secret|token|key|[x*.#?_-]+|(.)\1{5,}|\.{3}.*"
+    r"|passw(?:or)?d|pass|pwd|secret|token|key|[x*.:#?_-]+|(.)\1{5,}|\.{3}.*"
 )
 _PORT = re.compile(r"[0-9]{1,5}[/?#]")
 _NUMBER = re.compile(r"[0-9][0-9_.,:e+-]*")
@@ -59,7 +60,8 @@ class KeyRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         names: what the secret may be assigned to, and
         value: what it then looks like.
         upper: if true, the names are searched in capitals only.
-        separator: if ``sign``, a space alone doesn't stand between a name and its value.
+        separator: if ``sign``, a space alone doesn't stand between a name and its value, which is
+            neither called nor indexed.
         check: name of a look at the secret after the match (`CHECKS`).
     """
 
@@ -86,7 +88,8 @@ class KeyRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _assignment(self) -> str:
         names = "|".join(name.replace("_", _BETWEEN_WORDS) for name in self.names)
         found = f"(?:{names})" if self.upper else f"(?i:{names})"
-        return rf"{found}{_TAIL}{_SEPARATORS[self.separator]}{_OPEN}(?P<{SECRET}>{self.value})"
+        separator, end = _SEPARATORS[self.separator], _ENDS[self.separator]
+        return rf"{found}{_TAIL}{separator}{_OPEN}(?P<{SECRET}>{self.value}){end}"
 
 
 class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
