@@ -1,4 +1,4 @@
-"""What the detectors of keys find, by kind: a table in docs/policies.md.
+"""Recall and precision of the detectors of keys, by kind: a table in docs/policies.md.
 
 Recall is counted on random samples of the formats that `key_formats.toml` lists, each in many
 surroundings (`key_samples.py`): a sample is found if `redact` leaves nothing of its secret.

@@ -30,7 +30,6 @@ _SEPARATORS = {
     "any": rf"(?:{_SIGN}|{_PAIR}|[ \t]{{1,8}})",
     "sign": rf"(?:{_EQUALS}|{_COLON}|{_PAIR})",
 }
-_ENDS = {"any": "", "sign": r"""(?:[\s"'`<>,;)\]}\\]|$)"""}  # no call, no index
 
 _REFERENCE = re.compile(
     r"[$%@]\{?\{?[\w.\s:-]*\}{0,2}%?|\{\{?[^{}]*\}?\}|<[^<>]*>|\[[^\[\]]*\]|%\(?\w*\)?s|\$\(.*|`.*"
@@ -43,9 +42,8 @@ _PLACEHOLDER = re.compile(
 )
 _PORT = re.compile(r"[0-9]{1,5}[/?#]")
 _NUMBER = re.compile(r"[0-9][0-9_.,:e+-]*")
-_CODE = re.compile(
-    r"[A-Za-z_][\w.]*(?:[(\[].*|\.\w+)|(?:[A-Za-z]:)?[./~\\]?[/\\].*|https?:.*", re.DOTALL
-)
+_CODE = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+|(?:[A-Za-z]:)?[./~\\]?[/\\].*|https?:.*", re.DOTALL)
+_CALL = re.compile(r"[(\[{]")
 _FEWEST_LETTERS = 6
 
 
@@ -60,8 +58,7 @@ class KeyRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         names: what the secret may be assigned to, and
         value: what it then looks like.
         upper: if true, the names are searched in capitals only.
-        separator: if ``sign``, a space alone doesn't stand between a name and its value, which is
-            neither called nor indexed.
+        separator: if ``sign``, a space alone doesn't stand between a name and its value.
         check: name of a look at the secret after the match (`CHECKS`).
     """
 
@@ -88,8 +85,8 @@ class KeyRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _assignment(self) -> str:
         names = "|".join(name.replace("_", _BETWEEN_WORDS) for name in self.names)
         found = f"(?:{names})" if self.upper else f"(?i:{names})"
-        separator, end = _SEPARATORS[self.separator], _ENDS[self.separator]
-        return rf"{found}{_TAIL}{separator}{_OPEN}(?P<{SECRET}>{self.value}){end}"
+        separator = _SEPARATORS[self.separator]
+        return rf"{found}{_TAIL}{separator}{_OPEN}(?P<{SECRET}>{self.value})"
 
 
 class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,9 +135,16 @@ def is_userinfo(text: str) -> bool:
 
 def is_password(text: str) -> bool:
     """Return True if it is a value that looks chosen or random, not a number, a call or a path."""
-    if not is_literal(text) or _NUMBER.fullmatch(text) or _CODE.fullmatch(text):
+    if not is_literal(text) or _CALL.search(text):
+        return False
+    if _NUMBER.fullmatch(text) or _CODE.fullmatch(text):
         return False
     return any(not each.isalpha() and each not in "_-." for each in text)
+
+
+def is_random(text: str) -> bool:
+    """Return True if it looks chosen or random, and has digits, small letters and capitals."""
+    return is_password(text) and is_mixed_case(text)
 
 
 CHECKS: dict[str, Callable[[str], bool]] = {
@@ -149,6 +153,7 @@ CHECKS: dict[str, Callable[[str], bool]] = {
     "mixed_case": is_mixed_case,
     "pair": is_pair,
     "password": is_password,
+    "random": is_random,
     "userinfo": is_userinfo,
 }
 """Looks at a secret after its match, by the names that rules have for them."""
