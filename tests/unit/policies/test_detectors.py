@@ -180,6 +180,13 @@ def test_what_only_looks_alike_passes(detector: str, text: str) -> None:
     assert _redacted(detector, f"see {text} there") == f"see {text} there"
 
 
+def test_colours_hide_no_key_and_stay_around_it() -> None:
+    """A key is found through a terminal's colours; of those after it, none goes."""
+    key = "ghp_" + LETTERS[:36]
+    text = f"\x1b[1ma\x1b[0m=\x1b[32m{key[:6]}\x1b[m\x1b[K{key[6:]}\x1b[0m \x1b[1mb%20c\x1b[0m"
+    assert _redacted("github_token", text) == "\x1b[1ma\x1b[0m=█\x1b[0m \x1b[1mb%20c\x1b[0m"
+
+
 def test_a_region_makes_national_numbers_known() -> None:
     """Without it only numbers with a country code are telephone numbers."""
     assert _redacted("phone", "call (650) 253-0000 now", "US") == "call █ now"

@@ -50,7 +50,7 @@ NEAR_MISSES = [
     "aws_secret_access_key = config.get('aws')",
     "AccountKey=;SharedAccessKey=<key>",
     "Authorization: Bearer <token>\nAuthorization: Bearer $TOKEN\nAuthorization: Basic <pair>",
-    "a Basic knowledge of auth, basic authentication",
+    "Basic dGVzdGluZzEyMw== is no pair\na Basic knowledge of auth, basic authentication",
     'curl -u "$USER:$PASSWORD" https://example.org\ncurl -u me https://example.org:8080',
     "docker run -u 1000:1000 -p 8080:80 nginx\nmysql -p -h db\nssh -p 2222 me@host",
     # Addresses.
