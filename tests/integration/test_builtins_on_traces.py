@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.bench_scripts import bench
 from support.builtin_specs import CASES, RECALLABLE, SPECS, recallable
 from support.examples import is_nightly
 from support.parts import check_parts
@@ -258,27 +257,19 @@ def test_specs_name_every_policy() -> None:
     assert SPECS.keys() == BUILTINS.keys()
 
 
-@cache
-def bench(name: str = "policy_table") -> ModuleType:
-    """The script that writes a table in the documentation."""
-    path = REPOSITORY / "bench" / f"{name}.py"
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None and found.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
-
-
-@cache
 def quotes() -> ModuleType:
     """The script that writes the table of quotes, which takes settings from the other one."""
-    bench()
-    return bench("policy_quotes")
+    return bench("policy_quotes", "policy_table")
 
 
 def shown_figures() -> dict[str, dict[str, str]]:
     """The cells of the documented table, by row and column."""
-    table = DOCUMENT.read_text("utf-8").partition(bench().BEGIN)[2].strip().partition("\n\n")[0]
+    table = (
+        DOCUMENT.read_text("utf-8")
+        .partition(bench("policy_table").BEGIN)[2]
+        .strip()
+        .partition("\n\n")[0]
+    )
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
     head, _, *rows = lines
     return {cells[0].strip("`"): dict(zip(head, cells, strict=True)) for cells in rows}
@@ -288,21 +279,23 @@ def shown_figures() -> dict[str, dict[str, str]]:
 def test_documented_figures_are_what_the_recordings_give(file: str, traces_dir: Path) -> None:
     """The table of reclaimed tokens holds, for two of its files; the rest is checked at night."""
     shown, path = shown_figures(), traces_dir / f"{file}.jsonl.gz"
-    trace, column = read_trace(path), bench().column(path)
-    assert shown["unedited"][column] == f"{bench().unedited(trace):,}"
+    trace, column = read_trace(path), bench("policy_table").column(path)
+    assert shown["unedited"][column] == f"{bench('policy_table').unedited(trace):,}"
     for name in BUILTINS:
-        figure = bench().reclaimed(name, trace)
-        cell = shown.get(name, {}).get(column, bench().NOTHING)
-        assert cell == (f"{figure:,}" if figure else bench().NOTHING), name
+        figure = bench("policy_table").reclaimed(name, trace)
+        cell = shown.get(name, {}).get(column, bench("policy_table").NOTHING)
+        assert cell == (f"{figure:,}" if figure else bench("policy_table").NOTHING), name
 
 
 @pytest.mark.nightly
 def test_documented_table_is_what_the_script_writes(traces_dir: Path) -> None:
     """Running the documented command changes nothing."""
     paths = [path for kind in KINDS for path in sorted(traces_dir.glob(f"{kind}_*.jsonl.gz"))]
-    text = bench().table({bench().column(path): read_trace(path) for path in paths})
+    text = bench("policy_table").table(
+        {bench("policy_table").column(path): read_trace(path) for path in paths}
+    )
     document = DOCUMENT.read_text("utf-8")
-    assert bench().put_into(document, text) == document
+    assert bench("policy_table").put_into(document, text) == document
 
 
 @pytest.mark.parametrize(
@@ -311,7 +304,11 @@ def test_documented_table_is_what_the_script_writes(traces_dir: Path) -> None:
 )
 def test_documented_quotes_are_what_the_recordings_give(name: str, traces_dir: Path) -> None:
     """A row of the table of quotes holds; policies that evict nothing or forget have none."""
-    shown = DOCUMENT.read_text("utf-8").partition(quotes().BEGIN)[2].partition(bench().END)[0]
+    shown = (
+        DOCUMENT.read_text("utf-8")
+        .partition(quotes().BEGIN)[2]
+        .partition(bench("policy_table").END)[0]
+    )
     lines = [line for line in shown.splitlines() if line.startswith(f"| `{name}` ")]
     if name not in quotes().recallable_names():
         assert not lines

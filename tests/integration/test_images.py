@@ -160,11 +160,11 @@ def test_proxy_image_has_no_engine(slim: tuple[ImageFolder, Stage]) -> None:
     image, stage = slim
     found = {
         name: _has(image, stage, name)
-        for name in ("leyline_proxy", "detect_secrets", "torch", "transformers")
+        for name in ("leyline_proxy", "phonenumbers", "torch", "transformers")
     }
     assert found == {
         "leyline_proxy": True,
-        "detect_secrets": True,
+        "phonenumbers": True,
         "torch": False,
         "transformers": False,
     }

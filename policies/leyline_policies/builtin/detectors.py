@@ -1,9 +1,9 @@
 """Named detectors of keys and personal data, for `redact`.
 
-Shapes of keys are those of detect-secrets, with our own where its last release (1.5, 2024) knows
-only part of a key or nothing of it. Numbers are checked by their check digits (python-stdnum),
-telephone numbers by the numbering plans (phonenumbers). These packages come with the extra
-``detectors`` and are imported when a policy that needs them is built.
+Keys, tokens and passwords are those of a catalogue of rules (`catalogue`), with JSON Web Tokens and
+private keys, which need more than a rule there. Numbers are checked by their check digits
+(python-stdnum), telephone numbers by the numbering plans (phonenumbers). These two packages come
+with the extra ``detectors`` and are imported when a policy that needs them is built.
 
 The text is anybody's: every pattern takes time in proportion to it, whatever it says, and a test
 checks that. Where a run of characters may hold many beginnings, it is read once: by possessive
@@ -17,10 +17,12 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from operator import contains
 from typing import Any
 
+from leyline_policies.builtin.catalogue import CHECKS, SECRET, KeyRule, load_catalogue
 from leyline_policies.builtin.clues import Clues, clues_of
 from leyline_policies.builtin.patterns import Match, UserPattern
 from leyline_policies.errors import did_you_mean, shown
@@ -76,52 +78,43 @@ def _meant(pattern: str, group: int | str) -> int | str:
     return _MEANT if f"(?P<{_MEANT}>" in pattern else group
 
 
-# From the plugins of detect-secrets: module and class, and the group that is the secret.
-_PLUGINS: dict[str, tuple[str, str, int]] = {
-    "aws_key": ("aws", "AWSKeyDetector", 1),
-    "azure_storage_key": ("azure_storage_key", "AzureStorageKeyDetector", 0),
-    "basic_auth": ("basic_auth", "BasicAuthDetector", 1),
-    "discord_token": ("discord", "DiscordBotTokenDetector", 0),
-    "github_token": ("github_token", "GitHubTokenDetector", 0),
-    "gitlab_token": ("gitlab_token", "GitLabTokenDetector", 0),
-    "mailchimp_key": ("mailchimp", "MailchimpDetector", 0),
-    "pypi_token": ("pypi_token", "PypiTokenDetector", 0),
-    "sendgrid_key": ("sendgrid", "SendGridDetector", 0),
-    "slack_token": ("slack", "SlackDetector", 0),
-    "square_secret": ("square_oauth", "SquareOAuthDetector", 0),
-    "stripe_key": ("stripe", "StripeDetector", 0),
-    "telegram_token": ("telegram_token", "TelegramBotTokenDetector", 0),
-    "twilio_key": ("twilio", "TwilioKeyDetector", 0),
-}
 _LINE = r"(?>\r?\n|\\++(?:r\\*+)?n)"  # also as it is written inside JSON
 _BEGIN = r"-----BEGIN[A-Z0-9 ]{0,40} PRIVATE KEY(?: BLOCK)?-----"
 _END = r"-----END[A-Z0-9 ]{0,40} PRIVATE KEY(?: BLOCK)?-----"
 _BODY = r"""(?:[A-Za-z0-9+/=:,.() \t\r\n\\"'`|>#*_;<]|-(?!----))*+"""
+_JSON = "e(?:yJ|yA|wo|w0|wk)"  # the beginning of an object in base64, with space or without
 _HEADER = r"[A-Za-z-]{1,40}+: [^\n\\]*+"
 # Text that a diff, a quotation, a numbered listing or a program puts before a line.
 _MARGIN = r"""(?:[ \t]{0,40}+(?:\d{1,6}+[:|\t ])?+[ \t"'`|>#*+]{0,12}+)"""
+# The same, read from its end.
+_BEFORE = r"""[+-]?(?:[ \t]{0,40}\d{1,6}[:|\t ]{1,4})?[ \t"'`|>#*+]{0,12}"""
+_B64 = "[A-Za-z0-9+/]"
+# The beginnings, in base64, of a private key: in DER of PKCS #1, #8 and SEC 1, in OpenSSH's form,
+# and, as kubeconfig files and secrets of Kubernetes have them, of the line BEGIN itself.
+_IN_BASE64 = (
+    r"MII[A-Za-z0-9+/]{3}IBA(?:AKC|DANBgkqhkiG9w0BAQEFAASC)|MHcCAQEEI|MIGHAgEAMBMGByqGSM49"
+    r"|MC4CAQAwBQYDK2VwBCIEI|b3BlbnNzaC1rZXktdjEA"
+    r"|LS0tLS1CRUdJTi(?:BQUklWQVRF|BSU0EgUFJJVkFUR|BFQyBQUklWQVRF|BEU0EgUFJJVkFUR"
+    r"|BPUEVOU1NIIFBSSVZBVE|BFTkNSWVBURUQgUFJJVkFUR|BQR1AgUFJJVkFUR)"
+)
+_WHOLE_LINE = rf"(?m:^){_BEFORE}{_B64}{{40,}}={{0,2}}\r?\n"
+_LAST_LINE = rf"(?m:^){_BEFORE}=?{_B64}{{4,}}={{0,2}}\r?\n"
 _OWN: dict[str, tuple[str, ...]] = {
-    "anthropic_key": (r"\bsk-ant-[\w-]{20,}+",),
-    "github_token": (r"\bgithub_pat_\w{22,}+",),
-    "google_api_key": (r"\bAIza[\w-]{35}", r"\bGOCSPX-[\w-]{20,}+"),
-    "huggingface_token": (r"\bhf_[A-Za-z0-9]{30,}+",),
     "jwt": (
-        r"(?<![\w-])(?=[\w-]*+\.eyJ[\w-]{8,}+\.[\w-]{8})"
-        rf"[\w-]*?\b(?P<{_MEANT}>eyJ[\w-]{{8,}}+\.eyJ[\w-]{{8,}}+\.[\w-]{{8,}}+)",
-    ),
-    "npm_token": (rf"/:_authToken=\s{{0,8}}+(?P<{_MEANT}>npm_[\w.~+/=-]++|[A-Fa-f0-9-]{{36}})",),
-    "openai_key": (
-        r"\bsk-(?!ant-)(?=(?:[^\W\d]|-){0,80}+\d)(?=(?:[^\WA-Z]|-){0,80}+[A-Z])[\w-]{32,}+",
+        rf"(?<![\w-])(?=[\w-]*+\.{_JSON}[\w-]{{8,}}+\.[\w-]{{8}})"
+        rf"[\w-]*?\b(?P<{_MEANT}>{_JSON}[\w-]{{8,}}+\.{_JSON}[\w-]{{8,}}+\.[\w-]{{8,}}+)",
     ),
     "private_key": (
         rf"{_BEGIN}{_BODY}{_END}",
         # Cut off before its end: up to the last line that may belong to it.
         rf"{_BEGIN}(?:(?:{_LINE}{_MARGIN})++(?:[A-Za-z0-9+/=]{{16,}}+|{_HEADER}))*+",
+        # Cut off at its beginning: from the first line that may belong to it.
+        rf"(?<=(?P<{_MEANT}>(?:{_B64}{{40,}}\r?\n)?(?:{_WHOLE_LINE}){{0,400}}(?:{_LAST_LINE}){{0,2}}"
+        rf"(?m:^){_BEFORE})){_END}",
+        rf"\b(?:{_IN_BASE64}){_B64}{{16,}}+={{0,2}}(?:{_LINE}{_MARGIN}{_B64}{{48,}}+={{0,2}})*+"
+        rf"(?:{_LINE}{_MARGIN}{_B64}{{2,}}+={{1,2}})?+",
     ),
-    "slack_token": (r"\bxapp-\d-[\w-]{10,}+", r"\bxox[abeoprs]-[\w-]{20,}+"),
-    "stripe_key": (r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{20,}+", r"\bwhsec_[A-Za-z0-9+/=]{20,}+"),
 }
-_REST = r"[A-Za-z0-9_-]*"  # for keys longer than when their shape was recorded
 
 
 def _credit_card(region: str | None) -> Iterator[Rule]:
@@ -214,7 +207,8 @@ _PERSONAL: dict[str, Callable[[str | None], Iterator[Rule]]] = {
     "phone": _phone,
     "us_ssn": _us_ssn,
 }
-KEYS = tuple(sorted({*_PLUGINS, *_OWN}))
+_CATALOGUE = load_catalogue()
+KEYS = tuple(sorted({*_OWN, *(rule.kind for rule in _CATALOGUE)}))
 """Detectors of keys, tokens and passwords; together they are called ``keys``."""
 PII = tuple(sorted(_PERSONAL))
 """Detectors of personal data; together they are called ``pii``."""
@@ -245,19 +239,30 @@ def _rules(name: str, phone_region: str | None) -> Iterator[Rule]:
         return
     for text in _OWN.get(name, ()):
         yield Rule.of(text)
-    if name in _PLUGINS:
-        module, plugin, group = _PLUGINS[name]
-        loaded = _imported(f"detect_secrets.plugins.{module}", name)
-        for pattern in getattr(loaded, plugin).denylist:
-            yield _from_library(pattern, group)
+    for each in _CATALOGUE:
+        if each.kind == name:
+            yield _of_catalogue(each)
 
 
-def _from_library(pattern: re.Pattern[str], group: int) -> Rule:
-    flags = "".join(sign for flag, sign in ((re.I, "i"), (re.X, "x")) if pattern.flags & flag)
-    text = f"(?{flags})" if flags else ""
-    if pattern.groups < group or group == 0:
-        return Rule.of(f"{text}(?:{pattern.pattern}){_REST}")
-    return Rule.of(text + pattern.pattern, group)
+def _of_catalogue(rule: KeyRule) -> Rule:
+    text, check = rule.expression, CHECKS[rule.check] if rule.check else None
+    group = SECRET if f"(?P<{SECRET}>" in text else 0
+    if rule.surroundings is not None:
+        return Rule.of(rule.surroundings, 0, partial(_inside, re.compile(text), group, check))
+    return Rule.of(text, group, None if check is None else partial(_checked, check))
+
+
+def _checked(check: Callable[[str], bool], text: str) -> Iterator[Span]:
+    if check(text):
+        yield 0, len(text)
+
+
+def _inside(
+    pattern: re.Pattern[str], group: int | str, check: Callable[[str], bool] | None, text: str
+) -> Iterator[Span]:
+    for found in pattern.finditer(text):
+        if check is None or check(found.group(group)):
+            yield found.span(group)
 
 
 def _imported(module: str, detector: str) -> Any:
@@ -272,7 +277,6 @@ def _imported(module: str, detector: str) -> Any:
 
 
 _PACKAGES = {
-    "detect_secrets": "detect-secrets",
     "phonenumbers": "phonenumbers",
     "stdnum": "python-stdnum",
 }

@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-_ESCAPE = re.compile(r"""\\(?:u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|[nrtbf"'/\\])""")
+_ESCAPE = re.compile(
+    r"""\\(?:u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|[nrtbf"'/\\])|%[0-9A-Fa-f]{2}|\x1b\[[0-9;:?]{0,32}[A-Za-z]"""
+)
+_MARKS = ("\\", "%", "\x1b")
+"""What an escape begins with: of JSON and most languages, of URLs, of a terminal's colours."""
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 _LEVELS = 3
 """Levels of escapes that are undone: JSON in JSON in JSON."""
@@ -25,6 +29,8 @@ class Unescaped:
     """Surplus length of the original up to each of them, and in all."""
     _starts: list[int]
     """Start of each of them in the original."""
+    _ends: list[int]
+    """And its end."""
 
     def original(self, start: int, end: int) -> tuple[int, int]:
         """Return the part of the original that ``text[start:end]`` is from; no escape is cut."""
@@ -38,7 +44,7 @@ class Unescaped:
         at = bisect_left(self._starts, place) - 1
         if at < 0:
             return None
-        end = self._starts[at] + self._shifts[at + 1] - self._shifts[at] + 1
+        end = self._ends[at]
         return (self._starts[at], end) if place < end else None
 
 
@@ -71,11 +77,12 @@ def views(text: str) -> Iterator[View]:
 
 def _unescaped(text: str) -> Unescaped | None:
     """Return the text with its escapes undone; None if it has none."""
-    if "\\" not in text:
+    if not any(map(text.__contains__, _MARKS)):
         return None
     parts: list[str] = []
     places: list[int] = []
     starts: list[int] = []
+    ends: list[int] = []
     lengths: list[int] = [0]
     at = size = 0
     for found in _ESCAPE.finditer(text):
@@ -83,14 +90,20 @@ def _unescaped(text: str) -> Unescaped | None:
         size += start - at
         places.append(size)
         starts.append(start)
-        lengths.append(end - start - 1)
-        parts += (text[at:start], _character(found.group()))
-        at, size = end, size + 1
+        ends.append(end)
+        character = _character(found.group())
+        lengths.append(end - start - len(character))
+        parts += (text[at:start], character)
+        at, size = end, size + len(character)
     if not places:
         return None
-    return Unescaped("".join((*parts, text[at:])), places, [*accumulate(lengths)], starts)
+    return Unescaped("".join((*parts, text[at:])), places, [*accumulate(lengths)], starts, ends)
 
 
 def _character(escape: str) -> str:
+    if escape[0] == "\x1b":
+        return ""
+    if escape[0] == "%":
+        return chr(int(escape[1:], 16))
     letter = escape[1]
     return chr(int(escape[2:], 16)) if letter in "ux" else _LETTERS.get(letter, letter)

@@ -21,6 +21,7 @@ from tool_talks import asks, call, result, steps
 import leyline_policies
 from leyline_policies import Message, Policy, SpecError, load_pipeline
 from leyline_policies.builtin import BUILTINS
+from leyline_policies.builtin.catalogue import load_catalogue
 from leyline_policies.builtin.detectors import KEYS, PII, Rule, load_detectors
 from leyline_policies.builtin.patterns import UserPattern
 from leyline_policies.builtin.redact import Redact
@@ -36,6 +37,9 @@ def _searched() -> Iterator[tuple[str, str]]:
     for name in (*KEYS, *PII):
         for number, rule in enumerate(load_detectors([name])):
             yield f"{name} {number}", rule.pattern.text
+    for number, each in enumerate(load_catalogue()):
+        if each.surroundings is not None:
+            yield f"{each.kind} inside {number}", each.expression
     for number, rule in enumerate(load_detectors(["phone"], "US")):
         yield f"phone {number} in a region", rule.pattern.text
     for name in BUILTINS:
@@ -60,9 +64,18 @@ def _patterns_in(held: Any) -> Iterator[UserPattern]:
 
 
 SEARCHED = dict(_searched())
+ASSIGNED = [each for each in load_catalogue() if each.names]
 
 
-@pytest.mark.parametrize("name", SEARCHED)
+def _cases() -> Iterator[Any]:
+    """The patterns; at night, too, those that differ from another only by names and value."""
+    common = {each.separator: each.expression for each in ASSIGNED}.values()
+    rare = {each.expression for each in ASSIGNED} - {*common}
+    for name, text in SEARCHED.items():
+        yield pytest.param(name, marks=pytest.mark.nightly if text in rare else ())
+
+
+@pytest.mark.parametrize("name", [*_cases()])
 def test_a_pattern_takes_time_in_proportion_to_the_text(name: str) -> None:
     """It does so on runs of its text, on its beginnings over and over, and on both."""
     pattern = regex.compile(SEARCHED[name])
