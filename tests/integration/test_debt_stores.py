@@ -89,7 +89,7 @@ async def carriers(
 
 
 async def inherited(store: DebtStore, count: int) -> list[Debt]:
-    """What a process inherits, once it is that many."""
+    """The debts that a process inherits, once they are that many."""
     found: list[Debt] = []
 
     async def enough() -> bool:

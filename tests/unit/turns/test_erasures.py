@@ -331,7 +331,7 @@ async def test_what_running_requests_hold_is_paid_and_not_called_erased_before_t
 
 
 async def test_an_inherited_debt_is_carried_and_paid() -> None:
-    """What a process that has gone owed is sent from here, also of a session that doesn't know."""
+    """Debts of a process that has gone are sent from here, also of a session that doesn't know."""
     book = DebtBook()
     async with world(debts=MemoryDebtStore(book)) as w:
         gone = MemoryDebtStore(book)

@@ -73,7 +73,7 @@ def test_it_reaches_nobody_else(scope: str, victim: ReusePayload | None) -> None
 
 
 def test_a_victims_prompt_steers_no_third() -> None:
-    """What a victim computed after such KV is its own: a session with the same prompt, which
+    """KV that a victim computed after such KV is its own: a session with the same prompt, which
     doesn't ask for reuse, computes it again."""
     engine = attacked()
     assert not same_logits(answered(engine, LIVE), reference(PROMPT))
