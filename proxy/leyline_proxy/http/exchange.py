@@ -44,6 +44,8 @@ class Exchange(ABC):
 
     spends = False
     """True if requests are charged to budgets."""
+    decodes = True
+    """False if bodies may be no JSON."""
 
     def __init__(self, services: Services, request: Request, route: str) -> None:
         self.services = services
@@ -82,7 +84,10 @@ class Exchange(ABC):
                 await self.services.budgets.check(tenant)
             with gate.reading(tenant), stage_span("read"):
                 raw = await read_body(
-                    self.request, tenant.limits.max_body_bytes, timeout_s=settings.body_timeout_s
+                    self.request,
+                    tenant.limits.max_body_bytes,
+                    timeout_s=settings.body_timeout_s,
+                    values=tenant.limits.max_body_values if self.decodes else None,
                 )
             async with gate.place(tenant, lambda wait: _queued(receive, wait)):
                 await self.serve(tenant, raw, scope, receive, send)

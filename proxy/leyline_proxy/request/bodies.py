@@ -24,6 +24,7 @@ import msgspec
 import xxhash
 
 from ..model.messages import Message, call_ids, fingerprint
+from .values import decode
 from .wire import split_body
 
 MAX_REMEMBERED_BYTES = 64 << 20
@@ -144,7 +145,7 @@ class BodyMemory:
             return None
         tail = b'{"%b":[%b' % (self._member.encode(), rest[1:] if more else rest)
         try:
-            members = msgspec.json.decode(tail)
+            members = decode(tail)
             added = members.pop(self._member)
             items = msgspec.json.decode(split_body(tail)[self._member], type=list[msgspec.Raw])
         except (ValueError, RecursionError):
@@ -221,7 +222,7 @@ def _locate(body: ReadBody) -> bool:
     _note_ends(raw, items, body.ends, start)
     try:
         # The part before the list, closed as an object.
-        body.head = msgspec.json.decode(raw[:start] + b"null}")
+        body.head = decode(raw[:start] + b"null}")
     except ValueError:
         return False
     return True

@@ -23,6 +23,7 @@ from .compaction import merged_wish
 from .context_management import CONTEXT_FIELD, parse_context_management
 from .declared import DeclaredEditError, check_declared
 from .options import RequestOptions, parse_options
+from .values import decode
 
 
 @dataclass(frozen=True)  # no slots: fingerprints are computed once
@@ -80,7 +81,7 @@ def decode_body(raw: bytes) -> dict[str, Any]:
         BadRequestError: not JSON, or not an object; the message never quotes the body.
     """
     try:
-        body = msgspec.json.decode(raw)
+        body = decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         position = str(error) if isinstance(error, msgspec.DecodeError) else type(error).__name__
         raise BadRequestError(
