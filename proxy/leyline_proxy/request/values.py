@@ -32,8 +32,8 @@ def check_values(raw: bytes, limit: int) -> Iterator[None]:
     """Refuse JSON with more than ``limit`` values. Yields between pieces of the work, so that its
     caller can let others run.
 
-    A list, an object, a text, a member's name and a comma count as one each, and so do two digits of
-    a number. Of numbers of up to 10 digits in a list, such as token ids, six count as one.
+    A list, an object, a text, a member's name and a comma count as one each, as do two digits of a
+    number. Of numbers of up to 10 digits in a list, such as token ids, six count as one.
 
     Raises:
         BadRequestError: it has more.
