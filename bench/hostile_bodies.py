@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import random
 import re
 import tempfile
@@ -17,16 +16,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from http import HTTPStatus
-from http.client import HTTPConnection
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 from overhead.load import canned_answers
-from overhead.systems import System, canned_upstream, leyline
+from overhead.systems import ROOT, System, canned_upstream, leyline
 from overhead.upstream import MODEL
 from proxy_turn import text_of_size
 from rich.console import Console
@@ -39,8 +34,6 @@ from leyline_engine.replay.text.chat import PromptEncoder
 from leyline_proxy.render import ChatRenderer
 
 GOAL_S = 0.05
-EVERY_S = 0.005
-"""Seconds between two probes."""
 LARGE = 31 << 20
 CHAT, SOCKET = "/v1/chat/completions", "/v1/responses"
 JSON = {"content-type": "application/json"}
@@ -240,22 +233,22 @@ def ids(count: int) -> bytes:
     return body({"prompt": [12_345] * count, "max_tokens": 1})
 
 
-def probe(origin: str, ready: Event, stop: Event, out: Any) -> None:
-    """Ask for the health of a proxy until told to stop; send back the longest wait in seconds."""
-    connection = HTTPConnection(urlsplit(origin).netloc, timeout=600)
-    longest = 0.0
-    while not stop.is_set():
-        begun = time.perf_counter()
-        connection.request("GET", "/healthz")
-        answer = connection.getresponse()
-        answer.read()
-        if answer.status != HTTPStatus.OK:
+@contextmanager
+def probed(origin: str) -> Iterator[list[float]]:
+    """Probe a proxy meanwhile; afterwards the list has the longest wait in seconds."""
+    command = [sys.executable, "-m", "overhead.probe", origin]
+    found: list[float] = []
+    with subprocess.Popen(
+        command, cwd=ROOT / "bench", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as prober:
+        assert prober.stdin is not None and prober.stdout is not None
+        if prober.stdout.readline().strip() != "ready":
             raise RuntimeError("the proxy isn't healthy")
-        longest = max(longest, time.perf_counter() - begun)
-        ready.set()
-        time.sleep(EVERY_S)
-    connection.close()
-    out.send(longest)
+        try:
+            yield found
+        finally:
+            prober.stdin.close()
+            found.append(float(prober.stdout.readline()))
 
 
 def memory_mib(system: System, which: re.Pattern[str]) -> int:
@@ -266,27 +259,18 @@ def memory_mib(system: System, which: re.Pattern[str]) -> int:
 
 def measure(case: Case, system: System) -> Seen:
     """Play one case."""
-    context = multiprocessing.get_context("spawn")
-    ready, stop = context.Event(), context.Event()
-    receiving, sending = context.Pipe(duplex=False)
-    prober = context.Process(target=probe, args=(system.origin, ready, stop, sending))
-    prober.start()
-    ready.wait(60)
     target, begun = Target(system.origin), time.perf_counter()
-    asyncio.run(_sent(case, target))
-    wall_s = time.perf_counter() - begun
-    time.sleep(0.5)
-    stop.set()
-    sending.close()  # so that a prober's end is noticed
-    stall_s = receiving.recv()
-    prober.join()
+    with probed(system.origin) as stalls:
+        asyncio.run(_sent(case, target))
+        wall_s = time.perf_counter() - begun
+        time.sleep(0.5)
     counted = {status: target.statuses.count(status) for status in sorted({*target.statuses})}
     shown = ", ".join(
         f"{count} × {status}" if count > 1 else status for status, count in counted.items()
     )
     return Seen(
         case.name,
-        round(1e3 * stall_s, 1),
+        round(1e3 * stalls[0], 1),
         memory_mib(system, _PEAK),
         memory_mib(system, _NOW),
         round(wall_s, 1),
@@ -348,7 +332,7 @@ def main() -> None:
             with leyline("proxy", upstream.origin, Path(logs), **room) as system:
                 found.append(measure(case, system))
             last = found[-1]
-            console.print(f"{last.case}: {last.stall_ms:.0f} ms", markup=False)
+            print(f"{last.case}: {last.stall_ms:.0f} ms, {last.peak_mib} MiB", flush=True)
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")

@@ -96,7 +96,10 @@ def conversation(play: int) -> list[Message]:
         function = {"name": f"tool_{number % 40}", "arguments": json.dumps({"p0": f"{number}.py"})}
         call = {"id": f"c{number}", "type": "function", "function": function}
         said = {"role": "assistant", "content": f"Step {play}.{number}.", "tool_calls": [call]}
-        task += [said, {"role": "tool", "tool_call_id": call["id"], "content": text[at : at + size]}]
+        task += [
+            said,
+            {"role": "tool", "tool_call_id": call["id"], "content": text[at : at + size]},
+        ]
         at, number = at + size, number + 1
     return task
 

@@ -6,13 +6,13 @@ A wall clock would count what other processes do on a busy machine.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from leyline_proxy.http.app import create_app
@@ -68,7 +68,7 @@ def _place(awaited: Any) -> str:
             or getattr(awaited, "gi_frame", None)
         )
         if frame is not None and "leyline" in frame.f_code.co_filename:
-            name = os.path.basename(frame.f_code.co_filename)
+            name = Path(frame.f_code.co_filename).name
             found = f"{name}:{frame.f_lineno} {frame.f_code.co_name}"
         awaited = (
             getattr(awaited, "cr_await", None)

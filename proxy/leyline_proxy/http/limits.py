@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.types import Receive
 
@@ -14,6 +15,8 @@ from ..request.values import MAX_VALUES, check_values
 
 T = TypeVar("T")
 
+_LARGE = 1 << 20
+"""Bytes of a body from which reading it takes longer than others should wait."""
 _SHORTER = "Send fewer or shorter messages, or raise max_body_bytes."
 
 
@@ -80,6 +83,11 @@ async def _read(request: Request, limit: int, way_out: str) -> bytes:
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)
+
+
+async def beside(raw: bytes, work: Callable[[], T]) -> T:
+    """Return the result of work on a body; done beside the event loop if it is large."""
+    return work() if len(raw) <= _LARGE else await anyio.to_thread.run_sync(work)
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

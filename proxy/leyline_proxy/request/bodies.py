@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
 from sys import getsizeof
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -92,7 +93,7 @@ class ReadBody:
 
 
 class BodyMemory:
-    """Bodies that later ones may continue, by owner. Not safe for two threads.
+    """Bodies that later ones may continue, by owner. Safe to use from several threads.
 
     Args:
         max_bytes: approximate bound of the remembered bodies.
@@ -102,6 +103,8 @@ class BodyMemory:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._bodies: OrderedDict[int, tuple[str, ReadBody, int]] = OrderedDict()
+        self._lock = Lock()
+        """Held while the bodies change, not while one is read."""
         self._by_mark: dict[tuple[str, int, int], ReadBody] = {}
         # A name that no client can know, for the part of a list that is decoded separately.
         self._member = token_hex()
@@ -117,17 +120,19 @@ class BodyMemory:
         None if there is no earlier body, or if only plain decoding can judge this one.
         """
         marks = tuple(_marks(raw))
-        for mark in reversed(marks):
-            former = self._by_mark.get((owner, *mark))
-            if former is None:
-                continue
-            shared = _shared(former, raw)
-            found = self._go_on(former, shared, raw) if shared else None
-            if found is not None:
-                found.marks = marks
-                self._bodies.move_to_end(id(former))
-            return found
-        return None
+        former = next(
+            filter(None, (self._by_mark.get((owner, *mark)) for mark in marks[::-1])), None
+        )
+        if former is None:
+            return None
+        shared = _shared(former, raw)
+        found = self._go_on(former, shared, raw) if shared else None
+        if found is not None:
+            found.marks = marks
+            with self._lock:
+                if id(former) in self._bodies:
+                    self._bodies.move_to_end(id(former))
+        return found
 
     def remember(self, owner: str, body: ReadBody) -> None:
         """Let later bodies continue this one, which has passed all checks and is complete."""
@@ -135,16 +140,18 @@ class BodyMemory:
             return
         if not body.marks:
             body.marks = tuple(_marks(body.raw))
-        for mark in body.marks:
-            former = self._by_mark.get((owner, *mark))
-            if former is not None and _is_beginning(former, body):
-                self._forget(former)
-            self._by_mark[owner, *mark] = body
-        if body.marks:
-            self._bodies[id(body)] = owner, body, (weight := body.weight)
-            self._bytes += weight
-        while self._bytes > self._max_bytes:
-            self._forget(next(iter(self._bodies.values()))[1])
+        weight = body.weight
+        with self._lock:
+            for mark in body.marks:
+                former = self._by_mark.get((owner, *mark))
+                if former is not None and _is_beginning(former, body):
+                    self._forget(former)
+                self._by_mark[owner, *mark] = body
+            if body.marks:
+                self._bodies[id(body)] = owner, body, weight
+                self._bytes += weight
+            while self._bytes > self._max_bytes:
+                self._forget(next(iter(self._bodies.values()))[1])
 
     def _forget(self, body: ReadBody) -> None:
         held = self._bodies.pop(id(body), None)
@@ -185,7 +192,7 @@ class BodyMemory:
             ends=ends,
             begin=former.begin,
             sizes=former.sizes[:shared],
-            chains={key: chain[:shared] for key, chain in former.chains.items()},
+            chains={key: chain[:shared] for key, chain in former.chains.copy().items()},
         )
 
 

@@ -23,7 +23,7 @@ from .compaction import merged_wish
 from .context_management import CONTEXT_FIELD, parse_context_management
 from .declared import DeclaredEditError, check_declared
 from .options import RequestOptions, parse_options
-from .values import decode
+from .values import check_arguments, decode
 
 
 @dataclass(frozen=True)  # no slots: fingerprints are computed once
@@ -113,6 +113,8 @@ def parse_chat(
     _check_count(body.get("messages"), tenant.limits.max_messages)
     try:
         messages = tuple(_checked(body, read))
+        known = read.known if read is not None else 0
+        check_arguments(messages, known, tenant.limits.max_body_values)
         options = parse_options(body.get(OPTIONS_FIELD))
         requested, wish = parse_context_management(body.get(CONTEXT_FIELD))
         if wish is not None and options.compact is not None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from ..errors import BadRequestError
+from ..model.messages import Message
 
 MAX_VALUES = 200_000
 """Values of one body: as many take less than 50 ms to decode, whatever they are."""
@@ -56,6 +57,43 @@ def check_values(raw: bytes, limit: int) -> Iterator[None]:
                 "fewer lists, objects, texts and numbers, or raise max_body_values.",
                 code="too_many_values",
             )
+
+
+def check_arguments(messages: Sequence[Message], known: int, limit: int) -> None:
+    """Refuse messages whose tool calls have more than ``limit`` values in their arguments: texts of
+    JSON, which a chat template may want decoded.
+
+    Args:
+        known: number of leading messages that have been checked.
+
+    Raises:
+        BadRequestError: names the message.
+    """
+    count = size = 0
+    for index, message in enumerate(messages[known:], known):
+        for text in _arguments_of(message):
+            size += len(text)
+            if size <= limit // 2:
+                continue
+            raw, outside = text.encode("utf-8", "surrogatepass"), _Outside()
+            for start in range(0, len(raw), _PIECE):
+                count += outside.values(raw[start : start + _PIECE])
+                if count > limit:
+                    field = f"messages[{index}].tool_calls"
+                    raise BadRequestError(
+                        f"The arguments of {field} and those before have more than {limit} JSON "
+                        "values, this proxy's limit. Send fewer, or raise max_body_values.",
+                        param=field,
+                        code="too_many_values",
+                    )
+
+
+def _arguments_of(message: Message) -> Iterator[str]:
+    for call in message.get("tool_calls") or ():
+        function = call.get("function")
+        text = function.get("arguments") if isinstance(function, dict) else None
+        if isinstance(text, str):
+            yield text
 
 
 def most_values(raw: bytes) -> int:
