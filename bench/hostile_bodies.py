@@ -11,6 +11,8 @@ import asyncio
 import json
 import random
 import re
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

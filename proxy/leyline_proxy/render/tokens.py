@@ -274,7 +274,8 @@ class PieceTokenizer:
         else:
             (encoding,) = self._tokenizer.encode_batch([part], add_special_tokens=False)
         # One by one, because the list of all is made without a pause.
-        starts = (encoding.token_to_chars(index)[0] for index in range(len(encoding)))
+        places = map(encoding.token_to_chars, range(len(encoding)))
+        starts = [place[0] for place in places if place is not None]
         return Piece(array("q", encoding.ids), array("q", starts))
 
 
