@@ -223,12 +223,12 @@ def test_no_turn_holds_the_loop() -> None:
     from running for as long."""
     with long_talk() as (origin, holds):
         check(origin, holds)
-        # The control: a body that takes long to decode is seen.
+        # The control: a thread that decodes a long list without a pause is seen.
         holds.clear()
         ids = json.dumps({"model": "none", "prompt": [123_456] * 1_000_000}).encode()
         answer = httpx.post(f"{origin}/v1/completions", content=ids, headers=JSON, timeout=60)
         assert answer.status_code == 404
-        assert holds.longest.cpu_s > GOAL_S / 5
+        assert holds.longest_thread.cpu_s > GOAL_S / 10
 
 
 @pytest.mark.nightly

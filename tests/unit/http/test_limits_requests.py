@@ -127,12 +127,40 @@ async def test_values_in_other_encodings_are_counted(engine: FakeEngine, encodin
     if it has too many values; what is no JSON passes."""
     path = "/v1/embeddings"
     async with proxy_before(engine, max_body_values=1024) as client:
-        for content in (f"[{MANY}]", f'{{"a":[{MANY}]}}'):
+        # In UTF-16, the sign's code has a byte that looks like a quotation mark.
+        for content in (f"[{MANY}]", f'{{"a":[{MANY}]}}', f'["\u2230",{MANY}]'):
             answer = await client.post(path, content=content.encode(encoding))
             assert answer.status_code == 400, content[:10]
         few = await client.post(path, content='{"a":[]}'.encode(encoding))
         audio = await client.post(path, content=b"RIFF" + b'[{",' * 2000)
     assert few.status_code != 400 and audio.status_code != 400
+
+
+@pytest.mark.parametrize("calls", [1, 40])
+async def test_values_within_arguments_are_counted(engine: FakeEngine, calls: int) -> None:
+    """Arguments are JSON that a template may want decoded: all of a request's together have the
+    bound of a body, whether one of them is no JSON or not; a long text within them is one value."""
+    each = f'{{"a":[{",".join(["[]"] * (3000 // calls))}]}}'
+
+    def chat(arguments: str) -> dict[str, Any]:
+        function = {"name": "f", "arguments": arguments}
+        made = [{"id": f"c{n}", "type": "function", "function": function} for n in range(calls)]
+        broken = {"id": "x", "type": "function", "function": {"name": "f", "arguments": '"' * 601}}
+        return {
+            "model": MODEL,
+            "messages": [
+                MESSAGE,
+                {"role": "assistant", "content": None, "tool_calls": [broken, *made]},
+            ],
+        }
+
+    async with proxy_before(engine, max_body_values=2048) as client:
+        many = await client.post(CHAT, json=chat(each))
+        written = await client.post(CHAT, json=chat(json.dumps({"content": each * 2})))
+    error = many.json()["error"]
+    assert (many.status_code, error["code"]) == (400, "too_many_values")
+    assert error["param"] == "messages[1].tool_calls"
+    assert written.status_code == 200
 
 
 async def test_sizes_are_each_tenants_own(engine: FakeEngine) -> None:
