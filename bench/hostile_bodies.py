@@ -83,7 +83,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a case did to its proxy."""
+    """The figures of a case."""
 
     case: str
     stall_ms: float
