@@ -49,7 +49,7 @@ class Target:
 
     origin: str
     statuses: list[str] = field(default_factory=list)
-    """What the requests got."""
+    """The answers to the requests: statuses, or errors."""
 
     async def post(self, content: bytes, path: str = CHAT) -> None:
         """Send one body."""

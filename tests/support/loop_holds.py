@@ -35,7 +35,7 @@ class Hold:
 
 @dataclass
 class LoopHolds:
-    """What held the loop of one thread."""
+    """Holds of the loop of one thread."""
 
     callbacks: list[Hold] = field(default_factory=list)
     threads: list[Hold] = field(default_factory=list)
