@@ -233,7 +233,7 @@ def test_no_turn_holds_the_loop() -> None:
 
 @pytest.mark.nightly
 def test_no_turn_holds_the_loop_before_redis(tmp_path: Path) -> None:
-    """So it is where each turn is stored in Redis, encrypted."""
+    """No callback or thread does where each turn is stored in Redis, encrypted, either."""
     with redis_server(tmp_path) as store:
         secret = ("s" * 32,)
         with long_talk(session_store=store.url, session_secret=secret) as (origin, holds):

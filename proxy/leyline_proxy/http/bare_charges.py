@@ -120,5 +120,7 @@ def _tokens(prompt: object) -> int:
     if isinstance(prompt, str):
         return -(-len(prompt) // BYTES_PER_TOKEN)
     if isinstance(prompt, Sequence):
+        if {*map(type, prompt)} == {int}:  # a million of them, maybe
+            return len(prompt)
         return sum(map(_tokens, prompt))
     return int(isinstance(prompt, int))
