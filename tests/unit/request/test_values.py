@@ -55,7 +55,7 @@ def texts_and_containers(value: Any) -> int:
 
 @given(documents, st.booleans())
 def test_no_document_with_too_many_values_passes(document: Any, ascii_only: bool) -> None:
-    """What passes a limit has no more lists, objects, texts and names than the limit."""
+    """A body that passes a limit has no more lists, objects, texts and names than that."""
     raw = json.dumps(document, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     held = texts_and_containers(document)
     assert most_values(raw) >= held
