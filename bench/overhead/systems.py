@@ -23,7 +23,7 @@ from .upstream import ASKED, COUNTED, MODEL
 ROOT = Path(__file__).resolve().parents[2]
 BENCH_VENV = ROOT / ".venv-bench"
 LITELLM = "litellm[proxy]==1.106.*"
-START_S = 60.0
+START_S = 180.0
 ROOM = {
     "LEYLINE_MAX_CONCURRENT": "4096",
     "LEYLINE_MAX_QUEUED": "4096",

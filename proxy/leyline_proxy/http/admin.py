@@ -237,6 +237,7 @@ def _tenant_document(tenant: Tenant, keys: tuple[ApiKey, ...]) -> dict[str, Any]
             "requests_per_minute": limits.requests_per_minute,
             "max_body_bytes": limits.max_body_bytes,
             "max_messages": limits.max_messages,
+            "max_body_values": limits.max_body_values,
         },
     }
 

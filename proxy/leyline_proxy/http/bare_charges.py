@@ -122,6 +122,8 @@ def _tokens(prompt: object) -> int:
     if isinstance(prompt, str):
         return text_size(prompt)
     if isinstance(prompt, Sequence):
+        if {*map(type, prompt)} == {int}:  # a million of them, maybe
+            return len(prompt)
         return sum(map(_tokens, prompt))
     if isinstance(prompt, Mapping):  # some engines take ids, or pictures, as members
         return sum(map(_tokens, prompt.values()))

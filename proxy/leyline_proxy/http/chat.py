@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..request.parse import ChatRequest, parse_chat
 from ..tenants import Tenant
 from .api import Api, ApiCall
+from .limits import beside
 
 
 class ChatCall(ApiCall):
@@ -14,7 +17,8 @@ class ChatCall(ApiCall):
         """Return the body as a chat request."""
         bodies = self.services.bodies if self.runs else None
         headers = self.request.headers
-        return parse_chat(raw, headers, tenant, clock=self.clock, bodies=bodies)
+        parsed = partial(parse_chat, raw, headers, tenant, clock=self.clock, bodies=bodies)
+        return await beside(raw, parsed)
 
 
 CHAT = Api("/v1/chat/completions", "/v1/leyline/count_tokens", ChatCall)

@@ -7,6 +7,7 @@ it sends no envelope.
 
 from __future__ import annotations
 
+from functools import partial
 from uuid import uuid4
 
 import httpx
@@ -25,7 +26,7 @@ from ..upstream.replica import Replica
 from ..wiring.services import Services
 from .bare_charges import BareCharge, ChargedRelay, prompt_tokens_of, usage_in
 from .exchange import Exchange
-from .limits import until_disconnect
+from .limits import beside, until_disconnect
 from .refusal import refusal_response
 from .time_limit import within
 
@@ -44,7 +45,7 @@ class CompletionExchange(Exchange):
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Forward the request to any engine that serves its model."""
-        body = decode_body(raw)
+        body = await beside(raw, partial(decode_body, raw))
         model = model_of(body)
         stream = stream_of(body)
         pool = self.services.pool

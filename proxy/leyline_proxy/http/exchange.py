@@ -50,6 +50,8 @@ class Exchange(ABC):
     """Advice about a longer body."""
     admitted = False
     """True if the request was counted, and its body read, before it came here."""
+    decodes = True
+    """False if bodies may be no JSON."""
 
     def __init__(self, services: Services, request: Request, route: str) -> None:
         self.services = services
@@ -88,9 +90,14 @@ class Exchange(ABC):
             if self.spends:
                 await self.services.budgets.check(tenant)
             with nullcontext() if self.admitted else gate.reading(tenant), stage_span("read"):
-                own, timeout_s = tenant.limits.max_body_bytes, settings.body_timeout_s
-                limit = min(own, self.max_bytes or own)
-                raw = await read_body(self.request, limit, self.way_out, timeout_s=timeout_s)
+                own = tenant.limits.max_body_bytes
+                raw = await read_body(
+                    self.request,
+                    min(own, self.max_bytes or own),
+                    self.way_out,
+                    timeout_s=settings.body_timeout_s,
+                    values=tenant.limits.max_body_values if self.decodes else None,
+                )
             async with gate.place(tenant, lambda wait: _queued(receive, wait)):
                 await self.serve(tenant, raw, scope, receive, send)
         except ClientDisconnected:

@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.types import Receive
 
 from ..errors import BadRequestError, BodyTooLargeError, ClientDisconnected, RequestTimeoutError
+from ..request.values import MAX_VALUES, check_values
 
 T = TypeVar("T")
 
+_LARGE = 1 << 20
+"""Bytes of a body from which reading it takes longer than others should wait."""
 SHORTER = "Send fewer or shorter messages, or raise max_body_bytes."
 
 
 async def read_body(
-    request: Request, limit: int, way_out: str = SHORTER, *, timeout_s: float
+    request: Request,
+    limit: int,
+    way_out: str = SHORTER,
+    *,
+    timeout_s: float,
+    values: int | None = MAX_VALUES,
 ) -> bytes:
     """Return the whole body, at most ``limit`` bytes.
 
     Args:
         way_out: advice to the caller about a longer body.
         timeout_s: time limit for the whole body.
+        values: most JSON values in it; None if it may be no JSON.
 
     Raises:
         BodyTooLargeError: the announced or the received length exceeds the limit.
         RequestTimeoutError: the body didn't arrive in time.
-        BadRequestError: the body has a content encoding, which is not supported.
+        BadRequestError: the body has a content encoding, which is not supported, or too many
+            values.
         ClientDisconnected: the client left before its body was complete.
     """
     encoding = request.headers.get("content-encoding", "identity")
@@ -42,9 +53,18 @@ async def read_body(
         raise too_large(limit, way_out)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _read(request, limit, way_out)
+            raw = await _read(request, limit, way_out)
     except TimeoutError as error:
         raise too_slow(timeout_s) from error
+    if values is not None:
+        await in_steps(check_values(raw, values))
+    return raw
+
+
+async def in_steps(work: Iterator[None]) -> None:
+    """Do work to its end, with other requests served after each step."""
+    for _ in work:
+        await asyncio.sleep(0)
 
 
 async def _read(request: Request, limit: int, way_out: str) -> bytes:
@@ -61,6 +81,11 @@ async def _read(request: Request, limit: int, way_out: str) -> bytes:
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)
+
+
+async def beside(raw: bytes, work: Callable[[], T]) -> T:
+    """Return the result of work on a body; done beside the event loop if it is large."""
+    return work() if len(raw) <= _LARGE else await anyio.to_thread.run_sync(work)
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

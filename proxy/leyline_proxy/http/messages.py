@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -33,6 +34,7 @@ from ..turns.turn import Turn
 from ..upstream.headers import RawHeaders
 from ..wiring.services import Services
 from .api import Api, ApiCall
+from .limits import beside
 from .refusal import answer_of, refusal_of_answer
 
 
@@ -57,6 +59,9 @@ class MessagesCall(ApiCall):
 
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
         """Return the chat request for the body."""
+        return await beside(raw, partial(self._parsed, tenant, raw))
+
+    def _parsed(self, tenant: Tenant, raw: bytes) -> ChatRequest:
         try:
             body = decode_body(raw)
             opens = self.opens(tenant, model_of(body))

@@ -26,6 +26,7 @@ from ..errors import (
     UpstreamUnreachableError,
 )
 from ..plan.outgoing import PROXY_MEMBERS, salted, without_reserved
+from ..request.values import check_values, most_values
 from ..request.wire import WireError, split_body
 from ..settings.other_paths import Passage, is_unknown, passage_of
 from ..tenants import Tenant
@@ -37,7 +38,7 @@ from ..upstream.replica import Replica
 from ..wiring.services import Services
 from .bare_charges import BareCharge
 from .exchange import Exchange
-from .limits import until_disconnect
+from .limits import in_steps, until_disconnect
 from .path_hints import hint, is_mistaken
 from .refusal import refusal_response
 from .time_limit import within
@@ -45,6 +46,9 @@ from .time_limit import within
 PATTERN = "/v1/{path:path}"
 _SAFE = "/:@!$&'()*+,;=-._~"
 """Characters that need no encoding in a path."""
+
+_BEFORE_JSON = b" \t\n\r\x00\xef\xbb\xbf\xfe\xff"
+"""Bytes in front of a document's first character: white space, and marks of encodings."""
 
 _LONGEST_TARGET = 60_000
 """Longest URL that an HTTP client takes, less room for the engine's address."""
@@ -59,6 +63,8 @@ class _Named(msgspec.Struct):
 class PassThroughExchange(Exchange):
     """One request of an API that the proxy doesn't know."""
 
+    decodes = False
+
     def __init__(self, services: Services, request: Request) -> None:
         super().__init__(services, request, "/v1/*")
         self.spends = request.method == "POST"
@@ -69,13 +75,15 @@ class PassThroughExchange(Exchange):
         """Forward the request if its path may pass."""
         path = self.request.path_params["path"]
         passage = self._passage(path, tenant)
+        if _looks_like_json(raw):
+            await in_steps(check_values(raw, tenant.limits.max_body_values))
         model = _model_of(path, raw)
         pool = self.services.pool
         self.model = pool.label(model)
         # No session: any engine of the model will do, and a random key spreads the load. Lists of
         # models may leave out those of other paths, so the engine refuses unknown ones.
         replica = await pool.choose(uuid4().hex, model, allowed=tenant.upstreams)
-        content = _cleaned(raw)
+        content = _cleaned(raw, tenant.limits.max_body_values)
         if passage.reads and tenant.cache_salt is not None:
             check_other_path(tenant, replica.status, path)
             content = _salted(content, tenant.cache_salt, passage)
@@ -175,8 +183,16 @@ def _model_of(path: str, raw: bytes) -> str | None:
         return None  # no JSON, or none that names a model
 
 
-def _cleaned(raw: bytes) -> bytes:
+def _looks_like_json(raw: bytes) -> bool:
+    """Return True if a body begins like a JSON object or list, in any encoding of JSON."""
+    return raw.lstrip(_BEFORE_JSON)[:1] in (b"{", b"[")
+
+
+def _cleaned(raw: bytes, most: int) -> bytes:
     """Return the body without members that only the proxy may set.
+
+    Args:
+        most: values that are decoded, at most.
 
     Raises:
         BadRequestError: JSON has them in a form that only the upstream may be able to read: with
@@ -186,12 +202,15 @@ def _cleaned(raw: bytes) -> bytes:
         return without_reserved(raw)
     except (WireError, RecursionError):
         pass
+    may_hold_them = dict.fromkeys(PROXY_MEMBERS)
     try:
-        document = json.loads(raw)
+        # In another encoding, texts don't show in the bytes, so the cheap bound has to do.
+        fits = not _looks_like_json(raw) or most_values(raw) <= most
+        document = json.loads(raw) if fits else may_hold_them
     except ValueError:
         return raw
     except RecursionError:
-        document = dict.fromkeys(PROXY_MEMBERS)  # it may hold them
+        document = may_hold_them
     if isinstance(document, dict) and not document.keys().isdisjoint(PROXY_MEMBERS):
         raise BadRequestError("The body is no valid JSON in UTF-8.", code="invalid_json")
     return raw

@@ -3,8 +3,10 @@ the ways to take it out."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
+import anyio.to_thread
 from fastapi import Depends, FastAPI, Query, Request
 from starlette.responses import JSONResponse, Response
 
@@ -62,7 +64,8 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
         found = await services.store.get(tenant.name, session_id)
         if found is None or not found.answered:
             raise no_session()
-        document = session_ledger(found, offset=offset, limit=limit)
+        listed = partial(session_ledger, found, offset=offset, limit=limit)
+        document = await anyio.to_thread.run_sync(listed)
         spans = [each["span"] for each in document["spans"]]
         answers = await engines.ask(found, spans)
         return JSONResponse(with_engines(document, answers))

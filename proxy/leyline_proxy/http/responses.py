@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -41,6 +42,7 @@ from ..upstream.headers import RawHeaders
 from ..wiring.services import Services
 from .api import Api, ApiCall
 from .errors import error_event, error_response
+from .limits import beside
 from .refusal import answer_of, refusal_response
 from .response_chain import read_chain, resolve_references
 from .response_fit import fitting
@@ -107,7 +109,7 @@ class ResponsesCall(ApiCall):
         Args:
             may_be_empty: True takes an empty input, too.
         """
-        body = self.decoded(raw)
+        body = await beside(raw, partial(self.decoded, raw))
         model, store = model_of(body), self.runs and stores(body)
         previous, limit = previous_id(body), tenant.limits.max_body_bytes
         chain = await read_chain(self.responses, tenant.name, previous, limit)
@@ -132,6 +134,13 @@ class ResponsesCall(ApiCall):
 
     async def _ask(self, tenant: Tenant, raw: bytes) -> _Asked:
         given = await self.given(tenant, raw)
+        asked = await beside(raw, partial(self._mapped, tenant, given))
+        if asked.mapping.truncates and not asked.mapping.compacts:
+            chat = await fitting(self.services, asked.chat, asked.mapping.body)
+            asked = replace(asked, chat=chat)
+        return asked
+
+    def _mapped(self, tenant: Tenant, given: Given) -> _Asked:
         items, earlier, chain = given.items, joined(given.chain), given.chain
         mapping = self._mapping = map_request(
             given.body,
@@ -149,8 +158,6 @@ class ResponsesCall(ApiCall):
         chat = parse_chat(mapped, headers, tenant, clock=self.clock, bodies=self.services.bodies)
         if mapping.compacts:
             chat = replace(chat, compaction=forced(chat.compaction))
-        elif mapping.truncates:
-            chat = await fitting(self.services, chat, mapping.body)
         own = own_items(items, self._key)
         return _Asked(chat, mapping, opening, own, earlier, given.previous, given.store)
 

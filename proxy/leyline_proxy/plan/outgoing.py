@@ -29,6 +29,7 @@ from ..model.fields import OPTIONS_FIELD
 from ..model.prepared import Prepared
 from ..request.context_management import CONTEXT_FIELD
 from ..request.parse import ChatRequest
+from ..request.values import decode
 from ..request.wire import RESERVED, add_members, remove_members, replace_messages, split_body
 from ..settings.cache_scope import MEMBER
 from .named import NamedCopies
@@ -66,9 +67,10 @@ def without_reserved(raw: bytes, members: Iterable[str] | None = None) -> bytes:
 def _metadata(body: bytes) -> dict[str, Any]:
     """Return a body's metadata; nothing if it has none, or something else under this name."""
     try:
-        return msgspec.json.decode(split_body(body)[METADATA], type=dict[str, Any])
+        found = decode(bytes(split_body(body)[METADATA]))
     except (KeyError, msgspec.DecodeError, UnicodeDecodeError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def edit_payload(

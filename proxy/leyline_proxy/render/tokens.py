@@ -37,6 +37,10 @@ BYTES_PER_CHAR = 6
 
 _TOKEN_BYTES, _PIECE_BYTES = 8, 192
 
+_LONG = 2048
+"""Characters from which a text is tokenised as a batch of one: only batches let other threads run
+meanwhile, the event loop's among them."""
+
 
 _Value = TypeVar("_Value")
 
@@ -265,8 +269,14 @@ class PieceTokenizer:
             yield cursor, text[cursor:]
 
     def _tokenise(self, part: str) -> Piece:
-        encoding = self._tokenizer.encode(part, add_special_tokens=False)
-        return Piece(array("q", encoding.ids), array("q", [start for start, _ in encoding.offsets]))
+        if len(part) < _LONG:
+            encoding = self._tokenizer.encode(part, add_special_tokens=False)
+        else:
+            (encoding,) = self._tokenizer.encode_batch([part], add_special_tokens=False)
+        # One by one, because the list of all is made without a pause.
+        places = map(encoding.token_to_chars, range(len(encoding)))
+        starts = [place[0] for place in places if place is not None]
+        return Piece(array("q", encoding.ids), array("q", starts))
 
 
 @dataclass(frozen=True, slots=True)

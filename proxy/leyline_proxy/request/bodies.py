@@ -18,12 +18,15 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
+from sys import getsizeof
+from threading import Lock
 from typing import Any
 
 import msgspec
 import xxhash
 
 from ..model.messages import Message, call_ids, fingerprint
+from .values import decode, most_values
 from .wire import split_body
 
 MAX_REMEMBERED_BYTES = 64 << 20
@@ -32,9 +35,12 @@ MAX_REMEMBERED_BYTES = 64 << 20
 _SHORTEST = 1024
 """Length of the shortest beginning that bodies are found by."""
 _STEP = 1.5
-_WEIGHT = 3
-"""Approximate bytes in memory, decoded messages included, per byte of a body."""
-_MESSAGE_WEIGHT = 512
+_NOTES_WEIGHT = 200
+"""Bytes in memory of what is noted of a message."""
+_TEXT_WEIGHT = 4
+"""Bytes in memory, at most, that a byte of a text becomes."""
+_VALUE_WEIGHT = 80
+"""Bytes in memory of objects, at most, per value that :func:`~.values.most_values` counts."""
 _SPACE = b" \t\n\r"
 
 
@@ -61,20 +67,33 @@ class ReadBody:
     marks: tuple[tuple[int, int], ...] = ()
     """Lengths of the body's beginnings, and their hashes."""
 
+    begin: int = 0
+    """The place of the first message in the body, or of white space in front of it."""
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    """Bytes in memory of each message, as far as :meth:`complete` has seen them."""
+
     @property
     def weight(self) -> int:
-        """Approximate bytes in memory."""
-        return _WEIGHT * len(self.raw) + _MESSAGE_WEIGHT * len(self.messages)
+        """Bytes in memory of the body and its objects, approximately. Messages that an earlier body
+        has, too, count here as well: they may outlive it."""
+        others = (self.raw[: self.begin], self.raw[self.ends[-1] :] if self.ends else b"")
+        return (
+            len(self.raw)
+            + sum(self.sizes)
+            + _NOTES_WEIGHT * len(self.sizes)
+            + sum(_TEXT_WEIGHT * len(each) + _VALUE_WEIGHT * most_values(each) for each in others)
+        )
 
     def complete(self) -> None:
         """Record the facts of all messages, which have passed all checks."""
         added = self.messages[self.known :]
         self.fingerprints = (*self.fingerprints, *map(fingerprint, added))
         self.called |= _called(added)
+        self.sizes.extend(map(_size, added))
 
 
 class BodyMemory:
-    """Bodies that later ones may continue, by owner. Not safe for two threads.
+    """Bodies that later ones may continue, by owner. Safe to use from several threads.
 
     Args:
         max_bytes: approximate bound of the remembered bodies.
@@ -83,7 +102,9 @@ class BodyMemory:
     def __init__(self, max_bytes: int = MAX_REMEMBERED_BYTES) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._bodies: OrderedDict[int, tuple[str, ReadBody]] = OrderedDict()
+        self._bodies: OrderedDict[int, tuple[str, ReadBody, int]] = OrderedDict()
+        self._lock = Lock()
+        """Held while the bodies change, not while one is read."""
         self._by_mark: dict[tuple[str, int, int], ReadBody] = {}
         # A name that no client can know, for the part of a list that is decoded separately.
         self._member = token_hex()
@@ -99,17 +120,19 @@ class BodyMemory:
         None if there is no earlier body, or if only plain decoding can judge this one.
         """
         marks = tuple(_marks(raw))
-        for mark in reversed(marks):
-            former = self._by_mark.get((owner, *mark))
-            if former is None:
-                continue
-            shared = _shared(former, raw)
-            found = self._go_on(former, shared, raw) if shared else None
-            if found is not None:
-                found.marks = marks
-                self._bodies.move_to_end(id(former))
-            return found
-        return None
+        former = next(
+            filter(None, (self._by_mark.get((owner, *mark)) for mark in marks[::-1])), None
+        )
+        if former is None:
+            return None
+        shared = _shared(former, raw)
+        found = self._go_on(former, shared, raw) if shared else None
+        if found is not None:
+            found.marks = marks
+            with self._lock:
+                if id(former) in self._bodies:
+                    self._bodies.move_to_end(id(former))
+        return found
 
     def remember(self, owner: str, body: ReadBody) -> None:
         """Let later bodies continue this one, which has passed all checks and is complete."""
@@ -117,22 +140,24 @@ class BodyMemory:
             return
         if not body.marks:
             body.marks = tuple(_marks(body.raw))
-        for mark in body.marks:
-            former = self._by_mark.get((owner, *mark))
-            if former is not None and _is_beginning(former, body):
-                self._forget(former)
-            self._by_mark[owner, *mark] = body
-        if body.marks:
-            self._bodies[id(body)] = owner, body
-            self._bytes += body.weight
-        while self._bytes > self._max_bytes:
-            self._forget(next(iter(self._bodies.values()))[1])
+        weight = body.weight
+        with self._lock:
+            for mark in body.marks:
+                former = self._by_mark.get((owner, *mark))
+                if former is not None and _is_beginning(former, body):
+                    self._forget(former)
+                self._by_mark[owner, *mark] = body
+            if body.marks:
+                self._bodies[id(body)] = owner, body, weight
+                self._bytes += weight
+            while self._bytes > self._max_bytes:
+                self._forget(next(iter(self._bodies.values()))[1])
 
     def _forget(self, body: ReadBody) -> None:
         held = self._bodies.pop(id(body), None)
         if held is None:
             return
-        self._bytes -= body.weight
+        self._bytes -= held[2]
         for mark in body.marks:
             if self._by_mark.get((held[0], *mark)) is body:
                 del self._by_mark[held[0], *mark]
@@ -144,7 +169,7 @@ class BodyMemory:
             return None
         tail = b'{"%b":[%b' % (self._member.encode(), rest[1:] if more else rest)
         try:
-            members = msgspec.json.decode(tail)
+            members = decode(tail)
             added = members.pop(self._member)
             items = msgspec.json.decode(split_body(tail)[self._member], type=list[msgspec.Raw])
         except (ValueError, RecursionError):
@@ -165,8 +190,24 @@ class BodyMemory:
             called=former.called if whole else _called(former.messages[:shared]),
             head=former.head,
             ends=ends,
-            chains={key: chain[:shared] for key, chain in former.chains.items()},
+            begin=former.begin,
+            sizes=former.sizes[:shared],
+            chains={key: chain[:shared] for key, chain in former.chains.copy().items()},
         )
+
+
+def _size(message: Message) -> int:
+    """Return the bytes in memory of a message's objects; shared names of members count, too."""
+    size, rest = 0, [message]
+    while rest:
+        each: Any = rest.pop()
+        size += getsizeof(each)
+        if isinstance(each, dict):
+            size += sum(map(getsizeof, each))
+            rest += each.values()
+        elif isinstance(each, list):
+            rest += each
+    return size
 
 
 def _called(messages: Sequence[Message]) -> frozenset[str]:
@@ -219,9 +260,10 @@ def _locate(body: ReadBody) -> bool:
         return False  # the same bytes occur elsewhere
     items = msgspec.json.decode(value, type=list[msgspec.Raw])
     _note_ends(raw, items, body.ends, start)
+    body.begin = start + 1
     try:
         # The part before the list, closed as an object.
-        body.head = msgspec.json.decode(raw[:start] + b"null}")
+        body.head = decode(raw[:start] + b"null}")
     except ValueError:
         return False
     return True

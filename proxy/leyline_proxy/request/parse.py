@@ -23,6 +23,7 @@ from .compaction import merged_wish
 from .context_management import CONTEXT_FIELD, parse_context_management
 from .declared import DeclaredEditError, check_declared
 from .options import RequestOptions, parse_options
+from .values import check_arguments, decode
 
 
 @dataclass(frozen=True)  # no slots: fingerprints are computed once
@@ -80,7 +81,7 @@ def decode_body(raw: bytes) -> dict[str, Any]:
         BadRequestError: not JSON, or not an object; the message never quotes the body.
     """
     try:
-        body = msgspec.json.decode(raw)
+        body = decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         position = str(error) if isinstance(error, msgspec.DecodeError) else type(error).__name__
         raise BadRequestError(
@@ -112,6 +113,8 @@ def parse_chat(
     _check_count(body.get("messages"), tenant.limits.max_messages)
     try:
         messages = tuple(_checked(body, read))
+        known = read.known if read is not None else 0
+        check_arguments(messages, known, tenant.limits.max_body_values)
         options = parse_options(body.get(OPTIONS_FIELD), max_edits=tenant.limits.max_messages)
         requested, wish = parse_context_management(body.get(CONTEXT_FIELD))
         if wish is not None and options.compact is not None:

@@ -14,6 +14,7 @@ _MIN_ADMIN_KEY = 16
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+Values = Annotated[int, Field(ge=1024)]
 
 
 class TenantLimitSettings(BaseModel):
@@ -29,6 +30,7 @@ class TenantLimitSettings(BaseModel):
     """Also the largest burst, after a minute without requests."""
     max_body_bytes: Annotated[int, Field(ge=1024)] | None = None
     max_messages: Count | None = None
+    max_body_values: Values | None = None
     forward_credentials: bool = False
     """Send the caller's own credentials upstream instead of the proxy's."""
 
@@ -49,6 +51,10 @@ class LimitSettings(BaseModel):
     """Size of the body of one request."""
     max_messages: Count = 20_000
     """Messages of one request."""
+    max_body_values: Values = 200_000
+    """JSON values in one body: lists, objects, texts, members' names and commas count as one each;
+    of whole numbers in a list, such as token ids, six count as one. Decoding more takes longer than
+    others should wait."""
     max_connections: Count = 8192
     """Open connections. Further ones are turned away."""
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024

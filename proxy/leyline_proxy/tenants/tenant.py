@@ -30,6 +30,7 @@ class TenantLimits:
     requests_per_minute: float | None = None
     max_body_bytes: int = 32 * 1024 * 1024
     max_messages: int = 20_000
+    max_body_values: int = 200_000
     budgets: tuple[WindowLimit, ...] = ()
     """What it may use, by window."""
 
@@ -106,6 +107,7 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
             requests_per_minute=own.requests_per_minute,
             max_body_bytes=_own(own.max_body_bytes, settings.max_body_bytes),
             max_messages=_own(own.max_messages, settings.max_messages),
+            max_body_values=_own(own.max_body_values, settings.max_body_values),
             budgets=window_limits(settings.budgets if own.budgets is None else own.budgets),
         ),
         warm_start=own.warm_start,

@@ -87,6 +87,82 @@ async def test_messages_are_counted(engine: FakeEngine) -> None:
     assert (blue.status_code, fewer.status_code) == (200, 200)
 
 
+MANY = ",".join(["[]"] * 2000)
+TEXT = MANY.replace(",", '\\",') * 40
+
+
+@pytest.mark.parametrize(
+    "path", [CHAT, "/v1/completions", MESSAGES, "/v1/responses", COUNT, "/v1/embeddings"]
+)
+async def test_values_are_counted_before_they_are_decoded(engine: FakeEngine, path: str) -> None:
+    """A body with too many JSON values is a 400 with the limit and the fix, on every route; the
+    same bytes as a text are none, and another tenant may send more."""
+    keys = {"api_keys": ["red:kr", "blue:kb"], "max_body_values": 1024}
+    own = {"blue": {"max_body_values": 20_000}}
+    lists, text = f'"user":[{MANY}]', f'"user":"{TEXT}"'
+    rest = json.dumps({"model": MODEL, "max_tokens": 1, "messages": [MESSAGE], "input": "Hi."})
+    async with proxy_before(engine, tenants=own, **keys) as client:
+        red, blue = {"api-key": "kr"}, {"api-key": "kb"}
+        many = await client.post(path, content=f"{{{lists},{rest[1:]}", headers=red)
+        written = await client.post(path, content=f"{{{text},{rest[1:]}", headers=red)
+        allowed = await client.post(path, content=f"{{{lists},{rest[1:]}", headers=blue)
+    assert many.status_code == 400
+    assert "too_many_values" in many.text
+    assert "1024" in many.text and "max_body_values" in many.text
+    assert "too_many_values" not in written.text + allowed.text
+
+
+@pytest.mark.parametrize("path", ["quarantine", "proof"])
+async def test_values_of_other_bodies_are_counted(engine: FakeEngine, path: str) -> None:
+    """The bodies of the proxy's own routes have the same bound."""
+    many = ",".join(["[]"] * 150_000)
+    async with proxy_before(engine) as client:
+        answer = await client.post(f"/v1/leyline/sessions/s/{path}", content=f'{{"a":[{many}]}}')
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_many_values")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32-le"])
+async def test_values_in_other_encodings_are_counted(engine: FakeEngine, encoding: str) -> None:
+    """A path that the proxy doesn't know passes no JSON that would have to be decoded to be judged,
+    if it has too many values; what is no JSON passes."""
+    path = "/v1/embeddings"
+    async with proxy_before(engine, max_body_values=1024) as client:
+        # In UTF-16, the sign's code has a byte that looks like a quotation mark.
+        for content in (f"[{MANY}]", f'{{"a":[{MANY}]}}', f'["\u2230",{MANY}]'):
+            answer = await client.post(path, content=content.encode(encoding))
+            assert answer.status_code == 400, content[:10]
+        few = await client.post(path, content='{"a":[]}'.encode(encoding))
+        audio = await client.post(path, content=b"RIFF" + b'[{",' * 2000)
+    assert few.status_code != 400 and audio.status_code != 400
+
+
+@pytest.mark.parametrize("calls", [1, 40])
+async def test_values_within_arguments_are_counted(engine: FakeEngine, calls: int) -> None:
+    """Arguments are JSON that a template may want decoded: all of a request's together have the
+    bound of a body, whether one of them is no JSON or not; a long text within them is one value."""
+    each = f'{{"a":[{",".join(["[]"] * (3000 // calls))}]}}'
+
+    def chat(arguments: str) -> dict[str, Any]:
+        function = {"name": "f", "arguments": arguments}
+        made = [{"id": f"c{n}", "type": "function", "function": function} for n in range(calls)]
+        broken = {"id": "x", "type": "function", "function": {"name": "f", "arguments": '"' * 601}}
+        return {
+            "model": MODEL,
+            "messages": [
+                MESSAGE,
+                {"role": "assistant", "content": None, "tool_calls": [broken, *made]},
+            ],
+        }
+
+    async with proxy_before(engine, max_body_values=2048) as client:
+        many = await client.post(CHAT, json=chat(each))
+        written = await client.post(CHAT, json=chat(json.dumps({"content": each * 2})))
+    error = many.json()["error"]
+    assert (many.status_code, error["code"]) == (400, "too_many_values")
+    assert error["param"] == "messages[1].tool_calls"
+    assert written.status_code == 200
+
+
 async def test_sizes_are_each_tenants_own(engine: FakeEngine) -> None:
     """A body too large for one tenant is another's ordinary one."""
     keys = {"api_keys": ["red:kr", "blue:kb"], "max_body_bytes": 1024}

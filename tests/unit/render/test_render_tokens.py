@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -85,3 +89,41 @@ def test_memory_is_bounded() -> None:
         assert pieces.encode(text).ids.tolist() == plain.encode(text).ids
         assert pieces.join([text, text]).ids.tolist() == plain.encode(text + text).ids
     assert pieces.remembered_chars <= 100
+
+
+@given(texts, st.integers(1, 3))
+def test_long_texts_have_the_tokens_of_short_ones(text: str, times: int) -> None:
+    """A text long enough to be tokenised beside other threads has the plain tokenizer's ids and
+    places."""
+    part = text.replace("<", "") * times + "naïve 漢字 🙂 fox " * 200
+    encoded = PieceTokenizer(tokenizer_json()).encode(part)
+    expected = Tokenizer.from_str(tokenizer_json()).encode(part, add_special_tokens=False)
+    assert encoded.ids.tolist() == expected.ids
+    starts = [start for start, _ in expected.offsets]
+    assert encoded.tokens_at(starts) == [starts.index(start) for start in starts]
+
+
+def longest_share(work: Callable[[], object]) -> float:
+    """The longest time without a chance for this thread, as a part of the work's CPU time."""
+    gaps, begun = [0.0], time.process_time()
+    thread, last = threading.Thread(target=work), begun
+    thread.start()
+    while thread.is_alive():
+        now = time.process_time()
+        gaps.append(now - last)
+        last = now
+        time.sleep(0.001)
+    gaps.append(time.process_time() - last)
+    return max(gaps) / (last - begun)
+
+
+def test_other_threads_run_while_a_long_text_is_tokenised() -> None:
+    """Tokenising one long text never holds the interpreter for most of its time; the plain call,
+    which does, is the control."""
+    text = "the quick brown fox, naïve café 漢字 " * 8000
+    plain = Tokenizer.from_str(tokenizer_json())
+    held = max(longest_share(lambda: plain.encode(text)) for _ in range(3))
+    pieces = [PieceTokenizer(tokenizer_json()) for _ in range(5)]
+    shares = [longest_share(partial(each.encode, text)) for each in pieces]
+    assert held > 0.8
+    assert min(shares) < 0.4, shares

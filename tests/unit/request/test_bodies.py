@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -169,3 +170,38 @@ def test_a_history_goes_on_from_its_beginning(prints: list[int], known: int) -> 
     """A chain that is begun is the chain of the whole."""
     whole = history_chain(prints, b"key")
     assert history_chain(prints, b"key", whole[:known]) == whole
+
+
+FIRST = {"role": "user", "content": LONG}
+HEAVY = {
+    "text": {"messages": [FIRST, {"role": "user", "content": LONG * 40 + "🙂"}]},
+    "lists": {"messages": [{**FIRST, "extra": [[]] * 20_000}]},
+    "objects": {"messages": [{**FIRST, "extra": [{"a": {}}] * 10_000}]},
+    "names": {"messages": [{**FIRST, "extra": {f"k{n}": n for n in range(20_000)}}]},
+    "lists before": {"extra": [[]] * 20_000, "messages": [FIRST]},
+    "names after": {"messages": [FIRST], "extra": {f"k{n}": n for n in range(20_000)}},
+    "objects after": {"messages": [FIRST], "extra": [{"a": {}}] * 10_000},
+    "nested after": {"messages": [FIRST], "extra": [[[[[[[]]]]]]] * 5000},
+}
+
+
+@pytest.mark.parametrize("kind", HEAVY)
+def test_a_body_weighs_what_its_objects_take(kind: str) -> None:
+    """The memory counts no less than a body's objects take, whatever they are, and none of them
+    once it is forgotten."""
+    written = json.dumps(HEAVY[kind], separators=(",", ":"), ensure_ascii=False).encode()
+    memory = BodyMemory()
+    tracemalloc.start()
+    try:
+        read(memory, bytes(bytearray(written)))
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert memory.remembered_bytes >= 0.95 * taken
+    longer = {**HEAVY[kind], "messages": [*HEAVY[kind]["messages"], FIRST]}
+    before = memory.remembered_bytes
+    read(memory, json.dumps(longer, separators=(",", ":"), ensure_ascii=False).encode())
+    assert before < memory.remembered_bytes < 1.5 * before + 10_000
+    small = BodyMemory(max_bytes=1)
+    read(small, written)
+    assert small.remembered_bytes == 0
