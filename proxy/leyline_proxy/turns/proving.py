@@ -21,6 +21,7 @@ from leyline_engine.contract import NONCE_BYTES, PROVE_ACTION, ProofPlace, Prove
 
 from ..audit.proofs import NO_SUPPORT, engine_document, places_verdict, verdict_of
 from ..errors import BadRequestError, ProxyError, SessionStoreGoneError
+from ..model.forgotten import without_written
 from ..model.places import all_owed, erased, is_unknown_run
 from ..model.session import Place, Session
 from ..model.spans import ANYTHING
@@ -166,8 +167,7 @@ class ForgetProofs:
             if now.unnamed or now.unvouched:
                 places = {**self._placing.anywhere(), **places}
             return replace(
-                now.without_tokens(),
-                completions={},
+                without_written(now.without_tokens()),
                 places=all_owed(places),
                 demands=now.demands + 1,
             )
@@ -278,10 +278,14 @@ class ForgetProofs:
         # A turn in flight was sent before the forget, whenever it ends.
         then = {turn.turn for turn in before.turns} | before.in_flight
         again = sum(name not in then for name in held)
-        written = len(now.completions) if now is not None and now.demands == after.demands else 0
+        # Nothing writes these before the session's next turn.
+        texts = (*now.completions.values(), *now.asides) if now is not None else ()
+        had = {*before.completions.values(), *before.asides}
+        written = sum(text in had for text in texts)
+        again += len(texts) - written
         return ProofPlace(
             place="session",
-            scanned=len(turns) + written,
+            scanned=len(turns) + len(texts),
             survivors=len(held) - again + written,
             sent_again=again,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..model.asides import Aside, RecallCall, RecalledTexts, anchor_of
+from ..model.forgotten import without_written
 from ..plan.planner import Planner
 from ..plan.planning import PlanInput, Planned
 from ..request.identify import Identity
@@ -47,9 +48,13 @@ class RecallPlans:
         if planned.plan.forgets:
             await self._forget(given, identity)
         await self._recalls.keep(given, planned, identity.session_id)
-        if planned.plan.forgets and given.told is not None:
+        if planned.plan.forgets and (left := _without_written(given)) is not given:
             # Of what is put back, only that remains which this turn itself evicts again.
-            given = replace(given, told=await self._recalls.texts_for(given.request, identity))
+            told = await self._recalls.texts_for(
+                left.request, replace(identity, session=left.session)
+            )
+            # The demand stands, whatever shows it in the new list.
+            given = replace(left, told=told, demanded=planned.plan.forget)
             planned = await self._planner.plan(given, identity.session_id, replica)
         return given, planned
 
@@ -92,3 +97,11 @@ class RecallPlans:
             told=replace(told, texts={**told.texts, **more.texts}),
             appended=(Aside(anchor_of(prints, len(prints) - 1), calls),),
         )
+
+
+def _without_written(given: PlanInput) -> PlanInput:
+    """Return the inputs without texts that models wrote before a forget, and to be looked up again;
+    the very inputs if nothing was put back and nothing was written."""
+    session = given.session
+    left = without_written(session) if session is not None else None
+    return given if left is session and given.told is None else replace(given, session=left)
