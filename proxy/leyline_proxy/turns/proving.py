@@ -278,16 +278,14 @@ class ForgetProofs:
         # A turn in flight was sent before the forget, whenever it ends.
         then = {turn.turn for turn in before.turns} | before.in_flight
         again = sum(name not in then for name in held)
-        # Nothing writes these before the session's next turn.
-        texts = (*now.completions.values(), *now.asides) if now is not None else ()
-        had = {*before.completions.values(), *before.asides}
-        written = sum(text in had for text in texts)
-        again += len(texts) - written
+        written = len(now.completions) if now is not None and now.demands == after.demands else 0
+        asides = now.asides if now is not None else ()
+        left = len(set(before.asides).intersection(asides))
         return ProofPlace(
             place="session",
-            scanned=len(turns) + len(texts),
-            survivors=len(held) - again + written,
-            sent_again=again,
+            scanned=len(turns) + written + len(asides),
+            survivors=len(held) - again + written + left,
+            sent_again=again + len(asides) - left,
         )
 
 

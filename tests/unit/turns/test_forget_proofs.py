@@ -214,7 +214,7 @@ async def test_what_a_turn_in_flight_leaves_is_not_sent_again(opened: bool, surv
 
 
 async def test_what_a_hidden_turn_wrote_is_looked_for() -> None:
-    """An aside of before the forget that comes back meanwhile survives; a later one was sent again."""
+    """An aside of before a forget that comes back meanwhile survives; a later one is sent again."""
     old, new = (Aside(Anchor(1, 0), (), reasoning=text) for text in ("old", "new"))
     async with world() as w:
         await w.store.update("red", "s", lambda now: replace(known(now), asides=(old,)))
