@@ -276,7 +276,7 @@ def _render(given: PlanInput, prepared: Prepared) -> Rendered | None:
     if rendering.renderer is None or not rendering.proven or not _is_renderable(given):
         return None
     try:
-        return rendering.renderer.render_request(
+        return rendering.renderer.read_by(given.request.reader).render_request(
             prepared.messages, given.request.body, lasting=True
         )
     except RenderError:
@@ -291,7 +291,8 @@ def _located(given: PlanInput, prepared: Prepared, tokens: Sequence[int]) -> Ren
     if renderer is None:
         return None
     try:
-        return renderer.locate(array("q", tokens), prepared.messages, given.request.body)
+        read = renderer.read_by(given.request.reader)
+        return read.locate(array("q", tokens), prepared.messages, given.request.body)
     except Exception as error:  # the request is served without a plan
         log.warning("locate_failed", error=type(error).__name__)
         return None

@@ -16,7 +16,7 @@ from leyline_engine.contract import TokenCounts
 
 from ..budgets import Budgets, Reservation
 from ..budgets.errors import UnpricedModelError
-from ..edits.policy_facts import renderer_of, token_counter
+from ..edits.policy_facts import reading_renderer, token_counter
 from ..model.budgets import Amount
 from ..telemetry.metrics import Metrics
 from .settled import SettledTurn, generated_tokens
@@ -146,7 +146,7 @@ def prompt_size(turn: Turn) -> int:
     """Return the tokens of a turn's prompt, an approximate number if it can't be rendered here."""
     if turn.planned.rendered is not None and turn.planned.rendered.tokens:
         return len(turn.planned.rendered.tokens)
-    tokens = token_counter(renderer_of(turn.status, turn.request.model))
+    tokens = token_counter(reading_renderer(turn.status, turn.request))
     return sum(map(tokens, turn.planned.prepared.messages))
 
 

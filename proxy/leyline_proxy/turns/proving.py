@@ -42,7 +42,10 @@ log = structlog.get_logger("leyline.proof")
 
 STAYS = (
     "the client's own copy",
-    "the newest list of messages, which the proxy compares the next one with",
+    "the newest list of messages, until the proxy has a newer one to compare with",
+    "memories of other proxies at the same session store",
+    "records that wait to be written to the audit log",
+    "states that policies of one's own keep",
     "memory that servers have freed, and what an operating system swapped out",
     "responses that are stored on demand, unless they were deleted",
 )

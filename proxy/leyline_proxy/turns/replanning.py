@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..model.asides import Aside, RecallCall, RecalledTexts, anchor_of
-from ..model.forgotten import without_written
+from ..model.forgotten import has_lost, without_written
 from ..plan.planner import Planner
 from ..plan.planning import PlanInput, Planned
 from ..request.identify import Identity
@@ -20,11 +20,18 @@ class RecallPlans:
 
     Args:
         kept: text that forgets reach before their turns are sent.
+        memories: of them, those that lose text, too, that left the client's list.
     """
 
     def __init__(
-        self, planner: Planner, recalls: Recalls, erasures: Erasures, kept: KeptText | None
+        self,
+        planner: Planner,
+        recalls: Recalls,
+        erasures: Erasures,
+        kept: KeptText | None,
+        memories: KeptText | None = None,
     ) -> None:
+        self._memories = memories
         self._planner = planner
         self._recalls = recalls
         self._erasures = erasures
@@ -47,6 +54,8 @@ class RecallPlans:
             planned = await self._planner.plan(given, identity.session_id, replica)
         if planned.plan.forgets:
             await self._forget(given, identity)
+        elif self._memories is not None and has_lost(given.comparable, planned.prepared):
+            await self._memories.forget(*_place(given, identity))
         await self._recalls.keep(given, planned, identity.session_id)
         if planned.plan.forgets and (left := _without_written(given)) is not given:
             # Of what is put back, only that remains which this turn itself evicts again.
@@ -68,9 +77,7 @@ class RecallPlans:
         """Remove the session's kept text, in front of a turn that demands a forget."""
         self._erasures.check(given.request.tenant.name)
         if self._kept is not None:
-            demands = given.session.demands if given.session is not None else 0
-            tenant = given.request.tenant.name
-            await self._kept.forget(tenant, identity.session_id, given.turn, demands)
+            await self._kept.forget(*_place(given, identity))
 
     async def _with_appended(
         self, given: PlanInput, planned: Planned, identity: Identity, addresses: tuple[str, ...]
@@ -105,3 +112,9 @@ def _without_written(given: PlanInput) -> PlanInput:
     session = given.session
     left = without_written(session) if session is not None else None
     return given if left is session and given.told is None else replace(given, session=left)
+
+
+def _place(given: PlanInput, identity: Identity) -> tuple[str, str, str, int]:
+    """Return a turn's tenant, session and name, and the session's demands before it."""
+    demands = given.session.demands if given.session is not None else 0
+    return given.request.tenant.name, identity.session_id, given.turn, demands

@@ -7,7 +7,7 @@ from dataclasses import replace
 from leyline_engine.contract import Reason
 
 from ..model.asides import MAX_ASIDES
-from ..model.forgotten import without_written
+from ..model.forgotten import without_old_lists, without_written
 from ..model.places import all_owed
 from ..model.session import RetainedTurn, Session, TurnSummary
 from ..model.spans import ANYTHING
@@ -94,6 +94,8 @@ def session_after(
     current = placing.after(current, turn, settled.run, obeyed=obeyed)
     index = current.next_index
     kept = replace(source, index=index) if source is not None else None
+    if kept is not None:
+        current = without_old_lists(current, kept)
     current = _with_readings(current, settled, kept)
     overtaken = session is not None and session.demands > turn.demands
     current = _with_recalls(_with_policies(current, turn, written), settled, overtaken=overtaken)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from leyline_proxy.model.history import history_chain
 from leyline_proxy.model.messages import fingerprint
+from leyline_proxy.model.text_memory import Reader
 from leyline_proxy.request.bodies import BodyMemory, ReadBody
 
 OWNER = "tenant"
@@ -69,7 +70,7 @@ def read(memory: BodyMemory, raw: bytes) -> ReadBody:
         members = msgspec.json.decode(raw)
         body = ReadBody(raw, members, members["messages"])
     body.complete()
-    memory.remember(OWNER, body)
+    memory.remember(Reader(OWNER), body)
     return body
 
 
@@ -169,3 +170,28 @@ def test_a_history_goes_on_from_its_beginning(prints: list[int], known: int) -> 
     """A chain that is begun is the chain of the whole."""
     whole = history_chain(prints, b"key")
     assert history_chain(prints, b"key", whole[:known]) == whole
+
+
+def test_of_a_session_only_the_newest_body_is_remembered() -> None:
+    """A list that no longer has a text leaves none that has it; another session keeps its own."""
+    memory = BodyMemory()
+    reader, other = Reader("t", "s"), Reader("t", "other")
+    bodies = [_body(text) for text in ("secret", "plain", "secret")]
+    for who, body in zip((reader, reader, other), bodies, strict=True):
+        memory.remember(who, body)
+    held = [id(body) for _, body in memory._bodies.values()]
+    assert held == [id(bodies[1]), id(bodies[2])]
+    assert memory.read("t", bodies[0].raw) is not None  # that of the other session
+    memory.forget("t", "other", 0)
+    assert memory.left("t", "other", 1) == (0, 0)
+    assert memory.left("t", "s", 1) == (1, 0) and memory.left("t", "s", 0) == (0, 1)
+    memory.forget("t", "s", None)
+    assert memory.remembered_bytes == 0 and not memory._by_mark and not memory._of
+
+
+def _body(text: str) -> ReadBody:
+    """A body of one long message, which has passed all checks."""
+    members: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": text * 500}]}
+    body = ReadBody(msgspec.json.encode(members), members, members["messages"])
+    body.complete()
+    return body
