@@ -29,6 +29,7 @@ from leyline_proxy.edits.policy_facts import PolicyMemos, known_objects
 from leyline_proxy.edits.prepare import PolicySession, prepare
 from leyline_proxy.model.messages import fingerprint
 from leyline_proxy.model.prepared import Prepared
+from leyline_proxy.model.text_memory import Reader
 
 GOAL_MS = 2.0
 """Milliseconds of all together, at 100K tokens."""
@@ -76,7 +77,7 @@ def measured(policies: Sequence[Policy], tokens: int, turns: int) -> list[float]
         prints = tuple(map(fingerprint, messages))
         begun = process_time()
         client = known_objects(messages, prints, last)
-        with memos.of("bench", "bench", policies) as memo:
+        with memos.of(Reader("bench", "bench"), policies) as memo:
             facts = PolicySession(
                 window=WINDOW,
                 idle_s=600.0 if index == 0 else 5.0,

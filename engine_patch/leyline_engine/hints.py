@@ -43,6 +43,14 @@ class Hints:
     prove: ProvePayload | None = None
 
     @property
+    def forgets(self) -> bool:
+        """True if anything is to be forgotten."""
+        payload = self.payload
+        return payload is not None and (
+            bool(payload.forget) or any(d.mode is Mode.FORGET for d in payload.directives)
+        )
+
+    @property
     def nameless(self) -> bool:
         """True if there is an edit that doesn't say whose the prompt is.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from leyline_engine.contract import Receipt, TurnRecord
 
 from ..errors import ProxyError
+from .facts import TurnEdits
 from .records import Record, TurnFacts, erasure_record, receipt_record
 
 Ask = Callable[[str], Awaitable[TurnRecord | None]]
@@ -47,6 +48,7 @@ class FollowUps:
 
     def watch(self, facts: TurnFacts, ask: Ask) -> None:
         """Follow up a turn's forget until it is closed or the tries are used up."""
+        facts = replace(facts, edits=TurnEdits())  # the turn's record has the hashes of their texts
 
         def end(receipt: Receipt | None) -> Record:
             return receipt_record(facts, receipt, time.time())

@@ -43,7 +43,7 @@ class Editor:
         self._timing = timing
         self._sensitive = sensitive
         self._on_fault = on_fault
-        self._memos = PolicyMemos()
+        self.memos = PolicyMemos()
         self._time_limit = TimeLimit(policy_timeout_s)
 
     def edit(
@@ -63,11 +63,12 @@ class Editor:
         if not (given.policies or request.annotations or recalls):
             return edit(given, PolicySession(), None, self._metrics)
         renderer = renderer_of(status, request.model)
-        with self._memos.of(request.tenant.name, session_id, given.policies, renderer) as memo:
+        reader = request.reader._replace(session=session_id or "")
+        with self.memos.of(reader, given.policies, renderer) as memo:
             facts = policy_session(
                 given.session,
                 status,
-                request.model,
+                request,
                 cost=self._costs.cost(request.model, splices=status.splices),
                 memo=memo,
                 limit=partial(self._time_limit, request.tenant.name),

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from itertools import compress, count
 from operator import ne
 from threading import Lock
+from typing import NamedTuple
+from weakref import ref
 
 from leyline_policies import EditCost, Memo, Policy, approximate_tokens
 from leyline_policies.context import texts_of
@@ -16,7 +18,9 @@ from leyline_policies.faults import OnFault
 from ..model.messages import Message
 from ..model.prepared import Prepared
 from ..model.session import Session
+from ..model.text_memory import Left, Owner, Reader, left_of
 from ..render import ChatRenderer
+from ..request.parse import ChatRequest
 from ..upstream.handshake import UpstreamStatus
 from .edited import Sensitive
 from .prepare import Limit, PolicySession
@@ -28,7 +32,16 @@ _MAX_MEMOS = 256
 """Number of sessions whose per-message results are kept; others compute them again."""
 
 
-_Kept = tuple[Sequence[Policy], ChatRenderer | None, Memo]
+class _Kept(NamedTuple):
+    policies: Sequence[Policy]
+    renderer: ref[ChatRenderer] | None
+    """Held weakly: it remembers texts of others, and may have been replaced."""
+    memo: Memo
+    demands: int
+
+    def fits(self, policies: Sequence[Policy], renderer: ChatRenderer | None) -> bool:
+        own = self.renderer() if self.renderer is not None else None
+        return self.policies is policies and own is renderer
 
 
 class PolicyMemos:
@@ -38,40 +51,68 @@ class PolicyMemos:
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
+        self._kept: OrderedDict[Owner, _Kept] = OrderedDict()
+        self._lent: dict[Owner, Memo] = {}
+        """Memos in use, by session; without one that a forget reached."""
         self._lock = Lock()
 
     @contextmanager
     def of(
-        self,
-        tenant: str,
-        session: str | None,
-        policies: Sequence[Policy],
-        renderer: ChatRenderer | None = None,
+        self, reader: Reader, policies: Sequence[Policy], renderer: ChatRenderer | None = None
     ) -> Iterator[Memo]:
         """Yield the session's memo, for one turn at a time; a concurrent turn gets its own.
 
-        The memo is lost if the turn fails, and isn't kept for a session without a name.
+        The memo is lost if the turn fails or is overtaken by a forget, and isn't kept for a session
+        without a name.
         """
-        if session is None:
+        owner = reader.owner
+        if not reader.session:
             yield Memo()
             return
         with self._lock:
-            known = self._kept.pop((tenant, session), None)
-        fits = known is not None and known[0] is policies and known[1] is renderer
-        memo = known[2] if known is not None and fits else Memo()
+            known = self._kept.pop(owner, None)
+            memo = known.memo if known is not None and known.fits(policies, renderer) else Memo()
+            self._lent[owner] = memo
         memo.next_turn()
-        yield memo
+        try:
+            yield memo
+        except BaseException:
+            with self._lock:
+                if self._lent.get(owner) is memo:
+                    del self._lent[owner]
+            raise
+        held = ref(renderer) if renderer is not None else None
         with self._lock:
-            self._kept[tenant, session] = (policies, renderer, memo)
+            if self._lent.get(owner) is not memo:
+                return
+            del self._lent[owner]
+            self._kept[owner] = _Kept(policies, held, memo, reader.demands)
             while len(self._kept) > _MAX_MEMOS:
                 self._kept.popitem(last=False)
+
+    def forget(self, tenant: str, session: str, demands: int | None) -> None:
+        """Drop a session's memo.
+
+        Args:
+            demands: only one of a turn up to these demands; None for any.
+        """
+        with self._lock:
+            self._lent.pop((tenant, session), None)
+            known = self._kept.get((tenant, session))
+            if known is not None and (demands is None or known.demands <= demands):
+                del self._kept[tenant, session]
+
+    def left(self, tenant: str, session: str, demands: int) -> Left:
+        """Return the number of a session's memos."""
+        with self._lock:
+            known = self._kept.get((tenant, session))
+        return left_of([known.demands] if known is not None else [], demands)
 
 
 def policy_session(
     session: Session | None,
     status: UpstreamStatus,
-    model: str,
+    request: ChatRequest,
     *,
     cost: EditCost,
     memo: Memo,
@@ -84,9 +125,9 @@ def policy_session(
 
     Args:
         session: None for a new one.
-        model: the name in the request.
         now: seconds since the epoch.
     """
+    model = request.model
     served = status.capability if _serves(status, model) else None
     last = session.last if session is not None else None
     return PolicySession(
@@ -98,7 +139,7 @@ def policy_session(
         states=session.policy_states if session is not None else {},
         completions=session.completions if session is not None else {},
         memo=memo,
-        count=token_counter(renderer_of(status, model)),
+        count=token_counter(reading_renderer(status, request)),
         limit=limit,
         sensitive=sensitive,
         on_fault=on_fault,
@@ -114,6 +155,12 @@ def _serves(status: UpstreamStatus, model: str) -> bool:
 def renderer_of(status: UpstreamStatus, model: str) -> ChatRenderer | None:
     """Return the model's own tokenizer and template, if available."""
     return status.rendering.renderer if _serves(status, model) else None
+
+
+def reading_renderer(status: UpstreamStatus, request: ChatRequest) -> ChatRenderer | None:
+    """Return :func:`renderer_of` for a request, whose session's the rendered texts are."""
+    renderer = renderer_of(status, request.model)
+    return renderer.read_by(request.reader) if renderer is not None else None
 
 
 def known_objects(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -24,20 +23,13 @@ class _Session(msgspec.Struct, array_like=True, frozen=True):
     demands: int = 0
 
 
-class Deletable(KeptText, Protocol):
-    """Text that also goes with a deleted session."""
-
-    async def delete(self, tenant: str, session: str) -> None:
-        """Drop all of a session that is deleted."""
-
-
 class KeptByAll:
     """A :class:`~leyline_proxy.turns.ports.KeptText` of one worker and of all others.
 
     Each method waits for every worker: one that can't answer ends, and its memory with it.
     """
 
-    def __init__(self, own: Deletable, fleet: Fleet) -> None:
+    def __init__(self, own: KeptText, fleet: Fleet) -> None:
         self._own = own
         self._fleet = fleet
         fleet.follow(_FORGET, self._forget)

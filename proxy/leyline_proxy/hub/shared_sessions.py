@@ -11,10 +11,11 @@ from secrets import randbits
 
 from ..model.history import HistoryMatch
 from ..model.session import Session
+from ..model.text_memory import Left
 from ..sessions.cache import Cached, SessionCache
 from ..sessions.codec import UNENCODABLE
 from ..sessions.pieces import Exchanged, Pieces, read, write
-from ..sessions.store import SessionChange
+from ..sessions.store import SessionChange, SessionCopies
 from ..sessions.summary import SessionOverview, overview
 from ..sessions.table import SessionName
 from .link import HubLink
@@ -69,6 +70,20 @@ class SharedSessions:
     def problem(self) -> str | None:
         """Always None: a worker without its hub ends."""
         return None
+
+    @property
+    def copies(self) -> SessionCopies:
+        """The sessions that this worker keeps decoded."""
+        return self
+
+    def forget(self, tenant: str, session: str, demands: int | None) -> None:
+        """Drop a copy: the session is read again."""
+        self._seen = None
+        self._cache.forget(tenant, session, demands)
+
+    def left(self, tenant: str, session: str, demands: int) -> Left:
+        """Return none; see :class:`~leyline_proxy.sessions.cache.SessionCache`."""
+        return self._cache.left(tenant, session, demands)
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
         cached = self._cache.get(tenant, session_id)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from leyline_engine.contract import MAX_FORGOTTEN, output_span
 
@@ -95,6 +96,13 @@ def spans_to_forget(
         for name in names.client[place].all
         if not name.startswith(f"{turn}.")
     )
+    return all_to_forget(found)
+
+
+def all_to_forget(*demands: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of several demands, each once; :data:`~.spans.ANYTHING` alone if one is for
+    all, or if they are too many."""
+    found = dict.fromkeys(chain.from_iterable(demands))
     exceeds = ANYTHING in found or len(found) > MAX_FORGOTTEN
     return (ANYTHING,) if exceeds else tuple(found)
 

@@ -13,7 +13,7 @@ import structlog
 from ..admission.turn_threads import TurnThreads
 from ..edits.editing import Edited
 from ..edits.editor import Editor
-from ..edits.policy_facts import renderer_of, token_counter
+from ..edits.policy_facts import reading_renderer, token_counter
 from ..errors import ProxyError, UnsupportedError
 from ..model.prepared import Prepared, Quarantined
 from ..request.context_management import CONTEXT_FIELD, applied_edits
@@ -147,7 +147,7 @@ class Planner:
     def applied(self, given: PlanInput, prepared: Prepared) -> list[dict[str, Any]]:
         """Return the effects of the edits that the request asked for in ``context_management``."""
         requested = {policy.name: policy for policy in given.request.requested}
-        count = token_counter(renderer_of(given.status, given.request.model))
+        count = token_counter(reading_renderer(given.status, given.request))
         return applied_edits(prepared, requested, count) if requested else []
 
     def _draft(

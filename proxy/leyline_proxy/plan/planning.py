@@ -40,7 +40,7 @@ from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.handshake import UpstreamStatus
 from .derivation import derived_texts
-from .forgetting import is_unreachable, spans_to_forget
+from .forgetting import all_to_forget, is_unreachable, spans_to_forget
 from .naming import name_spans
 from .stripped import Decode
 from .synthesis import TurnPlan, demands_of, synthesize
@@ -81,6 +81,8 @@ class PlanInput:
     """The request's working set, and the store; None if it names none."""
     retells: bool = False
     """True if the request is a transcript of the session, to be summarised."""
+    demanded: tuple[str, ...] = ()
+    """Names that the turn forgets whatever its list shows."""
 
     @property
     def edits(self) -> EditInput:
@@ -276,7 +278,7 @@ def _render(given: PlanInput, prepared: Prepared) -> Rendered | None:
     if rendering.renderer is None or not rendering.proven or not _is_renderable(given):
         return None
     try:
-        return rendering.renderer.render_request(
+        return rendering.renderer.read_by(given.request.reader).render_request(
             prepared.messages, given.request.body, lasting=True
         )
     except RenderError:
@@ -291,7 +293,8 @@ def _located(given: PlanInput, prepared: Prepared, tokens: Sequence[int]) -> Ren
     if renderer is None:
         return None
     try:
-        return renderer.locate(array("q", tokens), prepared.messages, given.request.body)
+        read = renderer.read_by(given.request.reader)
+        return read.locate(array("q", tokens), prepared.messages, given.request.body)
     except Exception as error:  # the request is served without a plan
         log.warning("locate_failed", error=type(error).__name__)
         return None
@@ -311,8 +314,8 @@ def _named(
     """Return the names of this turn's messages and those to forget."""
     departed = given.session.departed if given.session is not None else Departed()
     names = name_spans(given.turn, prepared, given.retained, departed, rendered)
-    forget = spans_to_forget(given.turn, prepared, names, given.session, named=given.named)
-    return names, forget
+    found = spans_to_forget(given.turn, prepared, names, given.session, named=given.named)
+    return names, all_to_forget(given.demanded, found)
 
 
 def _synthesize(
@@ -374,7 +377,7 @@ def _with_lost_sources(given: PlanInput, prepared: Prepared, plan: TurnPlan) -> 
 def _failed(given: PlanInput, prepared: Prepared) -> TurnPlan:
     """Return a plan that keeps the demands; the names are unknown, so everything is forgotten."""
     return TurnPlan(
-        forget=(ANYTHING,) if prepared.forget_marks else (),
+        forget=(ANYTHING,) if prepared.forget_marks or given.demanded else (),
         edits=edited_by_messages(given.last, prepared),
         planned=Outcome.REPREFILLED,
         reason=Reason.TRANSFORM_FAILED,
@@ -386,7 +389,7 @@ def _unrendered(given: PlanInput, prepared: Prepared, forget: tuple[str, ...]) -
     if not edits and forget:
         edits = demands_of(prepared)
     if not edits:
-        return TurnPlan()
+        return TurnPlan(forget=forget)
     spliceable = any(record.mode == "amortize" for record in edits)
     reason = Reason.UNSUPPORTED_RUNTIME if spliceable else Reason.REPREFILLED
     return TurnPlan(forget=forget, edits=edits, planned=Outcome.REPREFILLED, reason=reason)

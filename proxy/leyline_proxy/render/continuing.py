@@ -13,6 +13,8 @@ from operator import is_
 from threading import Lock
 from typing import Generic, TypeVar
 
+from ..model.text_memory import NO_SESSION, Left, Reader, forgotten_with, left_of
+
 _Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
 
@@ -29,6 +31,8 @@ class Beginning(Generic[_Item, _Value]):
     value: _Value
     weight: int
     """Approximate bytes in memory."""
+    reader: Reader = NO_SESSION
+    """The session whose list it is."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -54,12 +58,16 @@ class Beginnings(Generic[_Item, _Value]):
         """Approximate bytes in memory now."""
         return self._bytes
 
-    def find(self, items: Sequence[_Item]) -> Beginning[_Item, _Value] | None:
-        """Return the longest stored list at the start of ``items``, if it ends near their end."""
+    def find(
+        self, items: Sequence[_Item], reader: Reader = NO_SESSION
+    ) -> Beginning[_Item, _Value] | None:
+        """Return a session's longest stored list at the start of ``items``, if it ends near their
+        end. Another session's is of no use: what it remembers goes with its own forgets."""
         for length in range(len(items), max(0, len(items) - REACH), -1):
             with self._lock:
                 found = self._held.get((id(items[length - 1]), length))
-                if found is not None and all(map(is_, found.items, items)):
+                own = found is not None and found.reader.owner == reader.owner
+                if found is not None and own and all(map(is_, found.items, items)):
                     self._held.move_to_end(found.key)
                     return found
         return None
@@ -70,13 +78,15 @@ class Beginnings(Generic[_Item, _Value]):
         value: _Value,
         weight: int,
         instead_of: Beginning[_Item, _Value] | None = None,
+        reader: Reader = NO_SESSION,
     ) -> None:
         """Store the result for ``items``; there must be at least one.
 
         Args:
             instead_of: an entry that is no longer needed.
+            reader: the session whose list it is.
         """
-        fresh = Beginning(items, value, weight)
+        fresh = Beginning(items, value, weight, reader)
         with self._lock:
             for gone in (instead_of, self._held.get(fresh.key)):
                 if gone is not None and self._held.get(gone.key) is gone:
@@ -87,3 +97,24 @@ class Beginnings(Generic[_Item, _Value]):
             while self._bytes > self._max_bytes:
                 _, oldest = self._held.popitem(last=False)
                 self._bytes -= oldest.weight
+
+    def forget(self, tenant: str, session: str, demands: int | None) -> None:
+        """Drop a session's lists; see
+        :meth:`~leyline_proxy.model.text_memory.TextMemory.forget`."""
+        owners = forgotten_with(tenant, session)
+        with self._lock:
+            gone = [
+                each
+                for each in self._held.values()
+                if each.reader.owner in owners
+                and (demands is None or each.reader.demands <= demands)
+            ]
+            for each in gone:
+                del self._held[each.key]
+                self._bytes -= each.weight
+
+    def left(self, tenant: str, session: str, demands: int) -> Left:
+        """Return the number of a session's lists."""
+        with self._lock:
+            readers = [each.reader for each in self._held.values()]
+        return left_of([r.demands for r in readers if r.owner == (tenant, session)], demands)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 from array import array
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import jinja2
@@ -14,6 +15,7 @@ import xxhash
 from leyline_engine.contract import ChatDialect, ChatMessage
 
 from ..model.rendered import MessageSpan, Rendered
+from ..model.text_memory import NO_SESSION, Left, Reader
 from .continuing import Beginnings
 from .dialect_choice import dialect_of
 from .dialects import Dialect, RenderError
@@ -94,11 +96,29 @@ class ChatRenderer:
         self._memory = FragmentMemory(of_messages)
         self._incremental = IncrementalTemplate(chat_environment(), chat_template, self._memory)
         self._conversations: Beginnings[ChatMessage, Conversation] = Beginnings(of_messages)
+        self._reader = NO_SESSION
 
     @property
     def remembered_bytes(self) -> int:
         """Approximate bytes of remembered messages."""
         return self._memory.remembered_bytes + self._conversations.remembered_bytes
+
+    def read_by(self, reader: Reader) -> ChatRenderer:
+        """Return the same renderer, which remembers what it renders as a session's."""
+        bound = copy(self)
+        bound._reader = reader
+        return bound
+
+    def forget(self, tenant: str, session: str, demands: int | None) -> None:
+        """Drop all texts of a session; see
+        :meth:`~leyline_proxy.model.text_memory.TextMemory.forget`."""
+        for memory in (self._memory, self._conversations, self._tokenizer):
+            memory.forget(tenant, session, demands)
+
+    def left(self, tenant: str, session: str, demands: int) -> Left:
+        """Return the number of a session's texts."""
+        memories = (self._memory, self._conversations, self._tokenizer)
+        return sum((each.left(tenant, session, demands) for each in memories), Left())
 
     def text(
         self,
@@ -118,7 +138,7 @@ class ChatRenderer:
 
     def encode(self, text: str) -> array[int]:
         """Return the token ids of a text; special tokens are recognised, none is added."""
-        return self._tokenizer.encode(text).ids
+        return self._tokenizer.encode(text, self._reader).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, special ones included."""
@@ -220,7 +240,7 @@ class ChatRenderer:
         Args:
             context: see :attr:`Rendered.context`.
         """
-        encoded = self._tokenizer.join(prompt.texts)
+        encoded = self._tokenizer.join(prompt.texts, self._reader)
         places = iter(
             encoded.tokens_at([at for _, start, end in prompt.spans for at in (start, end)])
         )
@@ -246,7 +266,9 @@ class ChatRenderer:
         if entries is None:
             return None
         try:
-            texts, spans = self._incremental.render(entries.entries, variables, entries.places)
+            texts, spans = self._incremental.render(
+                entries.entries, variables, entries.places, self._reader
+            )
         except Exception:  # rendered again in any case: that gives the result, or the error
             return None
         if spans is None:
@@ -257,7 +279,7 @@ class ChatRenderer:
     def _entries(self, messages: Sequence[ChatMessage], *, lasting: bool) -> Conversation | None:
         """Return the remembered entries of the messages, each with its own object; None if one
         isn't plain data."""
-        before = self._conversations.find(messages) if lasting else None
+        before = self._conversations.find(messages, self._reader) if lasting else None
         if before is not None and len(before.items) == len(messages):
             return before.value
         added = messages[len(before.items) :] if before is not None else messages
@@ -265,10 +287,11 @@ class ChatRenderer:
         if len(keys) < len(added):
             return None
         found = before.value.copy() if before is not None else Conversation()
-        for key, known in zip(keys, self._memory.find(keys), strict=True):
-            found.add(key, known or self._memory.add(self._entry(key)))
+        reader = self._reader
+        for key, known in zip(keys, self._memory.find(keys, reader), strict=True):
+            found.add(key, known or self._memory.add(self._entry(key), reader))
         if messages and lasting:
-            self._conversations.put([*messages], found, found.weight, instead_of=before)
+            self._conversations.put([*messages], found, found.weight, before, reader)
         return found
 
     def _entry(self, key: bytes) -> MessageEntry:

@@ -16,15 +16,15 @@ import json
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from tokenizers import Tokenizer
 
+from ..model.text_memory import NO_SESSION, Left, Reader, TextMemory
 from .continuing import Beginnings
+from .memoised.fragments import READER_BYTES
 
 MAX_REMEMBERED_CHARS = 64 << 20
 """Characters of text whose tokens are remembered; the least recently used goes first."""
@@ -40,9 +40,6 @@ _TOKEN_BYTES, _PIECE_BYTES = 8, 192
 _LONG = 2048
 """Characters from which a text is tokenised as a batch of one: only batches let other threads run
 meanwhile, the event loop's among them."""
-
-
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,40 +127,6 @@ class Segment:
     """True if no special token can begin in here and end in the following text."""
 
 
-class _Remembered(Generic[_Value]):
-    """Values by text, up to a number of characters; the least recently used go first."""
-
-    def __init__(self, max_chars: int) -> None:
-        self.chars = 0
-        self._max_chars = max_chars
-        self._values: OrderedDict[str, _Value] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, text: str) -> _Value | None:
-        return self.get_all((text,))[0]
-
-    def get_all(self, texts: Sequence[str]) -> list[_Value | None]:
-        """Return the value of each text, or None."""
-        values = self._values
-        with self._lock:
-            found = [values.get(text) for text in texts]
-            for text, value in zip(texts, found, strict=True):
-                if value is not None:
-                    values.move_to_end(text)
-        return found
-
-    def put(self, text: str, value: _Value) -> _Value:
-        """Store and return ``value``."""
-        with self._lock:
-            if text not in self._values:
-                self._values[text] = value
-                self.chars += len(text)
-            while self.chars > self._max_chars:
-                forgotten, _ = self._values.popitem(last=False)
-                self.chars -= len(forgotten)
-        return value
-
-
 class PieceTokenizer:
     """A tokenizer that remembers pieces, if its own rules allow that.
 
@@ -191,20 +154,34 @@ class PieceTokenizer:
         self._special = re.compile("|".join(map(re.escape, names))) if names else None
         self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
         self._longest = max(map(len, names), default=0)
-        self._pieces: _Remembered[Piece] = _Remembered(max_remembered_chars // 2)
-        self._segments: _Remembered[Segment] = _Remembered(max_remembered_chars // 2)
+        half, extra = max_remembered_chars // 2, READER_BYTES // BYTES_PER_CHAR
+        self._pieces: TextMemory[str, Piece] = TextMemory(half, reader_weight=extra)
+        self._segments: TextMemory[str, Segment] = TextMemory(half, reader_weight=extra)
         self._joined: Beginnings[str, _Point] = Beginnings(max_joined_bytes)
 
     @property
     def remembered_chars(self) -> int:
         """Characters of text whose tokens are remembered now."""
-        return self._pieces.chars + self._segments.chars
+        return self._pieces.weight + self._segments.weight
 
-    def encode(self, text: str) -> Encoded:
+    def forget(self, tenant: str, session: str, demands: int | None) -> None:
+        """Drop a session's texts and their tokens; see
+        :meth:`~leyline_proxy.model.text_memory.TextMemory.forget`."""
+        for memory in (self._pieces, self._segments, self._joined):
+            memory.forget(tenant, session, demands)
+        # The library keeps words of its own; it can't say whose.
+        self._tokenizer.model._clear_cache()
+
+    def left(self, tenant: str, session: str, demands: int) -> Left:
+        """Return the number of a session's texts."""
+        memories = (self._pieces, self._segments, self._joined)
+        return sum((each.left(tenant, session, demands) for each in memories), Left())
+
+    def encode(self, text: str, reader: Reader = NO_SESSION) -> Encoded:
         """Return the token ids of ``text``; special tokens are recognised, none is added."""
         encoded = Encoded()
         for start, part in self._split(text):
-            encoded.add(self.piece(part) if self.remembers else self._tokenise(part), start)
+            encoded.add(self.piece(part, reader) if self.remembers else self._tokenise(part), start)
         return encoded
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -212,33 +189,41 @@ class PieceTokenizer:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
-    def join(self, texts: Iterable[str]) -> Encoded:
-        """Return the token ids of the joined texts; each text joined before costs only a copy."""
+    def join(self, texts: Iterable[str], reader: Reader = NO_SESSION) -> Encoded:
+        """Return the token ids of the joined texts; each text joined before costs only a copy.
+
+        Args:
+            reader: the session whose prompt has the texts.
+        """
         if not self.remembers:
             return self.encode("".join(texts))
         parts = list(texts)
-        before = self._joined.find(parts)
-        join = _Join(self, before.value if before is not None else None)
+        before = self._joined.find(parts, reader)
+        join = _Join(self, before.value if before is not None else None, reader)
         done = len(before.items) if before is not None else 0
         # The last text comes after the messages, and won't be there the next time.
         place, point = len(parts) - 1, None
         rest = parts[done:]
         for number, (text, known) in enumerate(
-            zip(rest, self._segments.get_all(rest), strict=True), done
+            zip(rest, self._segments.find(rest, reader), strict=True), done
         ):
             if number == place:
                 point = join.point()
-            join.add(known or self._segments.put(text, self.segment(text)))
+            join.add(known or self._remembered(text, reader))
         if point is not None and place:
             weight = _TOKEN_BYTES * len(point.encoded.ids) + _PIECE_BYTES * point.pieces
-            self._joined.put(parts[:place], point, weight, instead_of=before)
+            self._joined.put(parts[:place], point, weight, before, reader)
         return join.finish()
 
-    def piece(self, part: str) -> Piece:
-        """Return the tokens of a text between special tokens, or of a special token."""
-        return self._pieces.get(part) or self._pieces.put(part, self._tokenise(part))
+    def _remembered(self, text: str, reader: Reader) -> Segment:
+        return self._segments.put(text, self.segment(text, reader), len(text), reader)
 
-    def segment(self, text: str) -> Segment:
+    def piece(self, part: str, reader: Reader = NO_SESSION) -> Piece:
+        """Return the tokens of a text between special tokens, or of a special token."""
+        (known,) = self._pieces.find((part,), reader)
+        return known or self._pieces.put(part, self._tokenise(part), len(part), reader)
+
+    def segment(self, text: str, reader: Reader = NO_SESSION) -> Segment:
         """Return the text prepared for joining. Only if :attr:`remembers`."""
         starts, ends = [], []
         for found in self._special.finditer(text) if self._special else ():
@@ -253,7 +238,8 @@ class PieceTokenizer:
         begin, end = starts[0], ends[-1]
         core = Piece(array("q"), array("q"))
         for offset, part in self._split(text[begin:end]):
-            piece = self._pieces.get(part) or self._tokenise(part)
+            (known,) = self._pieces.find((part,), reader)
+            piece = known or self._tokenise(part)
             core.ids.extend(piece.ids)
             core.starts.extend([offset + start for start in piece.starts])
         return Segment(text, text[:begin], core, text[end:], closed)
@@ -303,7 +289,13 @@ class _Join:
         point: the state to continue from.
     """
 
-    def __init__(self, tokenizer: PieceTokenizer, point: _Point | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: PieceTokenizer,
+        point: _Point | None = None,
+        reader: Reader = NO_SESSION,
+    ) -> None:
+        self._reader = reader
         self._tokenizer = tokenizer
         self._encoded = Encoded(point.encoded, point.pieces) if point is not None else Encoded()
         self._length = point.length if point is not None else 0
@@ -319,7 +311,7 @@ class _Join:
 
     def add(self, segment: Segment) -> None:
         if self._open is not None:
-            segment = self._tokenizer.segment(self._open.text + segment.text)
+            segment = self._tokenizer.segment(self._open.text + segment.text, self._reader)
         self._open = None if segment.closed else segment
         if segment.closed:
             self._append(segment)
@@ -352,7 +344,7 @@ class _Join:
     def _flush(self) -> None:
         between = self._between
         text = between[0] if len(between) == 1 else "".join(between)
-        self._encoded.add(self._tokenizer.piece(text), self._between_at)
+        self._encoded.add(self._tokenizer.piece(text, self._reader), self._between_at)
         between.clear()
 
 

@@ -26,6 +26,7 @@ import msgspec
 import xxhash
 
 from ..model.messages import Message, call_ids, fingerprint
+from ..model.text_memory import Left, Owner, Reader, left_of
 from .values import decode, most_values
 from .wire import split_body
 
@@ -102,7 +103,9 @@ class BodyMemory:
     def __init__(self, max_bytes: int = MAX_REMEMBERED_BYTES) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._bodies: OrderedDict[int, tuple[str, ReadBody, int]] = OrderedDict()
+        self._bodies: OrderedDict[int, tuple[Reader, ReadBody, int]] = OrderedDict()
+        self._of: dict[Owner, int] = {}
+        """The newest body of each session."""
         self._lock = Lock()
         """Held while the bodies change, not while one is read."""
         self._by_mark: dict[tuple[str, int, int], ReadBody] = {}
@@ -134,33 +137,68 @@ class BodyMemory:
                     self._bodies.move_to_end(id(former))
         return found
 
-    def remember(self, owner: str, body: ReadBody) -> None:
-        """Let later bodies continue this one, which has passed all checks and is complete."""
-        if not body.ends and not _locate(body):
+    def remember(self, reader: Reader, body: ReadBody) -> None:
+        """Let later bodies continue this one, which has passed all checks and is complete.
+
+        Of a session only the newest is remembered, so that text that left its list is gone.
+        """
+        if reader.session:
+            self.forget(*reader.owner, but=body)
+        if id(body) in self._bodies or (not body.ends and not _locate(body)):
             return
         if not body.marks:
             body.marks = tuple(_marks(body.raw))
         weight = body.weight
         with self._lock:
             for mark in body.marks:
-                former = self._by_mark.get((owner, *mark))
+                former = self._by_mark.get((reader.tenant, *mark))
                 if former is not None and _is_beginning(former, body):
                     self._forget(former)
-                self._by_mark[owner, *mark] = body
+                self._by_mark[reader.tenant, *mark] = body
             if body.marks:
-                self._bodies[id(body)] = owner, body, weight
+                self._bodies[id(body)] = reader, body, weight
                 self._bytes += weight
+                if reader.session:
+                    self._of[reader.owner] = id(body)
             while self._bytes > self._max_bytes:
                 self._forget(next(iter(self._bodies.values()))[1])
+
+    def forget(
+        self,
+        tenant: str,
+        session: str,
+        demands: int | None = None,
+        *,
+        but: ReadBody | None = None,
+    ) -> None:
+        """Drop a session's body.
+
+        Args:
+            demands: only one of a turn up to these demands; None for any.
+            but: stays.
+        """
+        with self._lock:
+            held = self._bodies.get(self._of.get((tenant, session), 0))
+            if held is None or held[1] is but:
+                return
+            if demands is None or held[0].demands <= demands:
+                self._forget(held[1])
+
+    def left(self, tenant: str, session: str, demands: int) -> Left:
+        """Return the number of a session's bodies."""
+        held = self._bodies.get(self._of.get((tenant, session), 0))
+        return left_of([held[0].demands] if held is not None else [], demands)
 
     def _forget(self, body: ReadBody) -> None:
         held = self._bodies.pop(id(body), None)
         if held is None:
             return
         self._bytes -= held[2]
+        if self._of.get(held[0].owner) == id(body):
+            del self._of[held[0].owner]
         for mark in body.marks:
-            if self._by_mark.get((held[0], *mark)) is body:
-                del self._by_mark[held[0], *mark]
+            if self._by_mark.get((held[0].tenant, *mark)) is body:
+                del self._by_mark[held[0].tenant, *mark]
 
     def _go_on(self, former: ReadBody, shared: int, raw: bytes) -> ReadBody | None:
         rest = raw[former.ends[shared - 1] :].lstrip(_SPACE)

@@ -16,6 +16,7 @@ from ..model.clock import TurnClock
 from ..model.compaction import CompactionReport, CompactionWish
 from ..model.fields import OPTIONS_FIELD, OptionError
 from ..model.messages import Message, MessageError, check_messages, fingerprint
+from ..model.text_memory import NO_SESSION, Reader
 from ..tenants import Tenant
 from .annotations import Annotation, annotations_of, check_forgets, shared_scope
 from .bodies import BodyMemory, ReadBody
@@ -54,6 +55,8 @@ class ChatRequest:
     """The wish to replace the conversation by a summary; None for none."""
     compacted: CompactionReport | None = None
     """What became of that wish, once that is known."""
+    reader: Reader = NO_SESSION
+    """The session whose prompt it makes, once that is known."""
     continues: str | None = None
     """Id of the session whose compaction the request carries; None for none."""
 
@@ -103,7 +106,7 @@ def parse_chat(
     """Check a chat request, but leave fields that the proxy doesn't use to the engine.
 
     Args:
-        bodies: memory of the bodies that this one may continue; remembers this one, too.
+        bodies: memory of the bodies that this one may continue.
 
     Raises:
         BadRequestError: names the field and the expected value.
@@ -132,7 +135,6 @@ def parse_chat(
     if bodies is not None:
         read = read or ReadBody(raw, body, body["messages"])
         read.complete()
-        bodies.remember(tenant.name, read)
     return ChatRequest(
         tenant=tenant,
         headers=headers,
@@ -147,6 +149,7 @@ def parse_chat(
         stream=stream_of(body),
         clock=clock or TurnClock(),
         read=read,
+        reader=Reader(tenant.name),
         compaction=merged_wish(options.compact, wish),
     )
 

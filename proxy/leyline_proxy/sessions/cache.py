@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ..model.session import Session
+from ..model.text_memory import Left
 
 B = TypeVar("B")
 
@@ -49,6 +50,14 @@ class SessionCache(Generic[B]):
         known = self._kept.pop((tenant, session_id), None)
         if known is not None:
             self._bytes -= known.session.weight
+
+    def forget(self, tenant: str, session: str, demands: int | None) -> None:
+        """Drop a session: it is read again."""
+        self.drop(tenant, session)
+
+    def left(self, tenant: str, session: str, demands: int) -> Left:
+        """Return none: a copy is read again before its use, and a proof looks at the original."""
+        return Left()
 
     def drop_idle(self, now: float) -> None:
         """Drop sessions unused for long: another process may have a later version."""

@@ -89,6 +89,11 @@ class MemorySessionStore:
         return None
 
     @property
+    def copies(self) -> None:
+        """Always None."""
+        return None
+
+    @property
     def held_bytes(self) -> int:
         """Approximate size of all sessions in bytes."""
         return self._table.bytes

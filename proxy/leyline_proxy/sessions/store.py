@@ -7,11 +7,24 @@ from typing import Protocol
 
 from ..model.history import HistoryMatch
 from ..model.session import Session
+from ..model.text_memory import Left
 from .summary import SessionOverview
 
 SessionChange = Callable[[Session | None], Session]
 """A pure function from the current session (None: new) to the next one. A store with several
 writers may call it again."""
+
+
+class SessionCopies(Protocol):
+    """Copies of sessions, which only save reading them again."""
+
+    def forget(self, tenant: str, session: str, demands: int | None) -> None:
+        """Drop a session's."""
+        ...
+
+    def left(self, tenant: str, session: str, demands: int) -> Left:
+        """Return none: a proof looks at the original."""
+        ...
 
 
 class SessionStore(Protocol):
@@ -90,6 +103,11 @@ class SessionStore(Protocol):
 
     async def close_turn(self, tenant: str, session_id: str, turn: str) -> None:
         """Take the note back: no engine got the turn."""
+        ...
+
+    @property
+    def copies(self) -> SessionCopies | None:
+        """This process's copies of what the store holds elsewhere; None if there are none."""
         ...
 
     async def delete(self, tenant: str, session_id: str) -> bool:

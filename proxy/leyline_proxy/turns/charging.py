@@ -16,7 +16,7 @@ from leyline_engine.contract import TokenCounts
 
 from ..budgets import Budgets, Reservation
 from ..budgets.errors import UnpricedModelError
-from ..edits.policy_facts import renderer_of, token_counter
+from ..edits.policy_facts import reading_renderer, token_counter
 from ..model.budgets import Amount
 from ..telemetry.metrics import Metrics
 from .prompt_size import members_size, message_size
@@ -151,7 +151,7 @@ def prompt_size(turn: Turn) -> int:
     which includes all that the engine may write into it."""
     if turn.planned.rendered is not None and turn.planned.rendered.tokens:
         return len(turn.planned.rendered.tokens)
-    renderer = renderer_of(turn.status, turn.request.model)
+    renderer = reading_renderer(turn.status, turn.request)
     count = token_counter(renderer) if renderer is not None else None
     sizes = (message_size(each, count) for each in turn.planned.prepared.messages)
     return sum(sizes) + members_size(turn.request.body, but=("messages",))

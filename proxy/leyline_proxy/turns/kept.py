@@ -22,6 +22,10 @@ class KeptTexts:
             *(place.forget(tenant, session, turn, demands) for place in self._places)
         )
 
+    async def delete(self, tenant: str, session: str) -> None:
+        """Remove all of a deleted session from each place."""
+        await asyncio.gather(*(place.delete(tenant, session) for place in self._places))
+
     async def left(self, tenant: str, session: str, demands: int) -> Sequence[ProofPlace]:
         """Look for a session's text in each place."""
         found = await asyncio.gather(

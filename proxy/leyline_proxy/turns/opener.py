@@ -14,11 +14,13 @@ from leyline_policies.faults import may_forget
 from ..edits.rules import PolicyCatalog, effective_rules, reasoning_edits
 from ..model.history import history_chain
 from ..model.session import Session, turn_name
+from ..model.text_memory import Reader
 from ..model.undeclared import UndeclaredRules
 from ..plan.forgetting import is_unvouched, untraced_before
 from ..plan.outgoing import outgoing_body, turn_envelope
 from ..plan.planner import Planner
 from ..plan.planning import PlanInput, Planned
+from ..request.bodies import BodyMemory
 from ..request.identify import Identity, demands_forget, identify, sent_before
 from ..request.parse import ChatRequest
 from ..sessions import SessionStore
@@ -48,6 +50,7 @@ class TurnOpener:
         predecessors: finds sessions that new ones continue.
         routing: knows the engines behind routers.
         erasures: remembers the forgets that turns demand, in case that this process dies.
+        bodies: remembers the bodies of turns; None for none.
     """
 
     def __init__(
@@ -66,7 +69,9 @@ class TurnOpener:
         predecessors: Predecessors,
         routing: Routing,
         erasures: Erasures,
+        bodies: BodyMemory | None = None,
     ) -> None:
+        self._bodies = bodies
         self._under_way = under_way
         self._store = store
         self._pool = pool
@@ -106,6 +111,7 @@ class TurnOpener:
             with self._metrics.stage("identify"):
                 identity = await self._identify(request, again)
             identity = await self._sender(request, identity, effective, avoid)
+            request = self._of_session(request, identity)
         try:
             replica = await self._pool.choose(
                 identity.session_id,
@@ -286,6 +292,15 @@ class TurnOpener:
             retells=identity.retells,
         )
 
+    def _of_session(self, request: ChatRequest, identity: Identity) -> ChatRequest:
+        """Return a request that makes its session's prompt, and remember its body."""
+        session = identity.session
+        demands = session.demands if session is not None else 0
+        reader = Reader(request.tenant.name, identity.session_id, demands)
+        if self._bodies is not None and request.read is not None:
+            self._bodies.remember(reader, request.read)
+        return replace(request, reader=reader)
+
     async def _identify(self, request: ChatRequest, again: Turn | None) -> Identity:
         """Return the session of a request; it stays the same if another engine is tried."""
         if again is None:
@@ -324,6 +339,8 @@ class TurnOpener:
         status, session = replica.status, identity.session
         index = session.next_index if session is not None else 0
         given = PlanInput("count", request, policies, rules, session, status, index)
+        reader = Reader(request.tenant.name, session.id if session is not None else "")
+        given = replace(given, request=replace(request, reader=reader))
         given = await self._plans.with_texts(given, identity)
         known = identity.session_id if session is not None else None
         return await self._planner.count(given, known, replica)

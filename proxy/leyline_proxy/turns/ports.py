@@ -124,6 +124,9 @@ class KeptText(Protocol):
             demands: the session's demands before; see ``Session.demands``.
         """
 
+    async def delete(self, tenant: str, session: str) -> None:
+        """Remove all of a session that is deleted. Never raises."""
+
     async def left(self, tenant: str, session: str, demands: int) -> Sequence[ProofPlace]:
         """Look for a session's text after :meth:`forget`, in memory and at rest. Never raises.
 

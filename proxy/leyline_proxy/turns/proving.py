@@ -22,6 +22,7 @@ from leyline_engine.contract import NONCE_BYTES, PROVE_ACTION, ProofPlace, Prove
 from ..admission import FairPlaces
 from ..audit.proofs import NO_SUPPORT, engine_document, places_verdict, verdict_of
 from ..errors import BadRequestError, ProxyError, SessionStoreGoneError
+from ..model.forgotten import without_written
 from ..model.places import all_owed, erased, is_unknown_run
 from ..model.session import Place, Session
 from ..model.spans import ANYTHING
@@ -44,7 +45,10 @@ log = structlog.get_logger("leyline.proof")
 
 STAYS = (
     "the client's own copy",
-    "the newest list of messages, which the proxy compares the next one with",
+    "the newest list of messages, until the proxy has a newer one to compare with",
+    "memories of other proxies at the same session store",
+    "records that wait to be written to the audit log",
+    "states that policies of one's own keep",
     "memory that servers have freed, and what an operating system swapped out",
     "responses that are stored on demand, unless they were deleted",
 )
@@ -185,8 +189,7 @@ class ForgetProofs:
             if now.unnamed or now.unvouched:
                 places = {**self._placing.anywhere(), **places}
             return replace(
-                now.without_tokens(),
-                completions={},
+                without_written(now.without_tokens()),
                 places=all_owed(places),
                 demands=now.demands + 1,
             )
@@ -298,11 +301,13 @@ class ForgetProofs:
         then = {turn.turn for turn in before.turns} | before.in_flight
         again = sum(name not in then for name in held)
         written = len(now.completions) if now is not None and now.demands == after.demands else 0
+        asides = now.asides if now is not None else ()
+        left = len(set(before.asides).intersection(asides))
         return ProofPlace(
             place="session",
-            scanned=len(turns) + written,
-            survivors=len(held) - again + written,
-            sent_again=again,
+            scanned=len(turns) + written + len(asides),
+            survivors=len(held) - again + written + left,
+            sent_again=again + len(asides) - left,
         )
 
 

@@ -12,6 +12,7 @@ from leyline_policies.verbs import VERDICT, Verbs
 
 from ..errors import BadRequestError, NotFoundError, SessionStoreGoneError
 from ..model.derived import Derived, derived_from
+from ..model.forgotten import without_written
 from ..model.history import FRAME
 from ..model.places import all_owed, owed
 from ..model.session import RetainedTurn, Session
@@ -169,9 +170,8 @@ def condemned(session: Session, verdicts: list[Verdict], placing: Placing) -> Se
     if session.unnamed or session.unvouched:
         places = {**placing.anywhere(), **places}  # any engine may have KV without a name here
     return replace(
-        session.without_tokens(),
+        without_written(session.without_tokens()),
         verdicts=known,
-        completions={},  # models may have written them from the text
         readings=session.readings.forget({each.span for each in verdicts}),
         places=all_owed(places),
         demands=session.demands + 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..model.asides import Aside, RecallCall, RecalledTexts, anchor_of
+from ..model.forgotten import has_lost, without_written
 from ..plan.planner import Planner
 from ..plan.planning import PlanInput, Planned
 from ..request.identify import Identity
@@ -19,11 +20,18 @@ class RecallPlans:
 
     Args:
         kept: text that forgets reach before their turns are sent.
+        memories: of them, those that lose text, too, that left the client's list.
     """
 
     def __init__(
-        self, planner: Planner, recalls: Recalls, erasures: Erasures, kept: KeptText | None
+        self,
+        planner: Planner,
+        recalls: Recalls,
+        erasures: Erasures,
+        kept: KeptText | None,
+        memories: KeptText | None = None,
     ) -> None:
+        self._memories = memories
         self._planner = planner
         self._recalls = recalls
         self._erasures = erasures
@@ -50,10 +58,16 @@ class RecallPlans:
             planned = await self._planner.plan(given, identity.session_id, replica)
         if planned.plan.forgets:
             await self._forget(given, identity)
+        elif self._memories is not None and has_lost(given.comparable, planned.prepared):
+            await self._memories.forget(*_place(given, identity))
         await self._recalls.keep(given, planned, identity.session_id)
-        if planned.plan.forgets and given.told is not None:
+        if planned.plan.forgets and (left := _without_written(given)) is not given:
             # Of what is put back, only that remains which this turn itself evicts again.
-            given = replace(given, told=await self._recalls.texts_for(given.request, identity))
+            told = await self._recalls.texts_for(
+                left.request, replace(identity, session=left.session)
+            )
+            # The demand stands, whatever shows it in the new list.
+            given = replace(left, told=told, demanded=planned.plan.forget)
             planned = await self._planner.plan(given, identity.session_id, replica)
         return given, planned
 
@@ -67,9 +81,7 @@ class RecallPlans:
         """Remove the session's kept text, in front of a turn that demands a forget."""
         self._erasures.check(given.request.tenant.name)
         if self._kept is not None:
-            demands = given.session.demands if given.session is not None else 0
-            tenant = given.request.tenant.name
-            await self._kept.forget(tenant, identity.session_id, given.turn, demands)
+            await self._kept.forget(*_place(given, identity))
 
     async def _with_appended(
         self, given: PlanInput, planned: Planned, identity: Identity, addresses: tuple[str, ...]
@@ -96,3 +108,17 @@ class RecallPlans:
             told=replace(told, texts={**told.texts, **more.texts}),
             appended=(Aside(anchor_of(prints, len(prints) - 1), calls),),
         )
+
+
+def _without_written(given: PlanInput) -> PlanInput:
+    """Return the inputs without texts that models wrote before a forget, and to be looked up again;
+    the very inputs if nothing was put back and nothing was written."""
+    session = given.session
+    left = without_written(session) if session is not None else None
+    return given if left is session and given.told is None else replace(given, session=left)
+
+
+def _place(given: PlanInput, identity: Identity) -> tuple[str, str, str, int]:
+    """Return a turn's tenant, session and name, and the session's demands before it."""
+    demands = given.session.demands if given.session is not None else 0
+    return given.request.tenant.name, identity.session_id, given.turn, demands

@@ -7,6 +7,7 @@ from dataclasses import replace
 from leyline_engine.contract import Reason
 
 from ..model.asides import MAX_ASIDES
+from ..model.forgotten import without_old_lists, without_written
 from ..model.places import all_owed
 from ..model.session import RetainedTurn, Session, TurnSummary
 from ..model.spans import ANYTHING
@@ -75,6 +76,8 @@ def session_after(
         current = replace(current, unvouched=True)
         if current.demands > turn.demands:
             source = None  # the transcript may have what was forgotten meanwhile
+    if plan.forgets:
+        current = without_written(current)
     if settled.record is not None and plan.forgets:
         current = current.forget_sources()
         if ANYTHING in plan.forget and settled.obeyed:
@@ -91,8 +94,11 @@ def session_after(
     current = placing.after(current, turn, settled.run, obeyed=obeyed)
     index = current.next_index
     kept = replace(source, index=index) if source is not None else None
+    if kept is not None:
+        current = without_old_lists(current, kept)
     current = _with_readings(current, settled, kept)
-    current = _with_recalls(_with_policies(current, turn, written), settled)
+    overtaken = session is not None and session.demands > turn.demands
+    current = _with_recalls(_with_policies(current, turn, written), settled, overtaken=overtaken)
     return current.retain(kept, _summary(settled, index, now), keep=keep, now=now)
 
 
@@ -128,7 +134,7 @@ def session_without(
         current = _untraced(current, current.next_index + 1)
         return _all_owing(current, turn, placing) if turn.planned.plan.forgets else current
     if turn.planned.plan.forgets:
-        current = current.forget_sources()
+        current = without_written(current.forget_sources())
     return placing.after(current.lose_turn(), turn, turn.status.retains_as, obeyed=False)
 
 
@@ -146,7 +152,8 @@ def session_owing(session: Session | None, turn: Turn, placing: Placing, *, now:
 def _all_owing(session: Session, turn: Turn, placing: Placing) -> Session:
     """Return the session with a demand that no recipient of the turn can confirm."""
     places = all_owed(placing.known(session.places, turn))
-    return replace(session.forget_sources(), places=places, demands=session.demands + 1)
+    left = without_written(session.forget_sources())
+    return replace(left, places=places, demands=session.demands + 1)
 
 
 def _new_session(turn: Turn, placing: Placing, now: float) -> Session:
@@ -209,11 +216,18 @@ def _with_readings(session: Session, settled: SettledTurn, source: RetainedTurn 
     )
 
 
-def _with_recalls(session: Session, settled: SettledTurn) -> Session:
-    """Return the session with the asides of the turn, and the one that follows it."""
+def _with_recalls(session: Session, settled: SettledTurn, *, overtaken: bool) -> Session:
+    """Return the session with the asides of the turn, and the one that follows it.
+
+    Args:
+        overtaken: True if a forget was demanded since the turn was planned: the model may have read
+            the text.
+    """
     last = (settled.aside,) if settled.aside is not None else ()
     new = (*settled.turn.appended, *last)
     recalled = session.recalled or settled.turn.planned.prepared.recalls or bool(new)
+    if overtaken:
+        new = ()
     if not new and recalled == session.recalled:
         return session
     return replace(session, asides=(*session.asides, *new)[-MAX_ASIDES:], recalled=recalled)

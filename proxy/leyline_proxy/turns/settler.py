@@ -26,7 +26,7 @@ from .accounting import account_headers, caller_account, final_receipt
 from .charging import TurnCharges
 from .erasure import Erasures
 from .paying import paid_for
-from .ports import PinRefusals, TurnObserver
+from .ports import KeptText, PinRefusals, TurnObserver
 from .recall_reports import RecallOutcome, recall_outcomes
 from .records import record_of_refusal, run_of
 from .retaining import session_after, session_owing, session_without
@@ -58,6 +58,7 @@ class TurnSettler:
         retained_turns: number of a session's turns that stay as sources.
         history_key: keys what is remembered of answers.
         charges: charges turns to their tenants' budgets.
+        memories: lose what a turn leaves there after a forget that overtakes it.
         price_of: returns a model's price, by the name in the request; None if it has none.
     """
 
@@ -77,7 +78,9 @@ class TurnSettler:
         charges: TurnCharges,
         price_of: Callable[[str], Price | None],
         history_key: bytes = b"",
+        memories: KeptText | None = None,
     ) -> None:
+        self._memories = memories
         self._under_way = under_way
         self._pool = pool
         self._placing = under_way.placing
@@ -230,13 +233,24 @@ class TurnSettler:
         await self._charges.settled(settled)
         # Its client may send the next turn before this one's connection is finished.
         self._under_way.leave(turn)
+        await self._overtaken(turn, session)
         return session
+
+    async def _overtaken(self, turn: Turn, session: Session) -> None:
+        """Drop what a turn left in memories after a forget that was demanded while it ran."""
+        if (
+            self._memories is not None
+            and session.demands > turn.demands + turn.planned.plan.forgets
+        ):
+            owner = turn.request.tenant.name, turn.identity.session_id
+            await self._memories.forget(*owner, turn.name, turn.demands)
 
     async def _unsettled(self, turn: Turn, change: SessionChange) -> None:
         """Leave a turn without an answer in its session, and carry the resulting debts."""
         # A known session keeps the history that it was answered for.
         chain = turn.identity.chain if turn.identity.session is None else None
         session = await self._under_way.end(turn, change, chain)
+        await self._overtaken(turn, session)
         if turn.planned.plan.forgets:
             self._metrics.forgets.labels(turn.request.tenant.name, "owed").inc()
         self._erasures.start(session, turn.name)

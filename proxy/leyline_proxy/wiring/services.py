@@ -24,7 +24,6 @@ from ..edits.schedule import Timing
 from ..edits.sensitive import sensitive_content
 from ..hub.budget_reports import BudgetsOfAll
 from ..hub.fleet import Fleet
-from ..hub.kept import Deletable, KeptByAll
 from ..hub.places import SharedPlaces
 from ..live.feed import LiveFeed
 from ..model.history import history_key
@@ -52,7 +51,6 @@ from ..tenants import KeyFile, TenantDirectory, build_directory
 from ..turns import TurnOpener, TurnSettler, TurnsUnderWay
 from ..turns.charging import TurnCharges
 from ..turns.erasure import Erasures
-from ..turns.kept import KeptTexts
 from ..turns.named import NamedSources
 from ..turns.placing import Placing
 from ..turns.predecessors import Predecessors
@@ -67,6 +65,7 @@ from ..warm_start.service import WarmStart
 from .audit import build_auditor
 from .budgets import build_charges
 from .identity import build_tokens
+from .memories import Kept, build_kept
 from .recall import build_recall
 from .stores import build_debts, build_stores
 from .tls import TlsContexts, build_tls
@@ -111,8 +110,8 @@ class Services:
     recalls: Recalls
     recall_metrics: RecallMetrics
     evictions: EvictionRates
-    quotes: Deletable
-    """What forgets and deletions reach of the evictions, at all workers."""
+    kept: Kept
+    """What forgets and deletions reach beside the store."""
     files: Files
     claims: ClaimService
     claim_watches: tuple[ClaimWatch, ...]
@@ -221,8 +220,16 @@ def build_services(
     recall = build_recall(settings, metrics, link)
     evictions = EvictionRates(metrics)
     fleet = build_fleet(link, pool) if link is not None else None
-    quotes: Deletable = KeptByAll(evictions, fleet) if fleet is not None else evictions
-    kept = KeptTexts(*keeping, *((recall, quotes) if recall is not None else ()))
+    bodies = BodyMemory(settings.text_memory_bytes // 8)
+    places = build_kept(
+        bodies=bodies,
+        editor=editor,
+        pool=pool,
+        store=store,
+        evictions=evictions if recall is not None else None,
+        fleet=fleet,
+        at_rest=(*keeping, *((recall,) if recall is not None else ())),
+    )
     feed = build_feed(metrics, link)
     placing = Placing(pool)
     under_way = TurnsUnderWay(store, placing, audit)
@@ -241,7 +248,8 @@ def build_services(
         named=named,
         hints_secret=hints_secret,
         history_key=history,
-        plans=RecallPlans(planner, recalls, erasures, kept),
+        plans=RecallPlans(planner, recalls, erasures, places.everywhere, places.of_workers),
+        bodies=bodies,
         predecessors=predecessors,
         routing=routing,
         erasures=erasures,
@@ -254,7 +262,7 @@ def build_services(
         named=named,
         audit=audit,
         key=history,
-        kept=kept,
+        kept=places.everywhere,
         parts=recall,
     )
     proofs = ForgetProofs(
@@ -266,7 +274,7 @@ def build_services(
         named=named,
         audit=audit,
         hints_secret=hints_secret,
-        kept=kept,
+        kept=places.everywhere,
         parts=recall,
     )
     pinning = Pinning(claims)
@@ -295,6 +303,7 @@ def build_services(
         history_key=history,
         charges=charges,
         price_of=settings.price_of,
+        memories=places.of_workers,
     )
     key_file = KeyFile(keys, tenants.replace, metrics) if keys is not None else None
     return Services(
@@ -319,7 +328,7 @@ def build_services(
         recalls,
         recall_metrics,
         evictions,
-        quotes,
+        places,
         Files(key_file, policy_file, fleet, tls, tenants.tokens),
         claims,
         tuple(watches.values()),
@@ -338,7 +347,7 @@ def build_services(
         CompactionSeal(
             [secret.get_secret_value() for secret in settings.session_secret], own_secret
         ),
-        bodies=BodyMemory(settings.text_memory_bytes // 8),
+        bodies=bodies,
         tls=tls,
         fleet=fleet,
     )

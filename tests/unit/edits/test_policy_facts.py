@@ -12,13 +12,14 @@ from leyline_proxy.edits.policy_facts import PolicyMemos, known_objects, token_c
 from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.messages import Message, fingerprint
 from leyline_proxy.model.prepared import Prepared
+from leyline_proxy.model.text_memory import Reader
 from leyline_proxy.render import ChatRenderer
 
 
 def _computed(memos: PolicyMemos, message: Message, policies: Sequence[Policy]) -> bool:
     """Return True if something had to be computed of the message."""
     computed: list[int] = []
-    with memos.of("tenant", "session", policies) as memo:
+    with memos.of(Reader("tenant", "session"), policies) as memo:
         memo.get(message, "key", lambda _: computed.append(1))
     return bool(computed)
 
@@ -34,7 +35,10 @@ def test_a_memo_is_the_sessions_for_its_policies() -> None:
 def test_turns_at_the_same_time_share_no_memo() -> None:
     """The second gets one of its own."""
     memos, policies = PolicyMemos(), load_pipeline("keep_all")
-    with memos.of("t", "s", policies) as first, memos.of("t", "s", policies) as second:
+    with (
+        memos.of(Reader("t", "s"), policies) as first,
+        memos.of(Reader("t", "s"), policies) as second,
+    ):
         assert first is not second
 
 
@@ -66,10 +70,10 @@ def test_tokens_count_text_and_calls() -> None:
 def test_tokens_are_counted_anew_by_another_tokenizer() -> None:
     """A count by one tokenizer says nothing of the other's."""
     memos, policies = PolicyMemos(), load_pipeline("keep_all")
-    one, other = cast("list[ChatRenderer]", [object(), object()])
+    one, other = cast("list[ChatRenderer]", [lambda: None, lambda: None])
     found: list[Memo] = []
     for renderer in (None, one, one, other):
-        with memos.of("t", "s", policies, renderer) as memo:
+        with memos.of(Reader("t", "s"), policies, renderer) as memo:
             found.append(memo)
     assert [each is found[1] for each in found] == [False, True, True, False]
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from leyline_proxy.model.history import history_chain
 from leyline_proxy.model.messages import fingerprint
+from leyline_proxy.model.text_memory import Reader
 from leyline_proxy.request.bodies import BodyMemory, ReadBody
 
 OWNER = "tenant"
@@ -70,7 +71,7 @@ def read(memory: BodyMemory, raw: bytes) -> ReadBody:
         members = msgspec.json.decode(raw)
         body = ReadBody(raw, members, members["messages"])
     body.complete()
-    memory.remember(OWNER, body)
+    memory.remember(Reader(OWNER), body)
     return body
 
 
@@ -205,3 +206,28 @@ def test_a_body_weighs_what_its_objects_take(kind: str) -> None:
     small = BodyMemory(max_bytes=1)
     read(small, written)
     assert small.remembered_bytes == 0
+
+
+def test_of_a_session_only_the_newest_body_is_remembered() -> None:
+    """A list that no longer has a text leaves none that has it; another session keeps its own."""
+    memory = BodyMemory()
+    reader, other = Reader("t", "s"), Reader("t", "other")
+    bodies = [_body(text) for text in ("secret", "plain", "secret")]
+    for who, body in zip((reader, reader, other), bodies, strict=True):
+        memory.remember(who, body)
+    held = [id(body) for _, body in memory._bodies.values()]
+    assert held == [id(bodies[1]), id(bodies[2])]
+    assert memory.read("t", bodies[0].raw) is not None  # that of the other session
+    memory.forget("t", "other", 0)
+    assert memory.left("t", "other", 1) == (0, 0)
+    assert memory.left("t", "s", 1) == (1, 0) and memory.left("t", "s", 0) == (0, 1)
+    memory.forget("t", "s", None)
+    assert memory.remembered_bytes == 0 and not memory._by_mark and not memory._of
+
+
+def _body(text: str) -> ReadBody:
+    """A body of one long message, which has passed all checks."""
+    members: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": text * 500}]}
+    body = ReadBody(msgspec.json.encode(members), members, members["messages"])
+    body.complete()
+    return body

@@ -12,6 +12,7 @@ from support.replicas import replica_over
 from support.sessions import after_turn, blank, history, sessions
 
 from leyline_engine.contract import output_span
+from leyline_proxy.model.asides import Anchor, Aside, RecallCall
 from leyline_proxy.model.places import owed
 from leyline_proxy.model.session import Place, Session
 from leyline_proxy.model.verdicts import Verdict
@@ -38,7 +39,9 @@ def talked() -> Session:
     for turn in (1, 2, 3):
         session = after_turn(session, history(turn))
     places = {"run-a": Place("a"), "run-b": Place("b", changes=4)}
-    return replace(session, places=places, completions={"0.summarize": "a text"})
+    written = Aside(Anchor(1, 0), (RecallCall("r0", "{}", 0),), reasoning="a text")
+    texts = {"completions": {"0.summarize": "a text"}, "asides": (written,)}
+    return replace(session, places=places, **texts)
 
 
 async def test_every_place_owes_a_forget(placing: Placing) -> None:
@@ -48,7 +51,7 @@ async def test_every_place_owes_a_forget(placing: Placing) -> None:
     assert owed(after.places) == {"run-a": "a", "run-b": "b"}
     assert after.places["run-b"].changes == 5
     assert after.demands == session.demands + 1
-    assert (after.verdicts, after.completions) == ((VERDICT,), {})
+    assert (after.verdicts, after.completions, after.asides) == ((VERDICT,), {}, ())
     assert condemned(after, [VERDICT], placing) is after
 
 

@@ -27,6 +27,7 @@ from leyline_engine.contract import (
 )
 from leyline_proxy.debts import MemoryDebtStore
 from leyline_proxy.errors import NotFoundError
+from leyline_proxy.model.asides import Anchor, Aside
 from leyline_proxy.model.places import owed
 from leyline_proxy.model.session import Place, Session
 from leyline_proxy.request.proof import ProofBody
@@ -39,6 +40,7 @@ from leyline_proxy.turns.erasure import Erasures
 from leyline_proxy.turns.named import NamedSources
 from leyline_proxy.turns.placing import Placing
 from leyline_proxy.turns.proving import ForgetProofs
+from leyline_proxy.turns.retaining import known
 from leyline_proxy.upstream.pool import ReplicaPool
 from leyline_proxy.wiring.audit import build_auditor
 
@@ -212,3 +214,26 @@ async def test_what_a_turn_in_flight_leaves_is_not_sent_again(opened: bool, surv
         assert ended
         found = places["session"]["survivors"], places["session"]["sent_again"]
         assert found == (survivors, 1 - survivors)
+
+
+async def test_what_a_hidden_turn_wrote_is_looked_for() -> None:
+    """An aside of before a forget that comes back meanwhile survives; a later one is sent again."""
+    old, new = (Aside(Anchor(1, 0), (), reasoning=text) for text in ("old", "new"))
+    async with world() as w:
+        await w.store.update("red", "s", lambda now: replace(known(now), asides=(old,)))
+        written: list[asyncio.Future[Session]] = []
+
+        def receipt(message: str) -> Receipt:
+            change = w.store.update("red", "s", lambda now: replace(known(now), asides=(old, new)))
+            written.append(asyncio.ensure_future(change))
+            return with_proof(CLEAN)(message)
+
+        w.engine.receipt = receipt
+        found = await w.prove()
+        places = {each["place"]: each for each in found["places"]}
+        assert written and found["verdict"] == "survivors"
+        assert (places["session"]["survivors"], places["session"]["sent_again"]) == (1, 1)
+        w.engine.receipt = with_proof(CLEAN)
+        assert (await w.prove())["verdict"] == "clean"
+        session = await w.store.get("red", "s")
+        assert session is not None and not session.asides

@@ -229,6 +229,8 @@ class EngineEndpoints:
         request_id: str,
     ) -> JobSpec:
         hints: Hints = read_hints(body.custom_params, self._options.hints_secret)
+        if hints.forgets:
+            self._encoder.forget()
         if limit is None:
             room = self._service.max_context - len(prompt)
             limit = max(1, min(self._options.default_max_tokens, room))

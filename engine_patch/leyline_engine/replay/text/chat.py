@@ -26,7 +26,7 @@ class PromptEncoder:
     """Renders and tokenises prompts. Safe to use from several threads.
 
     The last few tokenisations are kept, keyed by text: asking for the tokens of a prompt and
-    then sending it costs one tokenisation.
+    then sending it costs one tokenisation. A request that forgets drops them all.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -86,6 +86,11 @@ class PromptEncoder:
     def text(self, prompt: str) -> array[int]:
         """Return the tokens of a plain prompt, with the model's leading special tokens."""
         return self._encode(prompt, special=True)
+
+    def forget(self) -> None:
+        """Drop the kept tokenisations, because one of their texts is to be forgotten."""
+        with self._lock:
+            self._memo.clear()
 
     def _encode(self, text: str, *, special: bool) -> array[int]:
         key = (text, special)

@@ -2,20 +2,23 @@
 
 All conversations and tenants of a renderer share it, like the tokenizer's memory: a caller who can
 time a turn to the millisecond may learn that a message was rendered before. It holds prompt text,
-only in the process's memory.
+only in the process's memory, until it is the least recently used or a session that has it forgets.
 """
 
 from __future__ import annotations
 
 import marshal
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
+
+from ...model.text_memory import NO_SESSION, Left, Reader, TextMemory
 
 MAX_REMEMBERED_BYTES = 128 << 20
 """Bound of the memory; the least recently used messages go first."""
+
+READER_BYTES = 256
+"""Approximate bytes for each further session that has a text."""
 
 _OVERHEAD = 1024
 """Approximate bytes of a message or a fragment besides its texts."""
@@ -90,50 +93,40 @@ class FragmentMemory:
     """Entries by message. Safe to use from several threads."""
 
     def __init__(self, max_bytes: int = MAX_REMEMBERED_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._entries: OrderedDict[bytes, MessageEntry] = OrderedDict()
-        self._bytes = 0
-        self._lock = Lock()
+        self._entries: TextMemory[bytes, MessageEntry] = TextMemory(
+            max_bytes, reader_weight=READER_BYTES
+        )
 
     @property
     def remembered_bytes(self) -> int:
         """Approximate bytes in memory now."""
-        return self._bytes
+        return self._entries.weight
 
-    def find(self, keys: Sequence[bytes]) -> list[MessageEntry | None]:
+    def find(self, keys: Sequence[bytes], reader: Reader = NO_SESSION) -> list[MessageEntry | None]:
         """Return the entry of each message, or None; ``keys`` are from :func:`key_of`."""
-        entries = self._entries
-        with self._lock:
-            found = [entries.get(key) for key in keys]
-            for entry in found:
-                if entry is not None:
-                    entries.move_to_end(entry.key)
-        return found
+        return self._entries.find(keys, reader)
 
-    def add(self, entry: MessageEntry) -> MessageEntry:
+    def add(self, entry: MessageEntry, reader: Reader = NO_SESSION) -> MessageEntry:
         """Store a message, and return the stored entry."""
-        with self._lock:
-            known = self._entries.setdefault(entry.key, entry)
-            if known is entry:
-                self._bytes += entry.weight
-                self._shrink()
-        return known
+        return self._entries.put(entry.key, entry, entry.weight, reader)
 
     def remember(self, entry: MessageEntry, key: Hashable, fragment: Fragment) -> None:
         """Add a fragment to a message, unless that was forgotten meanwhile."""
-        with self._lock:
+        with self._entries.lock:
             known = self._entries.get(entry.key)
             if known is None or known.fragments is not entry.fragments or key in known.fragments:
                 return
             known.fragments[key] = fragment
-            known.weight += fragment.weight
-            self._bytes += fragment.weight
-            self._shrink()
+            self._entries.grow(entry.key, fragment.weight)
 
-    def _shrink(self) -> None:
-        while self._bytes > self._max_bytes:
-            _, oldest = self._entries.popitem(last=False)
-            self._bytes -= oldest.weight
+    def forget(self, tenant: str, session: str, demands: int | None) -> None:
+        """Drop a session's messages; see
+        :meth:`~leyline_proxy.model.text_memory.TextMemory.forget`."""
+        self._entries.forget(tenant, session, demands)
+
+    def left(self, tenant: str, session: str, demands: int) -> Left:
+        """Return the number of a session's messages."""
+        return self._entries.left(tenant, session, demands)
 
 
 def key_of(value: Any) -> bytes | None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, Undefined, pass_environment
 from jinja2.utils import Namespace
 
+from ...model.text_memory import NO_SESSION, Reader
 from ..marks import Found, read_marks, unused_characters, with_marks
 from .fragments import Fragment, FragmentMemory, MessageEntry, key_of
 from .loops import ENTER, ITEMS, LEAVE, RECALL, Instrumented
@@ -79,6 +80,7 @@ class Runtime:
         memory: of the template.
         entries: of the template's messages, with their indices, by the messages' identities.
         shadowed: the run whose loops this one skips, to see the text around them.
+        reader: the session whose prompt it is.
     """
 
     def __init__(
@@ -87,8 +89,11 @@ class Runtime:
         values: Values,
         memory: FragmentMemory,
         entries: Mapping[int, tuple[MessageEntry, int]],
+        *,
         shadowed: Runtime | None = None,
+        reader: Reader = NO_SESSION,
     ) -> None:
+        self.reader = reader
         self.form = form
         self.memory = memory
         self.shadowed = shadowed
@@ -135,7 +140,8 @@ class Runtime:
         if data is None:
             return None, -1
         key = _ITEM + data
-        return self.memory.find([key])[0] or self.memory.add(MessageEntry(key, {})), -1
+        (found,) = self.memory.find([key], self.reader)
+        return found or self.memory.add(MessageEntry(key, {}), self.reader), -1
 
 
 @dataclass(slots=True)

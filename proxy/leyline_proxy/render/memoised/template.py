@@ -14,6 +14,7 @@ from typing import Any
 
 from jinja2 import Environment
 
+from ...model.text_memory import NO_SESSION, Reader
 from ..marks import CharSpan, Found, read_marks, unused_characters, with_marks
 from .fragments import FragmentMemory, MessageEntry
 from .loops import RUNTIME, instrument
@@ -61,6 +62,7 @@ class IncrementalTemplate:
         entries: Sequence[MessageEntry],
         variables: Mapping[str, Any],
         places: Mapping[int, tuple[MessageEntry, int]] | None = None,
+        reader: Reader = NO_SESSION,
     ) -> tuple[list[str], list[CharSpan] | None]:
         """Return the prompt's texts and spans; None for spans that marks don't show.
 
@@ -68,13 +70,14 @@ class IncrementalTemplate:
             entries: the messages, each with its own object.
             variables: the template's other variables.
             places: each entry and its index, by the identity of its message, if known.
+            reader: the session whose prompt it is.
 
         Raises:
             Exception: any error of the template, and others. Render the plain way then.
         """
         if places is None:
             places = {id(entry.normal): (entry, at) for at, entry in enumerate(entries)}
-        runtime = Runtime(self._form, self._values, self._memory, places)
+        runtime = Runtime(self._form, self._values, self._memory, places, reader=reader)
         parts = self._run(runtime, [entry.normal for entry in entries], variables)
         outside = self._outside(runtime, entries, variables) if runtime.located else None
         return list(_texts(parts)), _spans(parts, outside) if outside is not None else None
@@ -95,7 +98,9 @@ class IncrementalTemplate:
         marks = unused_characters("".join(plain))
         if marks is None:
             return None
-        again = Runtime(self._form, self._values, self._memory, {}, shadowed=runtime)
+        again = Runtime(
+            self._form, self._values, self._memory, {}, shadowed=runtime, reader=runtime.reader
+        )
         messages = [_marked(entry, index, marks) for index, entry in enumerate(entries)]
         try:
             marked = _around(self._run(again, messages, variables))

@@ -33,7 +33,7 @@ from secrets import token_hex
 from ...model.history import HistoryMatch
 from ...model.session import Session
 from ..cache import Cached, SessionCache
-from ..store import SessionChange
+from ..store import SessionChange, SessionCopies
 from ..summary import SessionOverview
 from . import keys as names
 from .directory import Directory
@@ -186,6 +186,11 @@ class RedisSessionStore:
             await self._link.call(lambda client: client.hdel(key, turn))
         except StoreGoneError:
             return  # the note stays until it is stale, and counts as a loss
+
+    @property
+    def copies(self) -> SessionCopies:
+        """The sessions that this proxy keeps decoded."""
+        return self._cache
 
     async def delete(self, tenant: str, session_id: str) -> bool:
         self._cache.drop(tenant, session_id)
