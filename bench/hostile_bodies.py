@@ -174,17 +174,16 @@ async def unfinished_frames(target: Target) -> None:
         target.statuses.append("closed")
 
     async with asyncio.TaskGroup() as group, asyncio.timeout(20):
-        connections = []
+        connections: list[ClientConnection] = []
         for _ in range(12):
             with suppress(Exception):
                 connections.append(await target.socket(compressed=True))
         tasks = [group.create_task(begin(each)) for each in connections]
         await asyncio.wait(tasks, timeout=8)
-        for each in (*tasks, *connections):
-            if isinstance(each, asyncio.Task):
-                each.cancel()
-            else:
-                each.transport.abort()
+        for task in tasks:
+            task.cancel()
+        for connection in connections:
+            connection.transport.abort()
     if not target.statuses:
         target.statuses.append("open")
 
