@@ -19,12 +19,14 @@ from starlette.types import Message, Receive, Scope, Send
 from ..apis.responses.errors import FieldError
 from ..apis.responses.socket import Create, read_frame
 from ..errors import BadRequestError, LimitError, NotFoundError, ProxyError
+from ..request.values import check_values
 from ..sessions.connection_responses import ConnectionResponses
 from ..tenants import Tenant
 from ..wiring.services import Services
 from .caller import caller_of
 from .errors import as_proxy_error
 from .exchange import UNKNOWN, Exchange
+from .limits import in_steps
 from .responses import RESPONSES
 from .socket_answer import FramedAnswer, failure_frame, refuse_socket
 from .socket_calls import PrepareExchange, connected_api
@@ -270,7 +272,9 @@ class ResponseSocket:
                 raise BadRequestError("Frames must be text, with one JSON object each.")
             if reading is None and len(text) > SHORT_MESSAGE:
                 reading = await self._admit()
-            create = _read(text)
+            raw = text.encode()
+            await in_steps(check_values(raw, self._tenant.limits.max_body_values))
+            create = _read(raw)
             if create is None:
                 return False
             reading = reading or await self._admit()
@@ -350,9 +354,9 @@ class ResponseSocket:
             await self._send(message)
 
 
-def _read(text: str) -> Create | None:
+def _read(raw: bytes) -> Create | None:
     try:
-        return read_frame(text)
+        return read_frame(raw)
     except FieldError as error:
         raise BadRequestError(str(error), param=error.param or None, code=error.code) from error
 

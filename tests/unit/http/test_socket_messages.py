@@ -156,13 +156,35 @@ def test_members_without_end_become_no_objects() -> None:
     text = json.dumps({"type": "response.create", "stream_id": "a", "generate": False})
     text = text[:-1] + "".join(f',"{number}":0' for number in range(200_000)) + ',"stream_id":"b"}'
     tracemalloc.start()
-    create = read_frame(text)
+    create = read_frame(text.encode())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert create is not None
     assert (create.lane, create.generates) == ("b", False)
     assert create.body.endswith(b',"stream":true}')
     assert peak < 5 * len(text)
+
+
+@pytest.mark.parametrize(
+    ("member", "code"),
+    [
+        ('"input":[' + "[]," * 300_000 + "0]", "too_many_values"),
+        ('"client_metadata":{"a":"' + "a" * 40_000 + '"}', "invalid_request"),
+    ],
+    ids=["values", "metadata"],
+)
+async def test_what_would_take_long_to_decode_is_refused(
+    engine: FakeEngine, member: str, code: str
+) -> None:
+    """Values are counted in front of any decoding, and what the connection decodes itself is short;
+    the connection stays."""
+    engine.answers += [scripted()]
+    with socket_proxy(engine) as proxy:
+        async with proxy.socket() as ws:
+            await ws.connection.send('{"type":"response.create",' + member + "}")
+            event = await ws.event()
+            assert (event["status"], event["error"]["code"]) == (400, code)
+            await ws.ask()
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1000])

@@ -20,6 +20,8 @@ NOT_HTTP = ("type", "stream_id", "generate")
 """Members of a request that the HTTP route doesn't have."""
 
 _LONGEST_LANE = 256
+_LONGEST_MEMBER = 32 * 1024
+"""Bytes of a member that is decoded here, in front of the request's own checks."""
 _CARRIED = "ws_request_header_"
 _HEADERS = ("traceparent", "tracestate")
 """Headers of one request that Codex sends in its ``client_metadata``; others are the
@@ -55,14 +57,14 @@ class Create:
     """Headers in place of the connection's."""
 
 
-def read_frame(text: str) -> Create | None:
+def read_frame(raw: bytes) -> Create | None:
     """Return the request in a client's frame; None if it asks for nothing.
 
     Raises:
         FieldError: the frame is no event that a client may send.
     """
     try:
-        frame = _frame.decode(text)
+        frame = _frame.decode(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise FieldError(
             "", "A frame must be one JSON object, such as a response.create.", code="invalid_json"
@@ -78,7 +80,7 @@ def read_frame(text: str) -> Create | None:
         raise FieldError("generate", "generate must be true or false.")
     return Create(
         # Of members with one name, the last counts.
-        add_members(text.encode(), {"stream": b"true"}),
+        add_members(raw, {"stream": b"true"}),
         lane,
         generates is not False,
         _carried(_value(frame.client_metadata, "client_metadata")),
@@ -133,6 +135,8 @@ def _error_in(body: bytes) -> dict[str, Any]:
 
 
 def _value(raw: msgspec.Raw, name: str) -> Any:
+    if len(memoryview(raw)) > _LONGEST_MEMBER:
+        raise FieldError(name, f"{name} has more than {_LONGEST_MEMBER} bytes.")
     try:
         return msgspec.json.decode(raw) if raw else None
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
