@@ -31,6 +31,12 @@ class Mark:
     forgotten: tuple[str, ...] = ()
     """Addresses of the texts that were removed, oldest first."""
 
+    def reaches(self, facts: PartFacts) -> bool:
+        """Return True if it reaches a text that was put before it."""
+        if facts.created <= self.before:
+            return True
+        return facts.demands <= self.demands and (not self.turn or facts.turn != self.turn)
+
     def encoded(self) -> bytes:
         """Return the stored form."""
         return json.dumps([self.demands, self.turn, self.before, self.forgotten]).encode()
@@ -58,10 +64,7 @@ class WrittenMark:
         """Return True if it reaches a text that was put then; an unreadable mark reaches all."""
         if put_at > self.at + FLOOR_S:
             return False
-        mark = self.mark
-        if mark is None or facts.created <= mark.before:
-            return True
-        return facts.demands <= mark.demands and (not mark.turn or facts.turn != mark.turn)
+        return self.mark is None or self.mark.reaches(facts)
 
 
 def reached(marks: Iterable[WrittenMark], facts: PartFacts, put_at: float) -> bool:
