@@ -19,6 +19,7 @@ from support.waiting import wait
 
 from leyline_proxy.audit.chain_file import ChainFile
 from leyline_proxy.audit.check import Checked, check_file
+from leyline_proxy.audit.files import rotated
 from leyline_proxy.audit.reading import find_logs, records, verify
 from leyline_proxy.audit.records import claim_record
 from leyline_proxy.audit.stream import FIELD, StreamSink
@@ -78,11 +79,13 @@ def port() -> int:
 
 
 @contextmanager
-def writing(path: Path, port: int, maxlen: int = 10_000) -> Iterator[tuple[AuditWriter, Metrics]]:
+def writing(
+    path: Path, port: int, maxlen: int = 10_000, max_bytes: int = 1 << 20
+) -> Iterator[tuple[AuditWriter, Metrics]]:
     """A writer with a stream beside its file."""
     metrics = Metrics(CollectorRegistry())
     sink = StreamSink(f"redis://127.0.0.1:{port}/0", STREAM, metrics, maxlen=maxlen)
-    file = ChainFile(path, key=None, instance="i", version="1", max_bytes=1 << 20, keep=0)
+    file = ChainFile(path, key=None, instance="i", version="1", max_bytes=max_bytes, keep=0)
     writer = AuditWriter(file, metrics, max_waiting=100_000, fsync_s=0.05, stream=sink)
     writer.start()
     try:
@@ -98,18 +101,20 @@ def offer(writer: AuditWriter, numbers: range) -> None:
 
 
 def test_the_stream_has_the_same_lines(tmp_path: Path, port: int) -> None:
-    """Byte for byte, so that the chain can be checked there, too."""
+    """Byte for byte, with those of starts, rotations and ends: the chain can be checked there."""
     path = tmp_path / "audit.jsonl"
-    with running(tmp_path, port) as client, writing(path, port) as (writer, metrics):
-        offer(writer, range(1, 201))
-        wait(lambda: len(lines(client)) == 200)
+    with running(tmp_path, port) as client:
+        for numbers in (range(1, 101), range(101, 201)):
+            with writing(path, port, max_bytes=8192) as (writer, metrics):
+                offer(writer, numbers)
+            assert metrics.audit_stream_failures._value.get() == 0
         streamed = lines(client)
-        assert metrics.audit_stream_failures._value.get() == 0
-    own = path.read_bytes().splitlines()
-    assert [line for line in own if b'"claim"' in line] == streamed
+    files = [*rotated(path).values(), path]
+    assert len(files) > 3
+    assert streamed == [line for file in files for line in file.read_bytes().splitlines()]
     checked = Checked()
-    check_file(b"".join(line + b"\n" for line in (own[0], *streamed)), checked, [])
-    assert (checked.finding, checked.records) == (None, 201)
+    check_file(b"".join(line + b"\n" for line in streamed), checked, [])
+    assert (checked.finding, checked.records) == (None, 204 + len(files) - 1)
 
 
 def test_the_file_goes_on_without_redis(tmp_path: Path, port: int) -> None:
@@ -119,12 +124,12 @@ def test_the_file_goes_on_without_redis(tmp_path: Path, port: int) -> None:
     with writing(path, port) as (writer, metrics):
         with running(tmp_path, port) as client:
             offer(writer, range(1, 51))
-            wait(lambda: len(lines(client)) == 50)
+            wait(lambda: len(lines(client)) == 51)
         offer(writer, range(51, 101))
         wait(lambda: path.read_bytes().count(b'"claim"') == 100)
         with running(tmp_path, port) as client:
-            wait(lambda: len(lines(client)) >= 100)
-            own = [line for line in path.read_bytes().splitlines() if b'"claim"' in line]
+            wait(lambda: len(lines(client)) >= 101)
+            own = path.read_bytes().splitlines()
             assert list(dict.fromkeys(lines(client))) == own
         assert metrics.audit_stream_failures._value.get() == 0
         assert metrics.audit_failures._value.get() == 0
@@ -138,8 +143,9 @@ def test_a_server_that_never_comes_is_counted(tmp_path: Path, port: int) -> None
     started = time.monotonic()
     with writing(path, port) as (writer, metrics):
         offer(writer, range(1, 9001))
-    assert metrics.audit_stream_failures._value.get() == 9000
-    assert sum(record["kind"] == "claim" for record in records(find_logs(path)[0])) == 9000
+    kinds = [record["kind"] for record in records(find_logs(path)[0])]
+    assert kinds.count("claim") == 9000
+    assert metrics.audit_stream_failures._value.get() == len(kinds)
     assert verify(find_logs(path)[0]).good
     assert time.monotonic() - started < 15
 

@@ -66,6 +66,11 @@ class ChainFile:
         self._lock: int | None = None
         self._descriptor: int | None = None
         self._head = Head()
+        self._synced = Head()
+        """The newest record that is known to be on the disk."""
+        self._oldest, self._newest = 1, 0
+        """Numbers of earlier files by the log's own account, whatever the folder has."""
+        self._lines: list[bytes] = []
         self._size = 0
         self._dirty = False
         self._started = False
@@ -118,6 +123,7 @@ class ChainFile:
             self._unlock()
             raise
         self._head, self._size, self.claims = found.head, found.size, found.claims
+        self._oldest, self._newest = found.oldest, found.newest
         try:
             self._resume(found)
         except WriteFailedError as error:
@@ -126,7 +132,7 @@ class ChainFile:
 
     def _resume(self, found: Found) -> None:
         records: list[Record] = []
-        missing = missing_tail(self.path, found)
+        missing = missing_tail(self.path, found, self._synced)
         if not found.ends_line:
             self._write(b"\n", 0)
         if found.torn:
@@ -134,23 +140,27 @@ class ChainFile:
             log.warning("audit_recovered", file=str(self.path), torn_bytes=pieces)
             records.append(recovered_record(found.torn, opens=found.records == 0, at=time.time()))
         elif found.records == 0 and found.head.seq:
-            before = list(rotated(self.path).values())[-1].name
-            records.append(self._rotation(before))
-        if missing is not None and not self._started:
+            records.append(self._rotation(list(rotated(self.path).values())[-1].name))
+        if missing is not None:
             log.error("audit_truncated", file=str(self.path), expected=missing["seq"])
-        if not self._started:
+        if missing is not None or not self._started:
             at = time.time()
             records.append(start_record(self._instance, self._version, self.key, at, missing))
         self.append(records)
         self._started = True
 
-    def append(self, records: Sequence[Record]) -> list[bytes]:
-        """Chain and write records; return their lines.
+    def take_lines(self) -> list[bytes]:
+        """Return the lines that were written since the last call, those of the log itself too."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Chain and write records.
 
         Raises:
             WriteFailedError: has the number of unwritten records. The file must be opened again.
         """
-        written: list[bytes] = []
+        written = 0
         batch: list[bytes] = []
         size = 0
         for record in records:
@@ -160,12 +170,11 @@ class ChainFile:
             self._head = head
             self._note(record)
             if self._size + size >= self._max_bytes:
-                self._write(b"".join(batch), len(records) - len(written))
-                written += batch
+                self._write(b"".join(batch), len(records) - written)
+                written += len(batch)
                 batch, size = [], 0
-                self._rotate(len(records) - len(written))
-        self._write(b"".join(batch), len(records) - len(written))
-        return written + batch
+                self._rotate(len(records) - written)
+        self._write(b"".join(batch), len(records) - written)
 
     def sync(self) -> None:
         """Flush the written records to the disk, then save the head.
@@ -177,6 +186,7 @@ class ChainFile:
             return
         try:
             os.fdatasync(self._descriptor)
+            self._synced = self._head
             save_head(self.path, self._head)
             self._dirty = False
         except OSError as error:
@@ -210,6 +220,7 @@ class ChainFile:
             whole = data[:done].count(b"\n")
             raise WriteFailedError(max(0, records - whole), error.strerror or "") from error
         finally:
+            self._lines += filter(None, data[:done].split(b"\n")[:-1])
             self._size += done
             self._dirty = self._dirty or done > 0
 
@@ -218,7 +229,7 @@ class ChainFile:
             self.sync()
         except WriteFailedError as error:
             raise WriteFailedError(waiting, error.why) from error
-        number = max(rotated(self.path), default=0) + 1
+        number = max((self._newest, *rotated(self.path))) + 1
         target = beside(self.path, f".{number:06d}")
         try:
             self.path.rename(target)
@@ -232,21 +243,22 @@ class ChainFile:
         except OSError as error:
             self._fail()
             raise WriteFailedError(waiting, error.strerror or str(error)) from error
-        self._size = 0
+        self._size, self._newest = 0, number
         log.info("audit_rotated", file=target.name, seq=self._head.seq, hash=self._head.hash)
         line, self._head = seal(self._head, self._rotation(target.name), self.key)
         self._write(line, waiting)
         self._prune()
 
     def _rotation(self, before: str) -> Record:
-        numbers = list(rotated(self.path))
-        kept = numbers[-self._keep :] if self._keep else numbers
+        # Of files that somebody else removes, the account stays.
+        if self._keep:
+            self._oldest = max(self._oldest, self._newest - self._keep + 1)
         last: Mapping[str, object] = {
             "file": before,
             "seq": self._head.seq,
             "hash": self._head.hash,
         }
-        return rotate_record(last, kept[0] if kept else 0, self.claims, self.key, time.time())
+        return rotate_record(last, self._oldest, self.claims, self.key, time.time())
 
     def _note(self, record: Record) -> None:
         number = record["event"].get("seq") if record["kind"] == "claim" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -44,6 +45,8 @@ class Checked:
     """Number of records that were never written, by the log's own account."""
     oldest: int | None = None
     """Number of the oldest file kept when the newest one was begun."""
+    before: int = 0
+    """Number of the file before the first one; 0 if it begins the log."""
     wanted: set[str] = field(default_factory=set)
     """Required hashes that haven't been found yet."""
     finding: AuditFinding | None = None
@@ -52,6 +55,13 @@ class Checked:
 def torn_account(pieces: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return a record's account of pieces of lines: their sizes and hashes."""
     return [{"bytes": len(piece), "sha256": sha256(piece).hexdigest()} for piece in pieces]
+
+
+def number_before(before: Any) -> int:
+    """Return the number of the file that a record of a rotation names; 0 for none."""
+    name = before.get("file") if isinstance(before, dict) else None
+    suffix = str(name).rpartition(".")[2]
+    return int(suffix) if re.fullmatch("[0-9]+", suffix) else 0
 
 
 def check_file(data: bytes, checked: Checked, keys: Sequence[AuditKey]) -> None:
@@ -182,6 +192,8 @@ class _Walk:
             checked.lost += int(record.get("lost", 0))
         if line.kind == "rotate":
             checked.oldest = record.get("oldest")
+            if checked.records == 1:
+                checked.before = number_before(record.get("before"))
         if line.kind == "recovered" and not self._accounted(at, record):
             return AuditFinding("removed", at + 1, "the pieces that this record speaks of are gone")
         missing = record.get("missing")

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from .chain import Head, read_line
-from .check import MAX_TORN
+from .check import MAX_TORN, number_before
 
 MODE = 0o600
 
@@ -48,6 +48,8 @@ class _Record(msgspec.Struct, frozen=True):
     engine: str | None = None
     event: dict[str, object] | None = None
     claims: dict[str, int] | None = None
+    oldest: int | None = None
+    before: dict[str, object] | None = None
 
 
 @dataclass(slots=True)
@@ -61,6 +63,10 @@ class Found:
     """True if the last byte is a newline."""
     size: int = 0
     claims: dict[str, int] = field(default_factory=dict)
+    oldest: int = 1
+    """Number of the oldest file kept, by the log's own account."""
+    newest: int = 0
+    """Number of the newest earlier file, by the log's own account; 0 for none."""
 
 
 def beside(path: Path, suffix: str) -> Path:
@@ -112,8 +118,9 @@ def survey(path: Path) -> Found:
     data = path.read_bytes() if path.exists() else b""
     earlier = rotated(path)
     if earlier and not _has_record(data):
-        before = _scan(next(reversed(earlier.values())).read_bytes(), Found())
-        before.torn, before.records = (), 0
+        number, newest = next(reversed(earlier.items()))
+        before = _scan(newest.read_bytes(), Found())
+        before.torn, before.records, before.newest = (), 0, max(before.newest, number)
     found = _scan(data, before)
     if found.records == 0 and data and not _may_be_torn(data):
         raise AuditError(f"{path} is no audit log of this version; move it away")
@@ -138,6 +145,9 @@ def _scan(data: bytes, found: Found) -> Found:
         found.records += 1
         if record.claims is not None:
             found.claims = dict(record.claims)
+        if record.kind == "rotate":
+            found.oldest = record.oldest or found.oldest
+            found.newest = number_before(record.before)
         number = (record.event or {}).get("seq")
         if record.kind == "claim" and record.engine is not None and isinstance(number, int):
             note_claim(found.claims, record.engine, number)
@@ -194,9 +204,14 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def missing_tail(path: Path, found: Found) -> Mapping[str, object] | None:
-    """Return the last known head of a log that ends before it."""
+def missing_tail(path: Path, found: Found, synced: Head) -> Mapping[str, object] | None:
+    """Return the last known head of a log that ends before it.
+
+    Args:
+        synced: the head that this process has flushed to the disk.
+    """
     saved = read_head(path)
-    if saved is None or saved.seq <= found.head.seq:
+    last = synced if saved is None or saved.seq < synced.seq else Head(saved.seq, saved.hash)
+    if last.seq <= found.head.seq:
         return None
-    return {"seq": saved.seq, "hash": saved.hash}
+    return {"seq": last.seq, "hash": last.hash}

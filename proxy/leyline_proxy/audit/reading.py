@@ -145,6 +145,7 @@ def _pruned_more(log: LogFiles, checked: Checked) -> AuditFinding | None:
     if not log.whole or checked.oldest is None:
         return None
     first = min(rotated(log.path), default=0)
-    if first <= checked.oldest and first:
+    # Names can be changed; the first file itself says which one came before.
+    if first and max(first, checked.before + 1) <= checked.oldest:
         return None
     return AuditFinding("removed", 1, f"earlier files are gone, from number {checked.oldest} on")

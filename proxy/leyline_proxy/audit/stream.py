@@ -54,7 +54,7 @@ class StreamSink:
         """Queue lines; never blocks on Redis."""
         with self._changed:
             room = max(0, _MAX_WAITING - len(self._waiting))
-            self._waiting.extend(line.rstrip(b"\n") for line in lines[:room])
+            self._waiting.extend(lines[:room])
             self._metrics.audit_stream_failures.inc(max(0, len(lines) - room))
             self._changed.notify()
 

@@ -65,8 +65,11 @@ class LogFile(Protocol):
     def open(self) -> None:
         """Open it."""
 
-    def append(self, records: Sequence[Record]) -> Sequence[bytes]:
-        """Append records; return their lines."""
+    def append(self, records: Sequence[Record]) -> None:
+        """Append records."""
+
+    def take_lines(self) -> Sequence[bytes]:
+        """Return the lines that were written since the last call."""
 
     def sync(self) -> None:
         """Flush to the disk."""
@@ -212,10 +215,17 @@ class AuditWriter:
                 self._sync()
                 synced = time.monotonic()
             self._since = None
+            self._offer_lines()
         try:
             self._file.close()
         except WriteFailedError as error:
             self._failed(error)
+        self._offer_lines()
+
+    def _offer_lines(self) -> None:
+        lines = self._file.take_lines()
+        if self._stream is not None and lines:
+            self._stream.offer(lines)
 
     def _take(self, wait_s: float) -> tuple[list[Job], bool]:
         """Return the waiting jobs, at most a batch, and True if they are the last."""
@@ -246,13 +256,11 @@ class AuditWriter:
         if told:
             records.insert(0, gap_record(told, "disk", time.time()))
         try:
-            lines = self._file.append(records)
+            self._file.append(records)
         except WriteFailedError as error:
             self._cut_short(error, len(records), told, dropped)
             return
         self._lost_on_disk -= told
-        if self._stream is not None:
-            self._stream.offer(lines)
 
     def _cut_short(self, error: WriteFailedError, count: int, told: int, dropped: int) -> None:
         """Count the losses of an incomplete write; records of gaps aren't losses themselves.

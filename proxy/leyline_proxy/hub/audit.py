@@ -136,7 +136,11 @@ class SharedLog:
     def open(self) -> None:
         """Do nothing: the hub has opened the file."""
 
-    def append(self, records: Sequence[Record]) -> Sequence[bytes]:
+    def take_lines(self) -> Sequence[bytes]:
+        """Return none: the hub has them."""
+        return ()
+
+    def append(self, records: Sequence[Record]) -> None:
         """Send records, from the writer's thread.
 
         Raises:
@@ -144,7 +148,6 @@ class SharedLog:
         """
         if not self._link.tell_from_thread(RECORDS, [*map(msgspec.json.encode, records)]):
             raise WriteFailedError(len(records), "the supervisor has gone")
-        return ()
 
     def sync(self) -> None:
         """Do nothing: the hub flushes."""

@@ -17,7 +17,7 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, TypeVar
 
-from .names import NAME, TEXT, Shelf, kind_of, millis_of
+from .names import MARK, NAME, TEXT, Shelf, kind_of, millis_of
 from .space import SpaceError
 from .store import PartUsage
 
@@ -184,6 +184,8 @@ class FileSpace:
         return found
 
     def _write(self, folder: str, entries: Mapping[str, bytes]) -> None:
+        if not self._appears_whole and any(kind_of(name) == MARK for name in entries):
+            self._remove_drafts(folder)
         for name, entry in entries.items():
             path = f"{folder}/{name}"
             if self._appears_whole:
@@ -204,6 +206,17 @@ class FileSpace:
             with suppress(Exception):
                 self._system.rm_file(draft)
             raise
+
+    def _remove_drafts(self, folder: str) -> None:
+        """Remove drafts of texts, as a proxy that was killed leaves them.
+
+        Of a write that is under way, the second try comes after the mark, and sees it.
+        """
+        for each in self._ls(folder):
+            name = each["name"].rpartition("/")[2]
+            if _DRAFTED.fullmatch(name) and kind_of(name) == TEXT:
+                with suppress(FileNotFoundError):
+                    self._system.rm_file(f"{folder}/{name}")
 
     def _remove(self, folder: str, names: Collection[str]) -> None:
         for name in names:

@@ -212,16 +212,18 @@ class SpacePartStore:
         """
         now = self._clock()
         shelf, name = self._seal.shelves(owner)[0], mark_name(now)
-        await self._write_mark(owner, shelf, name, mark)
-        contents = await self._look(owner)
-        texts = [*contents.texts, *contents.expired]
-        facts = await self._facts(owner, texts)
-        doomed, addresses = [], []
-        for text, found in facts.items():
-            if whole or found is None or contents.reaches(found, time_of(text[1])):
-                doomed.append(text)
-                if found is not None and time_of(text[1]) + self._limits.ttl_s > now:
-                    addresses.append(found.address)
+        gone: list[str] = []
+        try:
+            await self._write_mark(owner, shelf, name, mark)
+        except SpaceError:
+            # On a full disk, the texts themselves make room for it.
+            doomed, gone = await self._reached(owner, mark, now, whole=whole)
+            if not doomed:
+                raise
+            await self._remove(doomed)
+            await self._write_mark(owner, shelf, name, mark)
+        doomed, addresses = await self._reached(owner, mark, now, whole=whole)
+        addresses = [*gone, *addresses]
         if addresses and not whole:
             forgotten = with_forgotten(mark.forgotten, addresses)
             await self._write_mark(owner, shelf, name, replace(mark, forgotten=forgotten))
@@ -231,6 +233,23 @@ class SpacePartStore:
         )
         await self._trim(owner[0], MARK, now)
         return len(set(addresses))
+
+    async def _reached(
+        self, owner: Owner, mark: Mark, now: float, *, whole: bool
+    ) -> tuple[list[Place], list[str]]:
+        """Return the texts that have to go, and addresses of those that hadn't expired."""
+        contents = await self._look(owner)
+        doomed, addresses = [], []
+        facts = await self._facts(owner, [*contents.texts, *contents.expired])
+        for text, found in facts.items():
+            at = time_of(text[1])
+            # By a clock that was set back, what is here may be from long after the mark.
+            reached = found is None or mark.reaches(found) or contents.reaches(found, at)
+            if whole or reached:
+                doomed.append(text)
+                if found is not None and at + self._limits.ttl_s > now:
+                    addresses.append(found.address)
+        return doomed, addresses
 
     async def held(self, owner: Owner, demands: int) -> tuple[int, int]:
         now = self._clock()

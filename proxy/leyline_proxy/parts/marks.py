@@ -35,6 +35,12 @@ class Mark:
     closed: bool = False
     """True if it reaches all texts: more were barred than it can name."""
 
+    def reaches(self, facts: PartFacts) -> bool:
+        """Return True if it reaches a text that was put before it."""
+        if self.closed or facts.holds_any(self.barred) or facts.created <= self.before:
+            return True
+        return facts.demands <= self.demands and (not self.turn or facts.turn != self.turn)
+
     def encoded(self) -> bytes:
         """Return the stored form."""
         reach = (self.demands, self.turn, self.before, self.forgotten)
@@ -71,12 +77,10 @@ class WrittenMark:
         """Return True if it reaches a text that was put then; an unreadable mark reaches all."""
         mark = self.mark
         if mark is not None and (mark.closed or facts.holds_any(mark.barred)):
-            return True
+            return True  # whenever the text was put
         if put_at > self.at + FLOOR_S:
             return False
-        if mark is None or facts.created <= mark.before:
-            return True
-        return facts.demands <= mark.demands and (not mark.turn or facts.turn != mark.turn)
+        return mark is None or mark.reaches(facts)
 
 
 def reached(marks: Iterable[WrittenMark], facts: PartFacts, put_at: float) -> bool:

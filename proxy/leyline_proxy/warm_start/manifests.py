@@ -130,7 +130,9 @@ class Manifests:
         data = self._seal.close(encode(group, runs, self._max_bytes), group)
         if old is None or old.sessions <= new.sessions:
             result = self.folder.write(name, data)
-            return Change(group, result, new if result is FileResult.WRITTEN else old)
+            # A write that failed late has replaced the file all the same.
+            either = Written((), new.sessions)
+            return Change(group, result, new if result is FileResult.WRITTEN else either)
         result = self.folder.replace_or_remove(name, data)
         after = {FileResult.WRITTEN: new, FileResult.LEFT: old}
         return Change(group, result, after.get(result))

@@ -37,7 +37,7 @@ class FileResult(StrEnum):
     WRITTEN = "written"
     REMOVED = "removed"
     FAILED = "failed"
-    """The file is as it was; nothing in it had to go."""
+    """The file is as it was or as it should be; nothing in it had to go."""
     LEFT = "left"
     """The file may still hold what had to go."""
 

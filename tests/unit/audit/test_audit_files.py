@@ -20,7 +20,7 @@ from support.metrics_page import value_of
 from support.waiting import wait
 
 from leyline_proxy.audit.chain_file import WriteFailedError
-from leyline_proxy.audit.files import AuditError, AuditLockedError, rotated
+from leyline_proxy.audit.files import AuditError, AuditLockedError, beside, rotated
 from leyline_proxy.audit.reading import AuditVerdict, find_logs, records, verify
 
 
@@ -116,6 +116,34 @@ def test_a_file_that_is_missing_in_the_middle_is_found(path: Path) -> None:
     verdict = checked(path)
     assert verdict.finding is not None
     assert (verdict.finding.damage, verdict.file) == ("removed", rotated(path)[3])
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("gone", ["oldest", "all", "renamed"])
+def test_removed_files_stay_missing(path: Path, gone: str, restarts: bool) -> None:
+    """The files that begin afterwards don't name what is left as all that was kept."""
+    file = chain_file(path, max_bytes=4096, key=KEY)
+    file.open()
+    file.append([event(number) for number in range(80)])
+    files = rotated(path)
+    for number in files if gone == "all" else (1,):
+        files[number].unlink()
+    if gone == "renamed":
+        for number in list(files)[1:]:
+            files[number].rename(files[number - 1])
+    if restarts:
+        file.close()
+        file = chain_file(path, max_bytes=4096, key=KEY)
+        file.open()
+    for number in range(80, 160):
+        file.append([event(number)])
+    file.close()
+    finding = checked(path, keys=[KEY]).finding
+    assert finding is not None
+    assert (finding.damage, finding.why) == (
+        "removed",
+        "earlier files are gone, from number 1 on",
+    )
 
 
 @pytest.mark.parametrize("cut", [2, 30, 200])
@@ -223,6 +251,31 @@ def test_a_cut_at_the_end_is_found_by_the_saved_head(path: Path) -> None:
     finding = checked(path).finding
     assert finding is not None
     assert (finding.damage, finding.line) == ("truncated", 3)
+
+
+@pytest.mark.parametrize("left", ["lines", "nothing"])
+def test_a_cut_before_a_fault_of_the_disk_is_found(path: Path, left: str) -> None:
+    """A proxy that opens its file again continues no log that lacks what it has flushed before."""
+    file = chain_file(path, key=KEY)
+    file.open()
+    file.append([event(number) for number in range(1, 9)])
+    file.sync()
+    beside(path, ".head").unlink()
+    if left == "lines":
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+    else:
+        path.unlink()
+    assert file._descriptor is not None
+    with Path("/dev/full").open("wb") as full:
+        os.dup2(full.fileno(), file._descriptor)
+    with pytest.raises(WriteFailedError):
+        file.append([event(9)])
+    file.open()
+    file.append([event(10)])
+    file.close()
+    finding = checked(path, keys=[KEY]).finding
+    assert finding is not None
+    assert (finding.damage, finding.why[:27]) == ("truncated", "the log ended at record 9 a")
 
 
 def test_a_head_that_was_noted_elsewhere_must_be_there(path: Path) -> None:

@@ -55,8 +55,8 @@ def _folders(folder: Path) -> list[Path]:
 
 
 async def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
-    """A text that finds no room is an error and leaves no file; what was there can be recalled, and
-    a forget that finds none isn't taken for done."""
+    """A text that finds no room is an error and leaves no file; what was there can be recalled. A
+    forget removes it, and isn't taken for done as long as its mark finds no room."""
     disk = FullDisk()
     failed: list[str] = []
     space = FileSpace(disk, str(tmp_path), timeout_s=5)
@@ -68,11 +68,49 @@ async def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
         await store.put(RED, [part("y"), part("z")])
     assert {each: each.read_bytes() for each in _files(tmp_path)} == before
     assert store.problem == "the file system failed (OSError)"
+    assert (await store.get(RED, [TEXT.address])).parts
+    assert store.problem is None
     with pytest.raises(PartStoreError):
         await store.forget(RED, turn="", demands=0)
     assert failed == ["put", "forget"]
-    assert (await store.get(RED, [TEXT.address])).parts
-    assert store.problem is None
+    assert not _files(tmp_path)
+    await store.aclose()
+
+
+async def test_a_forget_on_a_full_disk_makes_its_own_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts that it reaches go, its mark takes their place, and the addresses are known as
+    forgotten; another session's text stays."""
+    disk = FullDisk()
+    store = store_over(FileSpace(disk, str(tmp_path), timeout_s=5), Clock(START))
+    await store.put(BLUE, [TEXT])
+    await store.put(RED, [TEXT])
+    remove = FullDisk.rm_file
+
+    def makes_room(disk: FullDisk, path: str) -> None:
+        remove(disk, path)
+        disk.full &= path.endswith(".draft")
+
+    monkeypatch.setattr(FullDisk, "rm_file", makes_room)
+    disk.full = True
+    assert await store.forget(RED, turn="", demands=0) == 1
+    assert (await store.get(RED, [TEXT.address])).forgotten == {TEXT.address}
+    assert await store.held(RED, 1) == (0, 0)
+    assert (await store.get(BLUE, [TEXT.address])).parts
+    await store.aclose()
+
+
+async def test_a_forget_reaches_the_draft_of_a_killed_proxy(tmp_path: Path) -> None:
+    """A text that was being written when its proxy was killed leaves with its session's forget; a
+    write that is under way is none the worse, and is left out."""
+    store = store_over(file_space(f"file://{tmp_path}", timeout_s=5), Clock(START))
+    await store.put(RED, [TEXT])
+    await store.put(BLUE, [TEXT])
+    for old in _files(tmp_path):
+        old.rename(old.with_name(f"{old.name}-{'0' * 16}.draft"))
+    await store.forget(RED, turn="", demands=0)
+    assert sorted(each.name[0] + each.suffix for each in _files(tmp_path)) == ["m", "p.draft"]
     await store.aclose()
 
 

@@ -134,6 +134,19 @@ async def test_a_deleted_session_leaves_nothing(store: SpacePartStore, clock: Cl
     assert (await store.get(RED, [new.address])).parts == {new.address: new}
 
 
+async def test_a_forget_reaches_texts_of_a_clock_that_was_ahead(
+    store: SpacePartStore, clock: Clock
+) -> None:
+    """A clock that was hours ahead and is set back keeps no text from a forget."""
+    clock.now += 5 * FLOOR_S
+    early = part("early", created=clock.now)
+    await store.put(RED, [early])
+    clock.now = START
+    assert await store.forget(RED, turn="", demands=0) == 1
+    assert (await store.get(RED, [early.address])).forgotten == {early.address}
+    assert await store.held(RED, 1) == (0, 0)
+
+
 async def test_every_step_of_a_forget_may_fail(place: Place, clock: Clock) -> None:
     """Whichever operation of a forget fails, it says so, and from its mark on nothing comes back;
     the next try finishes it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -134,6 +135,30 @@ async def test_a_disk_that_hangs_delays_a_forget_only_so_long(
         assert k.on_disk() == {"secret"}
         await k.keeper.write()
         assert k.on_disk() == set()
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_forget_reaches_a_manifest_whose_write_failed_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """The new file is in its place, but the folder couldn't be flushed: a forget deletes what it
+    has, whether there was a manifest before or not."""
+    async with kept(tmp_path) as k:
+        if known:
+            k.book.keep(run(range(9), "other"))
+            await k.keeper.write()
+
+        def fails(folder: ManifestFolder) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        k.book.keep(run(range(9), "secret"))
+        with monkeypatch.context() as patch:
+            patch.setattr(ManifestFolder, "_sync", fails)
+            await k.keeper.write()
+        assert k.files(FileResult.FAILED) == 1
+        assert "secret" in k.on_disk()
+        await k.keeper.forget("t", "secret", "t1", 0)
+        assert k.on_disk() == ({"other"} if known else set())
 
 
 async def test_a_forget_reaches_a_manifest_of_an_earlier_proxy(tmp_path: Path) -> None:
