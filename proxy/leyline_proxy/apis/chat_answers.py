@@ -8,6 +8,9 @@ from typing import Any
 OWN_MEMBERS = ("context_management", "leyline")
 """Members that the proxy adds to a chat answer, and to answers in other APIs."""
 
+CUT_OFF = "The engine ended its stream before its answer was complete."
+"""An :class:`AnswerError`'s message for an answer without an end."""
+
 
 class AnswerError(ValueError):
     """An answer of the engine that is no chat completion."""
@@ -43,7 +46,7 @@ class StreamedAnswer:
             AnswerError: the engine never reported a finish reason.
         """
         if self._finish is None:
-            raise AnswerError("The engine ended its stream before its answer was complete.")
+            raise AnswerError(CUT_OFF)
         return self._finish
 
 

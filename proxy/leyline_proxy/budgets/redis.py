@@ -160,6 +160,8 @@ class RedisBudgetStore:
                 await self._look()
             return await self._link.run(script, keys, *arguments)
         except StoreGoneError as error:
+            if self._monotonic() >= self._retry_at:
+                self._retry_at = self._monotonic() + _RETRY_S
             raise BudgetStoreGoneError from error
 
     async def _look(self) -> None:

@@ -16,7 +16,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..errors import BadRequestError, NotFoundError, UnauthorizedError, closest
+from ..errors import (
+    BadRequestError,
+    NotFoundError,
+    SessionStoreGoneError,
+    UnauthorizedError,
+    closest,
+)
 from ..sessions.summary import session_document, session_overview
 from ..settings.api_keys import ApiKey, digest_of, expiry_text, key_digest
 from ..tenants import Tenant
@@ -153,9 +159,11 @@ class _Handlers:
         """Delete a session, as if it had expired."""
         tenant, session_id = _identity(request)
         await self._services.kept.everywhere.delete(tenant, session_id)
-        if not await self._services.store.delete(tenant, session_id):
-            raise _no_session()
         self._services.named.drop(tenant, session_id)
+        if not await self._services.store.delete(tenant, session_id):
+            if self._services.store.problem is not None:
+                raise SessionStoreGoneError
+            raise _no_session()
         return JSONResponse({"deleted": True})
 
     async def proof(self, request: Request) -> Response:

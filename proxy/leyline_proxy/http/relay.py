@@ -10,7 +10,7 @@ import httpx
 
 from leyline_engine.contract import RECORD_MEMBER, TurnRecord
 
-from ..apis.chat_answers import AnswerError
+from ..apis.chat_answers import CUT_OFF, AnswerError
 from ..apis.events import Events, encoded
 from ..apis.native import NativeApi
 from ..errors import AnswerTooLargeError, ProxyError, UpstreamUnreachableError
@@ -197,9 +197,19 @@ class TurnRelay(Relay):
         return await self._mapped(event) if event and not self._loop.goes_on else b""
 
     async def closed(self, rest: bytes) -> bytes:
-        """Settle the turn, even without the event that ends a stream."""
+        """Settle the turn, even without the stream's ``[DONE]``.
+
+        Raises:
+            UpstreamRefusalError: the answer itself has no end. It broke off, however cleanly the
+                connection ended, as one through a router does.
+        """
         if self._has_ended:
             return b""
+        whole = (
+            self._marked or self.settled or event_data(rest) == DONE or chunk_facts(rest).finishes
+        )
+        if self._native is None and not whole and not self.broken:
+            raise unfit_answer(AnswerError(CUT_OFF))
         await self._ended()
         if self._loop.goes_on:
             return b""

@@ -13,7 +13,13 @@ from ..apis.responses.errors import FieldError
 from ..apis.responses.ids import owner_of
 from ..apis.responses.request import PREVIOUS, Items, references, resolved
 from ..apis.responses.stored import joined, list_items
-from ..errors import BadRequestError, BodyTooLargeError, NotFoundError, ProxyError
+from ..errors import (
+    BadRequestError,
+    BodyTooLargeError,
+    NotFoundError,
+    ProxyError,
+    SessionStoreGoneError,
+)
 from ..model.stored_response import StoredResponse
 from ..sessions.stored_responses import ResponseSource
 from ..tenants import Tenant
@@ -139,7 +145,7 @@ def install_stored_responses(app: FastAPI, services: Services) -> None:
     async def delete_response(response_id: str, tenant: Tenant = caller) -> Response:
         """Delete a stored response; no conversation can continue from it any more."""
         if not await services.responses.delete(tenant.name, response_id):
-            raise _missing()
+            raise await _missing(services, tenant)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
     @app.get("/v1/responses/{response_id}/input_items", tags=["openai"])
@@ -160,11 +166,13 @@ def install_stored_responses(app: FastAPI, services: Services) -> None:
 async def _found(services: Services, tenant: Tenant, response_id: str) -> StoredResponse:
     stored = await services.responses.get(tenant.name, response_id)
     if stored is None:
-        raise _missing()
+        raise await _missing(services, tenant)
     return stored
 
 
-def _missing() -> NotFoundError:
+async def _missing(services: Services, tenant: Tenant) -> ProxyError:
+    if await services.responses.count_in(tenant.name, "") is None:
+        return SessionStoreGoneError()  # it may be there, and be found again later
     return NotFoundError(
         "No such response is stored here; it may have expired, or was not to be stored.",
         param="response_id",

@@ -193,7 +193,8 @@ class RedisSpace:
             self._refused = True
             raise SpaceError("Redis refused a command") from None
         except StoreGoneError:
-            self._retry_at = max(self._retry_at, time.monotonic() + _RETRY_S)
+            if time.monotonic() >= self._retry_at:
+                self._retry_at = time.monotonic() + _RETRY_S
             raise SpaceError(self._link.problem or "Redis is out of reach") from None
         self._refused = False
         return answer

@@ -37,7 +37,7 @@ def for_clients(files: TlsFiles, *, required: bool) -> ssl.SSLContext:
     if files.authorities is not None:
         _load_authorities(context, files.authorities, files.settings[2])
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
-        # A resumed session's certificate isn't checked again, though it may have expired.
+        # A resumed session's certificate isn't verified again. See also RefusingContext.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
     return context

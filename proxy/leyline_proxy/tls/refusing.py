@@ -11,6 +11,8 @@ import socket
 import ssl
 from contextlib import suppress
 from contextvars import ContextVar
+from time import time
+from typing import Any
 
 from ..model.tls_refusal import TlsRefusal
 
@@ -87,6 +89,8 @@ class _Refusing(ssl.SSLObject):
         """Take the next step."""
         try:
             super().do_handshake()
+            if self.session_reused:
+                _check_time(self.getpeercert())
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
@@ -96,6 +100,21 @@ class _Refusing(ssl.SSLObject):
                 with suppress(OSError):  # the client has left, or reads nothing
                     self.accepted.send(words)
             raise
+
+
+def _check_time(certificate: Any) -> None:
+    """Check the certificate of a resumed session, which OpenSSL doesn't verify again.
+
+    OP_NO_TICKET leaves TLS 1.2 its session ids, and Python has no setting for those. The failed
+    handshake takes the session out of OpenSSL's cache.
+
+    Raises:
+        ssl.SSLCertVerificationError: it has expired.
+    """
+    if certificate and ssl.cert_time_to_seconds(certificate["notAfter"]) < time():
+        error = ssl.SSLCertVerificationError("the certificate of a resumed session has expired")
+        error.verify_code = _EXPIRED
+        raise error
 
 
 RefusingContext.sslobject_class = _Refusing

@@ -17,6 +17,7 @@ import pytest
 from pydantic import ValidationError
 from support.fake_engine import MODEL, FakeEngine
 from support.provider import AUDIENCE, provider
+from support.redis_server import redis_server
 
 from leyline_proxy.http.admin import create_admin_app
 from leyline_proxy.http.app import create_app
@@ -213,6 +214,28 @@ def test_serve_runs_both_ports_and_stops_both() -> None:
             process.wait(20)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{admin[1]}/tenants", headers=AUTH)
+
+
+async def test_while_redis_is_away_nothing_counts_as_deleted(tmp_path: Path) -> None:
+    """A 404 would mean that a text is gone which comes back with Redis."""
+    away = "session_store_unavailable"
+    with redis_server(tmp_path) as server:
+        store = {"session_store": server.url, "session_secret": ["sixteen letters or more"]}
+        async with both(FakeEngine(), **store) as (proxy, operator):
+            body = {"model": MODEL, "input": CANARY}
+            first = (await proxy.post("/v1/responses", json=body)).json()
+            path = f"/v1/responses/{first['id']}"
+            session = f"/admin/sessions/default/{first['leyline']['session']}"
+            server.pause()
+            refused = [
+                await proxy.delete(path),
+                await proxy.get(path),
+                await operator.delete(session, headers=AUTH),
+            ]
+            server.resume()
+    assert [(each.status_code, each.json()["error"]["code"]) for each in refused] == [
+        (503, away)
+    ] * 3
 
 
 async def test_an_engine_can_be_drained_and_taken_back() -> None:

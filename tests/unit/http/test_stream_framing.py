@@ -101,3 +101,17 @@ def test_every_route_says_what_the_engine_said(route: str, whole: dict[str, byte
     assert text.count(b"ls") >= 1
     assert "Hé".encode() in text or b"H\\u00e9" in text
     assert b"Think" in text and b"leyline" in text
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_an_answer_without_an_end_is_an_error_however_cleanly_its_stream_ends(route: str) -> None:
+    """A router closes the stream of an engine that was killed as if it were over."""
+    got = answered(route, EVENTS[:5])
+    assert b"ended its stream before its answer was complete" in got
+    assert DONE not in got and b"message_stop" not in got and b"response.completed" not in got
+
+
+def test_an_answer_that_ends_in_the_streams_last_bytes_is_whole() -> None:
+    """Neither ``[DONE]`` nor the last blank line is needed."""
+    got = answered("/v1/chat/completions", [*EVENTS[:5], EVENTS[5].rstrip()])
+    assert b'"finish_reason": "tool_calls"' in got and b'"error"' not in got

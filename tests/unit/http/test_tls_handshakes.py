@@ -21,6 +21,7 @@ from support.waiting import until, wait
 
 from leyline_proxy.http.handshakes import HANDSHAKE_S, Handshakes
 from leyline_proxy.model.tls_refusal import TlsRefusal
+from leyline_proxy.tls import refusing
 
 REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}
 CHAT = "/v1/chat/completions"
@@ -74,6 +75,37 @@ def test_a_refused_client_learns_the_reason(
             # It is counted after the client has learned of it.
             wait(partial(counted, proxy, reason))
         assert sum(refused(proxy).values()) == len(cases)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_resumed_session_ends_with_its_certificate(
+    engine: FakeEngine, place: TlsPlace, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS 1.2 resumes by session ids, and by them an expired certificate doesn't get in."""
+    context = place.context("spiffe://td/agents/red")
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    def connect(session: ssl.SSLSession | None) -> ssl.SSLSocket:
+        plain = socket.create_connection(proxy.address)
+        return context.wrap_socket(plain, server_hostname="127.0.0.1", session=session)
+
+    def answer(secured: ssl.SSLSocket) -> bytes:
+        host = ":".join(map(str, proxy.address))
+        try:
+            secured.sendall(f"GET /healthz HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+            return secured.recv(12)
+        except OSError:
+            return b""  # the proxy closed the connection first
+
+    # OpenSSL keeps a session while its first connection is open.
+    with socket_proxy(engine, loop=loop, **place.settings()) as proxy, connect(None) as first:
+        assert answer(first) == b"HTTP/1.1 200"
+        in_two_days = time.time() + timedelta(days=2).total_seconds()
+        monkeypatch.setattr(refusing, "time", lambda: in_two_days)
+        with connect(first.session) as second:
+            assert second.session_reused
+            assert answer(second) == b""
+        wait(partial(counted, proxy, "expired"))
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from parts_kit import LIMITS, OLD, RED, part, store_over
@@ -13,6 +14,7 @@ from support.clock import Clock
 from support.redis_server import RedisServer, redis_server
 from support.waiting import until
 
+from leyline_proxy.parts import redis as redis_parts
 from leyline_proxy.parts.keeping import SpacePartStore
 from leyline_proxy.parts.recalling import RecallableParts
 from leyline_proxy.parts.redis import RedisSpace
@@ -66,6 +68,27 @@ async def test_redis_is_killed_and_comes_back(server: RedisServer) -> None:
     assert (await parts.get(RED, [TEXT.address], demands=0)).forgotten == {TEXT.address}
     (place,) = await parts.left(*RED, 1)
     assert (place.place, place.survivors, place.unscanned) == ("parts", 0, "")
+    await store.aclose()
+
+
+async def test_those_who_ask_all_the_time_find_redis_back(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that is asked more often than once a second looks for Redis once a second."""
+    now = 1000.0
+    monkeypatch.setattr(redis_parts, "time", SimpleNamespace(monotonic=lambda: now))
+    store = opened(server)
+    await store.put(RED, [TEXT])
+    server.kill()
+    with pytest.raises(PartStoreError):
+        await store.get(RED, [TEXT.address])
+    server.start()
+    for _ in range(3):
+        now += 0.3
+        with pytest.raises(PartStoreError):
+            await store.get(RED, [TEXT.address])
+    now += 0.3
+    assert not (await store.get(RED, [TEXT.address])).parts, "it came back empty"
     await store.aclose()
 
 

@@ -194,6 +194,40 @@ async def test_a_forget_during_an_outage_is_one_of_everything(server: RedisServe
         assert ANYTHING in forgotten(await store.get("t", "a"))
 
 
+@pytest.mark.parametrize(
+    ("setting", "refusal"), [("min-replicas-to-write", "NOREPLICAS"), ("maxmemory", "OutOfMemory")]
+)
+async def test_a_redis_that_takes_no_writes_is_gone(
+    server: RedisServer, setting: str, refusal: str
+) -> None:
+    """It still answers reads, but its sessions lack the turns that it refuses, and a forget must
+    reach these, too."""
+    async with proxy(server) as store:
+        await put(store, "a", 2)
+        with server.client() as client:
+            client.config_set(setting, 1)
+        await put(store, "a", 3)
+        assert store.problem is not None and refusal in store.problem
+        assert ANYTHING in forgotten(await store.get("t", "a"))
+        await store.connect()
+        assert store.problem is not None and ANYTHING in forgotten(await store.get("t", "a"))
+        with server.client() as client:
+            client.config_set(setting, 0)
+        await until_back(store)
+        assert ANYTHING in forgotten(await store.get("t", "a"))
+
+
+async def test_a_refused_write_is_a_loss_at_once(server: RedisServer) -> None:
+    """A forget that is demanded before the next heartbeat covers the turn that isn't written."""
+    async with proxy(server) as store:
+        await put(store, "a", 2)
+        with server.client() as client:
+            client.execute_command("ACL SETUSER default -hset")
+        await put(store, "a", 3)
+        assert store.problem is None
+        assert ANYTHING in forgotten(await store.get("t", "a"))
+
+
 async def test_too_many_losses_are_one_of_all_sessions(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,9 @@ CLUSTER = "+cluster"
 SCHEMES = ("redis", "rediss", f"redis{CLUSTER}", f"rediss{CLUSTER}")
 
 _RUN_ID = re.compile(rb"run_id:(\w+)")
+_NO_WRITES = re.compile(r"\b(MISCONF|NOREPLICAS|BUSY|OOM|READONLY|LOADING|MASTERDOWN)\b")
+"""Codes of a server that refuses every write or every command. The client has no exceptions for
+some of them, and older servers report those of a script within an error of the script."""
 _UNASKED = "not asked yet"
 _SPARE_S = 0.25
 """Seconds added to the sockets' limits, for name look-ups and other steps without a limit."""
@@ -103,7 +106,7 @@ class RedisLink:
             return answer
         except _FAILURES as error:
             # A plain refusal of one command says nothing about the next.
-            if type(error) is ResponseError:
+            if type(error) is ResponseError and not _NO_WRITES.search(str(error)):
                 log.warning(f"{self._whose}_refused", error=type(error).__name__)
                 raise StoreRefusedError from None
             self._failed(error)
@@ -164,6 +167,8 @@ class RedisLink:
         if self.problem in (None, _UNASKED):
             log.warning(f"{self._whose}_gone", error=type(error).__name__)
         kind = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+        if type(error) is ResponseError and (code := _NO_WRITES.search(str(error))):
+            kind = code[0]
         self.problem = f"Redis is out of reach ({kind})"
 
     async def _ask_runs(self, client: Any) -> dict[str, str]:

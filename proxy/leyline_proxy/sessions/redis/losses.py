@@ -60,6 +60,11 @@ class Losses:
         self.all = True
         self._found.clear()
 
+    def turns_of(self, tenant: str, session: str) -> int:
+        """Return the turns of a session that are in no account; at least 1 if any may be."""
+        known = self._found.get((tenant, session))
+        return known.turns if known is not None else int(self.all)
+
     def oldest(self) -> Loss | None:
         """Return the loss to write next."""
         return next(iter(self._found.values()), None)

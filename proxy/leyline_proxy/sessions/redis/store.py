@@ -122,7 +122,9 @@ class RedisSessionStore:
             cached = self._cache.get(tenant, session_id)
             verdicts = cached.session.verdicts if cached is not None else ()
             return replace(nothing_known(tenant, session_id, "", now), verdicts=verdicts)
-        return known.as_session(now)
+        # What Redis refused to write is in no account until the next heartbeat.
+        untold = self._losses.turns_of(tenant, session_id)
+        return replace(known, extra=known.extra + untold).as_session(now)
 
     async def matches(
         self, tenant: str, key: str, chain: Sequence[int], shortest_partial: int
