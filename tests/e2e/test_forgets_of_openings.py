@@ -93,3 +93,21 @@ def test_equal_openings_stay_apart(client: httpx.Client) -> None:
     accounts = [demand(client, "a common task", "policy") for _ in range(2)]
     assert accounts[0]["session"] != accounts[1]["session"]
     assert [each["forgot"] for each in accounts] == [None, None]
+
+
+def test_who_knows_an_opening_takes_no_conversation_away(client: httpx.Client) -> None:
+    """A longer list that makes a session forget leaves its history: the conversation goes on there,
+    and what it demands itself is reached."""
+    messages = opening("a shared task")
+    first = ask(client, messages)
+    noted = [dict(each) for each in messages]
+    noted[1]["leyline"] = {"forget": True}
+    stranger = ask(client, [*noted, {"role": "user", "content": "And something else."}])
+    assert stranger["session"] == first["session"] and stranger["forgot"]["result"] == "erased"
+    messages += [
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "What is left?"},
+    ]
+    assert ask(client, messages)["session"] == first["session"]
+    forgot = ask(client, messages, leyline=DECLARED)
+    assert forgot["session"] == first["session"] and forgot["forgot"]["result"] == "erased"

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
+import os
+import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -230,3 +234,76 @@ async def test_a_full_disk_loses_no_debt_and_leaves_no_half_one(tmp_path: Path) 
     assert modes == {0}
     await debts.aclose()
     assert await inherited(FolderDebtStore(tmp_path / "debts"), 2) == [A, B]
+
+
+async def test_a_folder_without_locks_is_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some network file systems refuse locks: debts stay with the process, and nothing is left."""
+    own = [A]
+    debts = Debts(FolderDebtStore(tmp_path), lambda _: own)
+    debts.changed(A.owner)
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", refused)
+        await asyncio.wait_for(debts.save(), 5)
+    assert debts.problem == "folder is out of reach" and debts.unsaved == 1
+    assert not any(entries(tmp_path))
+    await debts.save()
+    assert debts.unsaved == 0
+
+
+def entries(folder: Path) -> Iterator[Path]:
+    """What is in a folder."""
+    return folder.iterdir()
+
+
+def refused(file: int, operation: int) -> None:
+    """Fail as a file system without locks."""
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+async def test_folders_of_others_hide_no_debts(tmp_path: Path) -> None:
+    """The root of a volume has a folder that only the system's administrator may read."""
+    dead, heir = (FolderDebtStore(tmp_path) for _ in range(2))
+    await dead.write([A], [])
+    dead._release()
+    (tmp_path / "lost+found").mkdir(mode=0)
+    if os.access(tmp_path / "lost+found", os.X_OK):
+        pytest.skip("this user may read every folder")
+    assert (await heir.inherit()).debts == (A,)
+
+
+class Noted(FolderDebtStore):
+    """A folder that notes what it ends, and takes debts over only once it may."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+        self.ended: list[str] = []
+
+    def _take(self, folder: Path) -> list[Debt]:
+        self.begun.set()
+        self.may_go_on.wait(10)
+        found = super()._take(folder)
+        self.ended.append("inherited")
+        return found
+
+    def _close(self) -> None:
+        super()._close()
+        self.ended.append("closed")
+
+
+async def test_a_folder_ends_after_what_it_is_doing(tmp_path: Path) -> None:
+    """A stop cancels the wait for a thread, not the thread: its folder isn't removed meanwhile."""
+    dead, heir = FolderDebtStore(tmp_path), Noted(tmp_path)
+    await dead.write([A], [])
+    dead._release()
+    inheriting = asyncio.create_task(heir.inherit())
+    await asyncio.to_thread(heir.begun.wait, 10)
+    inheriting.cancel()
+    closing = asyncio.create_task(heir.aclose())
+    await asyncio.sleep(0.1)
+    heir.may_go_on.set()
+    await closing
+    assert heir.ended == ["inherited", "closed"]
+    assert await inherited(FolderDebtStore(tmp_path), 1) == [A]

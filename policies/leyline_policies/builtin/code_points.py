@@ -15,6 +15,8 @@ LAST = 0x10FFFF
 _CASED_END = 0x1F000
 """No letter from here on has another case."""
 _DOTTED, _DOTLESS = 0x130, 0x131
+_EQUAL_CAPITALS = ((0x390, 0x1FD3), (0x3B0, 0x1FE3), (0xFB05, 0xFB06))
+"""Letters alike by capitals of several letters."""
 
 
 @lru_cache(maxsize=1)
@@ -40,6 +42,8 @@ def case_variants() -> Mapping[int, frozenset[int]]:
         others = {char.lower(), char.upper(), char.title()} - {char}
         if others:
             _join(groups, {code, *(ord(other) for other in others if len(other) == 1)})
+    for pair in _EQUAL_CAPITALS:
+        _join(groups, {*pair})
     small, capital = map(ord, "iI")
     # Not alike among themselves: each is a letter's other case in Turkish only.
     return groups | {

@@ -28,6 +28,7 @@ _MOST_REPEATS = 1_000
 _MOST_CLASSES = 128
 _REMEMBERED = 4096
 _NEWLINE, _INNER_NEWLINE = 0x0A, 0x00
+_LAST_ASCII = 0x7F
 _WORD_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"
 _OTHER_BYTES = bytes(byte for byte in range(1, 256) if byte != _NEWLINE)
 _MEANT = "meant"
@@ -241,11 +242,12 @@ _UNKNOWN = {
 
 def _alike(low: int, high: int, ascii_only: bool) -> set[int]:
     variants = case_variants()
+    high = min(high, _LAST_ASCII) if ascii_only else high  # other letters have no case then
     codes = variants.keys() & range(low, high + 1) if high - low < len(variants) else None
     if codes is None:
         codes = {code for code in variants if low <= code <= high}
     found = {other for code in codes for other in variants[code]}
-    return {code for code in found if code < 128} if ascii_only else found
+    return {code for code in found if code <= _LAST_ASCII} if ascii_only else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
+from threading import Lock
+from typing import TypeVar
 
 import msgspec
 
@@ -23,6 +25,8 @@ from .store import DebtStoreGoneError
 
 _LOCK = ".lock"
 _DEBT = msgspec.json.Decoder(Debt)
+
+T = TypeVar("T")
 
 
 class FolderDebtStore:
@@ -34,21 +38,30 @@ class FolderDebtStore:
         self._root = root
         self._own = root
         self._lock: int | None = None
+        self._one = Lock()
 
     async def write(self, debts: Sequence[Debt], paid: Sequence[DebtKey]) -> bool:
-        try:
-            return await asyncio.to_thread(self._write, debts, paid)
-        except OSError as error:
-            raise DebtStoreGoneError from error
+        return await self._in_turn(lambda: self._write(debts, paid))
 
     async def inherit(self, *, whole: bool = False) -> Inherited:
-        try:
-            return await asyncio.to_thread(self._inherit, whole)
-        except OSError as error:
-            raise DebtStoreGoneError from error
+        return await self._in_turn(lambda: self._inherit(whole))
 
     async def aclose(self) -> None:
-        await asyncio.to_thread(self._close)
+        with suppress(DebtStoreGoneError):  # the system releases the lock
+            await self._in_turn(self._close)
+
+    async def _in_turn(self, work: Callable[[], T]) -> T:
+        """Return the result of ``work`` in a thread, after work whose caller waits no more: an old
+        write must not undo a new one."""
+
+        def alone() -> T:
+            with self._one:
+                return work()
+
+        try:
+            return await asyncio.to_thread(alone)
+        except OSError as error:
+            raise DebtStoreGoneError from error
 
     def _write(self, debts: Sequence[Debt], paid: Sequence[DebtKey]) -> bool:
         known = self._open()
@@ -65,7 +78,10 @@ class FolderDebtStore:
         for each in self._root.iterdir():
             if each == self._own or not each.is_dir():
                 continue
-            lock = _locked(each / _LOCK)
+            try:
+                lock = _locked(each / _LOCK)
+            except PermissionError:
+                continue  # no carrier's: a file system's lost+found
             if lock is None:
                 continue  # its carrier lives
             try:
@@ -95,7 +111,11 @@ class FolderDebtStore:
             self._own = self._root / token_hex(8)
             self._own.mkdir(mode=0o700)
             (self._own / _LOCK).touch(mode=0o600)
-            self._lock = _locked(self._own / _LOCK)
+            try:
+                self._lock = _locked(self._own / _LOCK)
+            except OSError:
+                _remove(self._own)
+                raise
         _sync(self._root)
         return False
 
@@ -137,16 +157,22 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _locked(path: Path) -> int | None:
-    """Return the descriptor of a file that is locked from now on; None if another has it."""
+    """Return the descriptor of a file that is locked from now on; None if another has it.
+
+    Raises:
+        OSError: files can't be locked there.
+    """
     try:
         found = os.open(path, os.O_RDWR)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         os.close(found)
-        return None
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
     return found
 
 

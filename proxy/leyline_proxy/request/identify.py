@@ -304,7 +304,8 @@ async def sent_before(
     """Return the session that has already sent a list without an answer, or a beginning of it.
 
     Equal openings are no evidence of one conversation, so only a demand to forget something of the
-    list is a reason to take that session. Of several, the latest is found.
+    list is a reason to take that session, and its history stays: else whoever knows how another
+    conversation began could take it from there. Of several, the latest is found.
 
     Args:
         new: holds the history and the store key to find it by.
@@ -315,7 +316,8 @@ async def sent_before(
         session = await store.get(tenant, match.session)
         if session is None:
             continue
-        found = replace(new, session_id=session.id, session=session)
+        own = new.chain[: match.length]
+        found = replace(new, session_id=session.id, session=session, chain=own)
         if openings is None:
             return found
         hold = openings.take(Hold(tenant, session.id, new.chain, opens=False))

@@ -124,12 +124,12 @@ class ForgetProofs:
         """
         before, after = await self._demand(tenant, session_id, body)
         self._named.drop(tenant, session_id)
-        if self._parts is not None:
-            texts = texts_named(before, body.spans)
-            await self._parts.bar((tenant, session_id), texts, demands=before.demands)
-        if self._kept is not None:
-            await self._kept.forget(tenant, session_id, "", before.demands)
         async with self._erasures.during(after):
+            if self._parts is not None:
+                texts = texts_named(before, body.spans)
+                await self._parts.bar((tenant, session_id), texts, demands=before.demands)
+            if self._kept is not None:
+                await self._kept.forget(tenant, session_id, "", before.demands)
             asked = await asyncio.gather(
                 *(
                     self._ask((tenant, session_id), run, place, body)

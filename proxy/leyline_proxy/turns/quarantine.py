@@ -106,14 +106,15 @@ class Quarantines:
             self._check_store()  # without it, no session is known
             raise
         await self._check_kept(tenant, session_id, verdicts)
+        # First of all: what a stop cuts off below must not take the debt along.
+        self._erasures.start(after)
+        await self._erasures.saved()
         self._named.drop(tenant, session_id)
         if self._parts is not None:
             texts = texts_named(before[0], {each.verdict.span for each in targets})
             await self._parts.bar((tenant, session_id), texts, demands=before[0].demands)
         if self._kept is not None and after.demands > before[0].demands:
             await self._kept.forget(tenant, session_id, "", before[0].demands)
-        self._erasures.start(after)
-        await self._erasures.saved()
         derived = _derived(after, targets, under_way=bool(session.in_flight))
         new = set(after.verdicts) - set(before[0].verdicts)
         self._record(after, [v for v in verdicts if v.span in {n.span for n in new}], body, derived)

@@ -74,6 +74,28 @@ def test_letters_are_alike_but_for_case_as_for_regex() -> None:
             assert {*map(ord, found)} == alike, hex(code)
 
 
+@pytest.mark.parametrize("flags", ["(?i)", "(?ai)"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "[^\u0080-\U0010ffff]+",
+        "\u0130",
+        "[\u0130]",
+        "k",
+        "[^k]+",
+        "\ufb06",
+        "\u1fd3",
+        "[i-\uffff]+",
+    ],
+)
+def test_case_without_other_scripts_is_that_of_ascii_alone(flags: str, pattern: str) -> None:
+    """With the flag a, no letter is alike to one of another script; a set of others keeps its i, k
+    and s then. Letters whose capitals are the same two letters are alike."""
+    for text in ("key-islsk", "K\u212a i\u0130\u0131I s\u017fS", "\ufb05\ufb06 \u0390\u1fd3"):
+        found = [match.span() for match in linear_pattern(flags + pattern).matches(text)]
+        assert found == [match.span() for match in regex.finditer(flags + pattern, text)]
+
+
 def test_the_meant_group_of_a_match_is_the_one_that_is_redacted() -> None:
     """It keeps what stands before, in texts of any script."""
     policy = Redact(r"(?:key|schlüssel)=(?P<meant>\w+)")

@@ -25,7 +25,7 @@ from leyline_engine.contract import (
     Receipt,
     SkippedAction,
 )
-from leyline_proxy.debts import MemoryDebtStore
+from leyline_proxy.debts import DebtBook, MemoryDebtStore
 from leyline_proxy.errors import NotFoundError
 from leyline_proxy.model.asides import Anchor, Aside
 from leyline_proxy.model.places import owed
@@ -39,6 +39,7 @@ from leyline_proxy.telemetry.metrics import Metrics
 from leyline_proxy.turns.erasure import Erasures
 from leyline_proxy.turns.named import NamedSources
 from leyline_proxy.turns.placing import Placing
+from leyline_proxy.turns.ports import KeptText
 from leyline_proxy.turns.proving import ForgetProofs
 from leyline_proxy.turns.retaining import known
 from leyline_proxy.upstream.pool import ReplicaPool
@@ -57,6 +58,8 @@ class World:
     engine: FakeEngine
     store: MemorySessionStore
     proofs: ForgetProofs
+    erasures: Erasures
+    debts: DebtBook
 
     async def prove(self, body: ProofBody = NOW) -> dict[str, Any]:
         return await self.proofs.prove("red", "s", body)
@@ -68,16 +71,18 @@ class World:
 
 
 @asynccontextmanager
-async def world(*, untraced: int = 0, known: bool = True) -> AsyncIterator[World]:
+async def world(
+    *, untraced: int = 0, known: bool = True, kept: KeptText | None = None
+) -> AsyncIterator[World]:
     engine = FakeEngine(capability=msgspec.structs.replace(CAPABILITY, instance="a1"))
     metrics = Metrics()
     pool = ReplicaPool([replica_over(engine, "a", metrics=metrics)])
     await pool.refresh()
     store = MemorySessionStore(max_sessions=100, ttl_s=60)
     audit = build_auditor(Settings(upstream="http://e"), metrics)
-    erasures = Erasures(
-        pool, store, metrics, audit, MemoryDebtStore(), hints_secret=None, retry_s=9, max_owed=9
-    )
+    debts = DebtBook()
+    held = MemoryDebtStore(debts)
+    erasures = Erasures(pool, store, metrics, audit, held, hints_secret=None, retry_s=9, max_owed=9)
     replica = pool.get("a")
     assert replica is not None
     if known:
@@ -96,8 +101,9 @@ async def world(*, untraced: int = 0, known: bool = True) -> AsyncIterator[World
         named=NamedSources(ContentIndex()),
         audit=audit,
         hints_secret=None,
+        kept=kept,
     )
-    yield World(engine, store, proofs)
+    yield World(engine, store, proofs, erasures, debts)
     await pool.aclose()
 
 
@@ -175,6 +181,32 @@ async def test_a_forget_that_is_not_confirmed_stays_owed() -> None:
         w.engine.receipt = lambda name: Receipt(message_id=name)
         found = await w.prove()
         assert found["verdict"] == "not_proven" and await w.owing()
+
+
+class Slow:
+    """Text in a place that never says it is gone."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def forget(self, tenant: str, session: str, turn: str, demands: int) -> None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+    async def left(self, tenant: str, session: str, demands: int) -> tuple[ProofPlace, ...]:
+        return ()
+
+
+async def test_a_proof_that_is_cut_off_leaves_the_forget_to_others() -> None:
+    """The engines owe the forget from the demand on, whatever stops the proof, also a kill."""
+    slow = Slow()
+    async with world(kept=slow) as w:
+        proving = asyncio.create_task(w.prove())
+        await slow.asked.wait()
+        assert len(w.debts) == 1, "what a killed process leaves"
+        proving.cancel()
+        await asyncio.wait((proving,))
+        assert await w.owing() and w.erasures.waiting == 1
 
 
 async def test_text_without_a_name_is_never_proven_gone() -> None:
