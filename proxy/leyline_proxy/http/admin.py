@@ -151,12 +151,14 @@ class _Handlers:
     async def delete_session(self, request: Request) -> Response:
         """Delete a session, as if it had expired."""
         tenant, session_id = _identity(request)
+        # The session first: a turn that ends meanwhile leaves its prompt to a new session.
+        known = await self._services.store.delete(tenant, session_id)
         if self._services.warm_start is not None:
             await self._services.warm_start.keeper.delete(tenant, session_id)
         if self._services.recall is not None:
             await self._services.recall.delete(tenant, session_id)
             await self._services.quotes.delete(tenant, session_id)
-        if not await self._services.store.delete(tenant, session_id):
+        if not known:
             raise _no_session()
         self._services.named.drop(tenant, session_id)
         return JSONResponse({"deleted": True})
