@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from leyline_proxy.upstream.rendezvous import ranked
 from leyline_proxy.upstream.replica import Replica
 from leyline_proxy.warm_start.folder import ManifestFolder
 from leyline_proxy.warm_start.manifests import Manifests, max_manifest
-from leyline_proxy.warm_start.outcomes import Outcome
+from leyline_proxy.warm_start.outcomes import FileResult, Outcome
 from leyline_proxy.warm_start.runs import EngineIdentity, Run
 from leyline_proxy.warm_start.sealing import ManifestSeal
 
@@ -572,6 +573,38 @@ async def test_a_deleted_session_is_not_replayed(tmp_path: Path) -> None:
             path = "/admin/sessions/default/s"
             assert (await operator.delete(path, headers=key)).status_code == 200
         assert not manifests(tmp_path)
+
+
+async def test_a_turn_beside_a_deletion_leaves_no_prompt_of_a_session_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the disk takes its time to delete a manifest, a turn of the session ends: its prompt is
+    a session's that a forget finds, or isn't kept."""
+    settings = {"warm_start_interval_s": 0.1, "admin_port": 0, "admin_key": KEY}
+    async with proxy({"e": engine()}, tmp_path, **settings) as running:
+        await running.turn("s", history(1, "task"))
+        await until(lambda: sessions_in(tmp_path) == {"s"})
+        begun, go, remove = threading.Event(), threading.Event(), ManifestFolder.remove
+
+        def slow(folder: ManifestFolder, name: str) -> FileResult:
+            begun.set()
+            assert go.wait(10)
+            return remove(folder, name)
+
+        monkeypatch.setattr(ManifestFolder, "remove", slow)
+        admin = httpx.ASGITransport(app=create_admin_app(running.services))
+        async with httpx.AsyncClient(transport=admin, base_url="http://localhost") as operator:
+            key = {"authorization": f"Bearer {KEY}"}
+            path = "/admin/sessions/default/s"
+            deleting = asyncio.create_task(operator.delete(path, headers=key))
+            assert await asyncio.to_thread(begun.wait, 10)
+            await running.turn("s", history(2, "task"))
+            go.set()
+            assert (await deleting).status_code == 200
+        assert running.services.warm_start is not None
+        await running.services.warm_start.keeper.write()
+        if await running.services.store.get("default", "s") is None:
+            assert not manifests(tmp_path)
 
 
 async def test_a_quarantine_reaches_the_manifest(tmp_path: Path) -> None:

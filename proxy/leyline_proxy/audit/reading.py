@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,13 @@ from typing import Any
 
 from .chain import AuditKey, read_line
 from .check import AuditFinding, Checked, broken_at_end, check_file, lines_of
-from .files import read_head, rotated
+from .files import beside, read_head, rotated
 
 _TORN_LOOKS = 3
 """A writer may be half-way through a line."""
+
+_LEFT = re.compile(r"(.+\.jsonl)(\.head|\.\d{6,})?")
+"""Name of a log's file, or of a file beside it."""
 
 _ROTATED_LOOKS = 5
 """A writer may also begin another file."""
@@ -56,11 +60,14 @@ class AuditVerdict:
 def find_logs(path: Path) -> list[LogFiles]:
     """Return the logs at ``path``: a file with those before it, or all ``*.jsonl`` in a folder.
 
+    A log of which only earlier files, or a saved head, are left is one, too.
+
     Raises:
         LogNotFoundError: there are none.
     """
     if path.is_dir():
-        names = sorted(path.glob("*.jsonl"))
+        left = (_LEFT.fullmatch(each.name) for each in path.iterdir())
+        names = sorted({path / each[1] for each in left if each is not None})
         if not names:
             raise LogNotFoundError(f"there is no *.jsonl in {path}")
         return [found for name in names for found in find_logs(name)]
@@ -68,7 +75,7 @@ def find_logs(path: Path) -> list[LogFiles]:
     if path.suffix[1:].isdigit() and len(path.suffix) > 6 and path in rotated(base).values():
         return [LogFiles(path, (path,), whole=False)]
     earlier = tuple(rotated(path).values())
-    if not path.is_file() and not earlier:
+    if not path.is_file() and not earlier and not beside(path, ".head").is_file():
         raise LogNotFoundError(f"there is no audit log at {path}")
     return [LogFiles(path, (*earlier, path) if path.is_file() else earlier, whole=True)]
 
@@ -115,7 +122,8 @@ def _verified(log: LogFiles, keys: Sequence[AuditKey], head: str | None) -> Audi
         if checked.finding is not None:
             return AuditVerdict(log.path, checked, checked.finding, file)
     finding = _pruned_more(log, checked) or broken_at_end(checked)
-    return AuditVerdict(log.path, checked, finding, log.files[-1] if finding else None)
+    last = log.files[-1] if log.files else None
+    return AuditVerdict(log.path, checked, finding, last if finding else None)
 
 
 def records(log: LogFiles) -> Iterator[dict[str, Any]]:

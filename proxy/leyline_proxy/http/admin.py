@@ -158,11 +158,14 @@ class _Handlers:
     async def delete_session(self, request: Request) -> Response:
         """Delete a session, as if it had expired."""
         tenant, session_id = _identity(request)
+        # The session first: a turn that ends meanwhile leaves its prompt to a new session.
+        known = await self._services.store.delete(tenant, session_id)
+        gone = not known and self._services.store.problem is not None
         await self._services.kept.everywhere.delete(tenant, session_id)
         self._services.named.drop(tenant, session_id)
-        if not await self._services.store.delete(tenant, session_id):
-            if self._services.store.problem is not None:
-                raise SessionStoreGoneError
+        if gone:
+            raise SessionStoreGoneError
+        if not known:
             raise _no_session()
         return JSONResponse({"deleted": True})
 

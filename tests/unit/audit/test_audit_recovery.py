@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from audit_kit import event, writer
+from audit_kit import chain_file, event, writer
 from support.waiting import wait
 
 from leyline_proxy.audit import writer as writing
@@ -109,3 +109,25 @@ def test_a_disk_that_does_not_answer_is_a_problem(
         own.close(5)
         os.close(kept)
     assert kinds(path) == ["start", "gap", "stop"]
+
+
+@pytest.mark.parametrize("max_bytes", [1 << 20, 4096])
+def test_a_log_that_was_deleted_from_a_folder_is_missed(path: Path, max_bytes: int) -> None:
+    """Its saved head, or its earlier files, are still there: the folder isn't good without it. With
+    its head it has left on purpose."""
+    for name in ("a.jsonl", "b.jsonl"):
+        file = chain_file(path.with_name(name), max_bytes=max_bytes)
+        file.open()
+        file.append([event(number) for number in range(20)])
+        file.close()
+    path.with_name("a.jsonl").unlink()
+    verdicts = [verify(log) for log in find_logs(path.parent)]
+    assert [(each.path.name, each.good) for each in verdicts] == [
+        ("a.jsonl", False),
+        ("b.jsonl", True),
+    ]
+    assert verdicts[0].finding is not None
+    assert verdicts[0].finding.damage == "truncated"
+    for each in path.parent.glob("a.jsonl*"):
+        each.unlink()
+    assert [verify(log).path.name for log in find_logs(path.parent)] == ["b.jsonl"]
