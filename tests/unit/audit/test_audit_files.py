@@ -100,6 +100,12 @@ def test_old_files_go_and_the_log_says_so(path: Path) -> None:
     verdict = checked(path)
     assert verdict.good
     assert verdict.checked.first_seq > 1
+    every = chain_file(path, max_bytes=4096, keep=0)
+    every.open()
+    every.append([event(number) for number in range(60)])
+    every.close()
+    assert len(rotated(path)) > 4
+    assert checked(path).good
     next(iter(left.values())).unlink()
     finding = checked(path).finding
     assert finding is not None
@@ -144,6 +150,7 @@ def test_removed_files_stay_missing(path: Path, gone: str, restarts: bool) -> No
         "removed",
         "earlier files are gone, from number 1 on",
     )
+    assert max(rotated(path)) > len(rotated(path))  # no name comes again
 
 
 @pytest.mark.parametrize("cut", [2, 30, 200])
