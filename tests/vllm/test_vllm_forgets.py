@@ -212,6 +212,27 @@ def test_a_turn_that_runs_during_a_forget_takes_nothing_clean_with_it(
     check_at_rest(engine)
 
 
+def test_nothing_stays_once_all_that_run_with_the_text_have_forgotten_it(
+    story: Story, rows: SecretRows
+) -> None:
+    """Two sessions' turns run with the same blocks: what the first one leaves to the other goes
+    with the other's forget, though neither turn has ended."""
+    engine = story.engine
+    theirs = story.telling(session="other", scope="u", spans=())
+    running = [started(engine, story.told, each, decode=60) for each in (story.telling(), theirs)]
+    for _ in range(3):
+        engine.llm.llm_engine.step()
+    running.append(started(engine, story.redacted, story.forgetting(), decode=20))
+    for _ in range(2):
+        engine.llm.llm_engine.step()
+    whole = msgspec.structs.replace(theirs, turn="t2", forget=("never heard of",))
+    running.append(started(engine, story.tail, whole, decode=2))
+    engine.run(running)
+    assert not rows.held(story.secret)
+    assert asked(engine, story.told, decode=1).cached <= HEAD
+    check_at_rest(engine)
+
+
 def test_what_a_withheld_turn_leaves_is_found_by_a_later_forget(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,11 @@ class Forgetter:
         """
         return self._publications.shared(session, path, self.agreed(path, others))
 
+    def leave(self, session: SessionKey, path: Publication) -> None:
+        """Note that KV of a path is left to a session, so that a forget of its finds it."""
+        gone = self._publications.note(session, path)
+        self.remove_all([(session[0], old, length) for old, length in gone])
+
     def _keys(self, doomed: _Doomed) -> list[bytes]:
         return self._hasher.keys(doomed.path, doomed.session[0])
 

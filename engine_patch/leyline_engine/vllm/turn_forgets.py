@@ -106,13 +106,16 @@ class TurnForgets:
         if turn.runs and turn.session is not None:
             path = turn.path(turn.prompt)
             exact = path.cut(first_spliced(path.runs, len(path.keys)))
-            theirs = (
-                other.path(other.prompt[: other.req.num_computed_tokens])
-                for other in self._turns.values()
-                if other.runs and other.session != turn.session and not other.withheld
-            )
             turn.kept = self._forgetter.agreed(exact, spared)
-            kept = self._forgetter.kept(turn.session, exact, (*spared, *theirs))
+            for other in self._turns.values():
+                if not other.runs or other.withheld or other.session in (None, turn.session):
+                    continue
+                theirs = other.path(other.prompt[: other.req.num_computed_tokens])
+                length = self._forgetter.agreed(exact, (theirs,))
+                if length > turn.kept and other.session is not None:
+                    # From now on these blocks are its session's, also if it forgets before it ends.
+                    self._forgetter.leave(other.session, exact.cut(length))
+            kept = self._forgetter.kept(turn.session, exact, spared)
         self._withhold(turn, ticket, kept)
 
     def _withhold(self, turn: Turn, ticket: str, kept: int = 0) -> None:
