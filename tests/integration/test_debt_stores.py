@@ -253,7 +253,7 @@ async def test_a_folder_without_locks_is_out_of_reach(
 
 
 def entries(folder: Path) -> Iterator[Path]:
-    """What is in a folder."""
+    """Return the entries of a folder."""
     return folder.iterdir()
 
 
