@@ -19,7 +19,7 @@ from leyline_policies.builtin.code_points import LAST, Range, case_variants, cat
 
 MAX_PROGRAM = 2_000
 """Maximum number of a program's instructions. At worst, a character costs time for each of them."""
-MAX_WORK = 1_000_000_000
+MAX_WORK = 200_000_000
 """Maximum number of instructions times characters of one search: seconds at the very worst."""
 
 _MEMORY_BYTES = 512 * 1024

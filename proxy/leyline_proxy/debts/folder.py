@@ -80,8 +80,8 @@ class FolderDebtStore:
                 continue
             try:
                 lock = _locked(each / _LOCK)
-            except PermissionError:
-                continue  # no carrier's: a file system's lost+found
+            except (PermissionError, IsADirectoryError):
+                continue  # no carrier's, such as a file system's lost+found
             if lock is None:
                 continue  # its carrier lives
             try:

@@ -116,7 +116,7 @@ def sent(engine: FakeEngine, since: int) -> str:
 
 
 async def talk(forget: Callable[[Client], Awaitable[None]] | None) -> tuple[str, str, FakeEngine]:
-    """What the engine received in front of a forget, and from it on."""
+    """The bodies that the engine received in front of a forget, and from it on."""
     engine = FakeEngine()
     async with proxy_before(engine, **SETTINGS) as client:
         engine.answers = [recalls(), chat_stream("Done.")]

@@ -28,7 +28,7 @@ def unbilled() -> Answer:
 
 
 async def charged(engine: FakeEngine, path: str, **request: Any) -> float:
-    """What one request is charged."""
+    """The charge of one request."""
     async with proxy_before(engine, **red(10**6)) as client:
         await client.post(path, headers={**RED, **request.pop("headers", {})}, **request)
         spent, held = await used(client)

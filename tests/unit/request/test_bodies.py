@@ -215,7 +215,7 @@ def test_of_a_session_only_the_newest_body_is_remembered() -> None:
     bodies = [_body(text) for text in ("secret", "plain", "secret")]
     for who, body in zip((reader, reader, other), bodies, strict=True):
         memory.remember(who, body)
-    held = [id(body) for _, body in memory._bodies.values()]
+    held = [id(body) for _, body, _ in memory._bodies.values()]
     assert held == [id(bodies[1]), id(bodies[2])]
     assert memory.read("t", bodies[0].raw) is not None  # that of the other session
     memory.forget("t", "other", 0)
