@@ -7,10 +7,9 @@ import binascii
 import re
 import tomllib
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Literal
-
-import msgspec
 
 SECRET = "secret"  # noqa: S105
 """The group of a pattern that is the secret, where there is more to the match."""
@@ -47,7 +46,8 @@ _CALL = re.compile(r"[(\[{]")
 _FEWEST_LETTERS = 6
 
 
-class KeyRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+@dataclass(frozen=True, slots=True)
+class KeyRule:
     """A rule of the catalogue.
 
     Args:
@@ -89,14 +89,13 @@ class KeyRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return rf"{found}{_TAIL}{separator}{_OPEN}(?P<{SECRET}>{self.value})"
 
 
-class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    rules: tuple[KeyRule, ...]
-
-
 def load_catalogue() -> tuple[KeyRule, ...]:
     """Return the rules of the catalogue, in its order."""
     text = files(__package__).joinpath("keys", "rules.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), _Catalogue).rules
+    return tuple(
+        KeyRule(**{**rule, "names": tuple(rule.get("names", ()))})
+        for rule in tomllib.loads(text)["rules"]
+    )
 
 
 def is_literal(text: str) -> bool:
