@@ -210,15 +210,19 @@ class Recalls:
         owner, session = (given.request.tenant.name, session_id), given.session
         demands = session.demands if session is not None else 0
         known = self._barred_of(owner, session)
-        new = None if found is None else found - known
-        if new == frozenset():
+        texts = {} if found is None else {address_of(text): text for text in found}
+        new = texts.keys() - known
+        if found is not None and not new:
             return False
-        await self._parts.bar(owner, new, demands=demands)
-        known.update(new or ())
+        barred = None if found is None else frozenset(texts[address] for address in new)
+        await self._parts.bar(owner, barred, demands=demands)
+        if len(known) > MAX_PARTS:
+            known.clear()  # the store knows them, and takes them again
+        known.update(new)
         return True
 
     def _barred_of(self, owner: Owner, session: Session | None) -> set[str]:
-        """Return what a session is known to have barred, as far as it is remembered here."""
+        """Return the addresses that a session is known to have barred, as far as is remembered."""
         created = session.created if session is not None else 0.0
         known = self._barred.pop(owner, None)
         found = known if known is not None and known[0] == created else (created, set())
