@@ -26,6 +26,7 @@ class Story:
         rng = random.Random(self.session)
         self.head, self.tail = draw_ordinary(rng, HEAD), draw_ordinary(rng, TAIL)
         self.secret = tuple(islice(_secrets, SECRET))
+        assert len(self.secret) == SECRET, "there are no more tokens that come only once"
         self.told = (*self.head, *self.secret, *self.tail)
         self.redacted = (*self.head, *self.tail)
 

@@ -11,7 +11,7 @@ from splice_kit import SplicingEngine
 
 from leyline_engine.rows.paging import by_slot
 
-ORDINARY, SECRETS = range(64, 3000), range(3000, 4096)
+ORDINARY, SECRETS = range(64, 2000), range(2000, 4096)
 """Tokens that may be anywhere, and those that are drawn only once each."""
 
 
