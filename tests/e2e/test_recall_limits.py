@@ -58,7 +58,7 @@ def shows(tokens: Any, text: str, model: Any) -> bool:
 
 
 def test_a_quarantine_takes_recalled_text_away(files: Path) -> None:
-    """After a quarantine the aside is out of the prompt and its text out of the store, a recall says
+    """After a quarantine the aside is out of the prompt, its text out of the store, a recall says
     why, and the engine proves that nothing is left."""
     seen, script = noting(asks_once)
     with stack(files, script) as (origin, _), client_of(origin) as client:
