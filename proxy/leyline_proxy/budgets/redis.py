@@ -18,12 +18,11 @@ from typing import Any
 
 from ..model.budgets import Amount, Asked, Period, Reserved, Settlement, Usage
 from ..sessions.redis.keys import Keys
-from ..sessions.redis.link import RedisLink, RedisOptions, StoreGoneError
+from ..sessions.redis.link import RedisOptions, StoreGoneError
+from ..sessions.redis.script_link import ScriptLink
 from ..sessions.redis.scripts import Script
 from .store import BudgetStoreGoneError
 
-_RETRY_S = 1.0
-"""Pause between two tries while Redis can't be reached."""
 _SPARE_S = 3600.0
 
 _USAGE = """
@@ -119,11 +118,9 @@ class RedisBudgetStore:
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._link = RedisLink(options, "budget_store")
+        self._link = ScriptLink(options, "budget_store", monotonic)
         self._keys = Keys(prefix)
-        self._monotonic = monotonic
         self._now = now
-        self._retry_at = 0.0
 
     async def reserve(self, asked: Asked) -> Reserved:
         limits: list[object] = []
@@ -156,29 +153,9 @@ class RedisBudgetStore:
     ) -> Any:
         keys = [self._keys.budget(tenant, each.window, each.begins) for each in periods]
         try:
-            if self._link.problem is not None:
-                await self._look()
             return await self._link.run(script, keys, *arguments)
         except StoreGoneError as error:
-            if self._monotonic() >= self._retry_at:
-                self._retry_at = self._monotonic() + _RETRY_S
             raise BudgetStoreGoneError from error
-
-    async def _look(self) -> None:
-        """Look if Redis is back, now and then.
-
-        Raises:
-            StoreGoneError: it isn't.
-        """
-        if self._monotonic() < self._retry_at:
-            raise StoreGoneError
-        try:
-            await self._link.call(lambda client: client.ping(), probe=True)
-        except StoreGoneError:
-            self._retry_at = self._monotonic() + _RETRY_S
-            raise
-        # The link's runs protect accounts of sessions; counts need no such care.
-        self._link.close_circuit({})
 
 
 def _usages(answer: Sequence[Any]) -> tuple[Usage, ...]:

@@ -20,7 +20,8 @@ from typing import Any
 import msgspec
 
 from ..sessions.redis.keys import Keys
-from ..sessions.redis.link import RedisLink, RedisOptions, StoreGoneError
+from ..sessions.redis.link import RedisOptions, StoreGoneError
+from ..sessions.redis.script_link import ScriptLink
 from ..sessions.redis.scripts import Script
 from .debt import Debt, DebtKey, Inherited
 from .store import DebtStoreGoneError
@@ -28,8 +29,6 @@ from .store import DebtStoreGoneError
 LEASE_S = 10.0
 """A carrier without a sign of life for so long has gone."""
 
-_RETRY_S = 1.0
-"""Pause between two tries while Redis can't be reached."""
 _KEPT_MS = 30 * 86_400_000
 """Time that debts stay while no proxy runs, in milliseconds."""
 _HEIRS_MOST = 64
@@ -121,11 +120,9 @@ class RedisDebtStore:
         lease_s: float = LEASE_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._link = RedisLink(options, "debt_store")
+        self._link = ScriptLink(options, "debt_store", monotonic)
         self._keys = Keys(prefix)
         self._lease_ms = round(lease_s * 1000)
-        self._monotonic = monotonic
-        self._retry_at = 0.0
         self._carrier = token_hex(8)
 
     async def write(self, debts: Sequence[Debt], paid: Sequence[DebtKey]) -> bool:
@@ -162,27 +159,9 @@ class RedisDebtStore:
 
     async def _run(self, script: Script, keys: Sequence[str], *arguments: object) -> Any:
         try:
-            if self._link.problem is not None:
-                await self._look()
             return await self._link.run(script, keys, *arguments)
         except StoreGoneError as error:
             raise DebtStoreGoneError from error
-
-    async def _look(self) -> None:
-        """Look if Redis is back, now and then.
-
-        Raises:
-            StoreGoneError: it isn't.
-        """
-        if self._monotonic() < self._retry_at:
-            raise StoreGoneError
-        try:
-            await self._link.call(lambda client: client.ping(), probe=True)
-        except StoreGoneError:
-            self._retry_at = self._monotonic() + _RETRY_S
-            raise
-        # The link's runs protect accounts of sessions; a carrier notices lost debts by itself.
-        self._link.close_circuit({})
 
 
 def _read(value: bytes) -> Debt | None:
