@@ -113,13 +113,7 @@ class TurnOpener:
             identity = await self._sender(request, identity, effective, avoid)
             request = self._of_session(request, identity)
         try:
-            replica = await self._pool.choose(
-                identity.session_id,
-                request.model,
-                allowed=request.tenant.upstreams,
-                avoid=avoid,
-                home=home_of(identity.session),
-            )
+            replica = await self._chosen(request, identity, avoid)
             with request.clock.working():
                 turn = await self._planned(request, identity, effective, replica)
             request.clock.sent()
@@ -128,6 +122,16 @@ class TurnOpener:
         except BaseException:
             self._under_way.openings.leave(identity.hold)
             raise
+
+    async def _chosen(self, request: ChatRequest, identity: Identity, avoid: Names) -> Replica:
+        """Return the engine for a session's turn."""
+        return await self._pool.choose(
+            identity.session_id,
+            request.model,
+            allowed=request.tenant.upstreams,
+            avoid=avoid,
+            home=home_of(identity.session),
+        )
 
     async def _sender(
         self,
@@ -147,13 +151,7 @@ class TurnOpener:
             return identity
         demanded = False
         try:
-            replica = await self._pool.choose(
-                found.session_id,
-                request.model,
-                allowed=request.tenant.upstreams,
-                avoid=avoid,
-                home=home_of(found.session),
-            )
+            replica = await self._chosen(request, found, avoid)
             given = self._input(request, found, effective, replica)
             given = await self._plans.with_texts(given, found)
             planned = await self._planner.plan(given, found.session_id, replica)
