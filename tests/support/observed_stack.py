@@ -1,4 +1,4 @@
-"""Two engines and a proxy under load from two tenants, with what can go wrong."""
+"""Two engines and a proxy under load from several tenants, with what can go wrong."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from leyline_proxy.upstream.rendezvous import ranked
 
 CHAT, CLAIMS = "/v1/chat/completions", "/v1/leyline/claims"
 ENGINES = ("stays", "dies")
-KEYS = {"red": "red-key-0123456789", "blue": "blue-key-0123456789"}
+KEYS = {name: f"{name}-key-0123456789" for name in ("red", "blue", "skips", "refuses")}
 SCRAPES_S = 2.5
 """Long enough for a series to be scraped twice: rates need a value to grow from."""
 KEYS_READ_S = 2.0
@@ -31,8 +31,15 @@ KEYS_READ_S = 2.0
 POOL = 8192
 TURNS = 6
 BLUE_PER_MINUTE = 4
-REFUSED = "redact:pattern='(a|aa)+$',on_timeout=fail"
-ENDLESS = f"{REFUSED},on_fault=skip"
+POLICIES = """
+policies: [keep_all]
+tenants:
+  skips:
+    policies: [redact: {pattern: '(?=a)(a|aa)+$', on_timeout: fail, on_fault: skip}]
+  refuses:
+    policies: [redact: {pattern: '(?=a)(a|aa)+$', on_timeout: fail}]
+"""
+"""Patterns of requests are matched in linear time: only an operator's can take too long."""
 CUT = "truncate_older_than:n=2,max_chars=60"
 EVICT = "truncate_older_than:n=1,max_chars=60,recallable=true"
 LARGE = "Here is all of the log that the build left behind, line by line. " * 400
@@ -89,7 +96,7 @@ class Told:
 
 
 class Stack:
-    """Two engines, a proxy before them, and callers of two tenants."""
+    """Two engines, a proxy in front of them, and callers of its tenants."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self._folder = folder
@@ -105,7 +112,7 @@ class Stack:
             self._engines[name] = own
         self.keys, self.policies = folder / "keys", folder / "policies.yaml"
         self.keys.write_text("".join(f"{tenant}:{key}\n" for tenant, key in KEYS.items()))
-        self.policies.write_text("policies: [keep_all]\n")
+        self.policies.write_text(POLICIES)
         self._shown = Authority(folder / "ca").issue("spiffe://td/proxy")
         self.url = stack.enter_context(serving(create_app(self._settings())))
         self._clients = {
@@ -322,8 +329,8 @@ def cause_trouble(stack: Stack) -> None:
     time.sleep(SCRAPES_S)
     _all(go_on, sessions[2:])
     messages = [{"role": "user", "content": "a" * 60 + "b"}]
-    for policy in (ENDLESS, REFUSED):
-        stack.ask(on_engine("stays", "endless"), messages, leyline={"policy": policy})
+    for tenant in ("skips", "refuses"):
+        stack.ask(on_engine("stays", "endless"), messages, tenant=tenant)
     redact = {"policy": "redact:pattern=value_0_7"}
     for some in (sessions[:2], sessions[2:4]):
         _all(lambda session: stack.ask(session, history(4, session), leyline=redact), some)
