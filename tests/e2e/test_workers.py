@@ -97,8 +97,7 @@ def test_a_session_continues_on_either_worker(two: Fleet) -> None:
         edited = turn((first, second)[TURNS % 2], "alternating", history(TURNS, cut=True))
     assert edited["outcome"] == "spliced", edited
     assert edited["tokens"]["spliced"] > 0
-    served = [line for line in two.lines("turn") if line.get("session") == "alternating"]
-    assert {line["worker"] for line in served} == {0, 1}
+    two.wait_served("alternating", {0, 1})
 
 
 def test_a_conversation_without_a_name_is_found_by_its_history(two: Fleet) -> None:
@@ -126,10 +125,8 @@ async def test_a_websocket_continues_on_either_worker(two: Fleet) -> None:
                 event = json.loads(await socket.recv())
                 if event["type"] in ("response.completed", "response.incomplete"):
                     last = event["response"]
-    session = last["leyline"]["session"]
-    workers = {line["worker"] for line in two.lines("turn") if line.get("session") == session}
     assert last["leyline"]["turn_index"] == 1
-    assert workers == {0, 1}
+    two.wait_served(last["leyline"]["session"], {0, 1})
 
 
 def test_tenants_are_apart(two: Fleet) -> None:

@@ -65,6 +65,15 @@ class Fleet:
                     found.append(document)
         return found
 
+    def wait_served(self, session: str, workers: set[int]) -> None:
+        """Wait until these workers have logged turns of a session, which may be after an answer."""
+        deadline = time.monotonic() + START_S
+        while workers != {
+            line["worker"] for line in self.lines("turn") if line.get("session") == session
+        }:
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
     def pids(self) -> dict[int, int]:
         """Return the newest process of each worker by its number."""
         started = self.lines("Started server process")
