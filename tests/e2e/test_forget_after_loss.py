@@ -248,6 +248,7 @@ def test_a_turn_that_a_forget_overtook_in_the_engines_queue_is_forgotten(
         overtaken.join()
         forgetting.join()
         assert accounts[0]["forgot"]["result"] == "owed"
+        deadline = time.monotonic() + PATIENCE_S  # the turns took their own time
         while knows(app, "overtaken"):
             assert time.monotonic() < deadline, "it outlived the forget"
             time.sleep(0.05)

@@ -15,7 +15,7 @@ from ..request.values import MAX_VALUES, check_values
 
 T = TypeVar("T")
 
-_LARGE = 1 << 20
+_LARGE = 1 << 17
 """Bytes of a body from which reading it takes longer than others should wait."""
 SHORTER = "Send fewer or shorter messages, or raise max_body_bytes."
 
