@@ -63,6 +63,28 @@ class MediaTypeError(BadRequestError):
     code = "unsupported_media_type"
 
 
+class EncodingError(MediaTypeError):
+    """The request body has a content encoding that isn't read, or several.
+
+    Args:
+        accepted: names of those that are.
+    """
+
+    code = "unsupported_content_encoding"
+
+    def __init__(self, accepted: Iterable[str]) -> None:
+        self._accepted = ", ".join(accepted)
+        super().__init__(
+            f"The body may have one content encoding, of {self._accepted}, or none. Send it in one "
+            "of these, or unpacked.",
+            param="content-encoding",
+        )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"accept-encoding": self._accepted}
+
+
 class UnauthorizedError(ProxyError):
     """No API key, or one that belongs to no tenant."""
 
