@@ -28,6 +28,7 @@ from ..wiring.services import Services
 from .errors import error_event, error_response
 from .limits import until_disconnect
 from .refusal import refusal_response
+from .sse import PING
 
 
 class ApiCall(ABC):
@@ -40,6 +41,8 @@ class ApiCall(ABC):
 
     looks_up = False
     """True if reading a request asks a store. Its client may leave meanwhile."""
+    ping = PING
+    """A sign of life within a stream."""
     shows_compaction = True
     """True if the account shows the messages of a compaction: the API has no other place for
     them."""
@@ -106,9 +109,9 @@ class ApiCall(ABC):
         """Return the mapping of chunks to this API's events, or None to pass the chunks on."""
         return None
 
-    def opening(self) -> bytes | None:
-        """Return what a stream may begin with before an engine answers; None if that is nothing."""
-        return None
+    def opening(self) -> bytes:
+        """Return what a stream begins with before an engine answers; empty if that is nothing."""
+        return b""
 
     def compacts(self, chat: ChatRequest, report: CompactionReport) -> None:
         """Note the compaction of the request, which its answer reports.

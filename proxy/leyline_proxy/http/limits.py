@@ -19,6 +19,7 @@ from ..errors import (
 )
 from ..request.values import MAX_VALUES, check_values
 from ..unpackers import UNPACKERS, PackedError, Unpacker, encodings_of
+from .signs import Signs
 
 T = TypeVar("T")
 
@@ -113,8 +114,13 @@ async def beside(raw: bytes, work: Callable[[], T]) -> T:
     return work() if len(raw) <= _LARGE else await anyio.to_thread.run_sync(work)
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def until_disconnect(
+    receive: Receive, work: Coroutine[Any, Any, T], signs: Signs | None = None
+) -> T:
     """Return the result of ``work``; cancel it if the client disconnects first.
+
+    Args:
+        signs: given meanwhile, if the work doesn't send anything itself.
 
     Raises:
         ClientDisconnected: the client disconnected; ``work`` has ended.
@@ -122,7 +128,11 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        while not (task.done() or watcher.done()):
+            wait_s = signs.wait_s if signs is not None else None
+            await asyncio.wait((task, watcher), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if signs is not None and not (task.done() or watcher.done()):
+                await signs.give()
         if task.done():
             return task.result()
         raise ClientDisconnected

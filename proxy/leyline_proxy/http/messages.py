@@ -41,6 +41,7 @@ from .refusal import answer_of, refusal_of_answer
 class MessagesCall(ApiCall):
     """One request of Anthropic's Messages API."""
 
+    ping = encoded([{"type": "ping"}])
     shows_compaction = False
 
     def __init__(

@@ -240,8 +240,9 @@ class ResponsesCall(ApiCall):
         return self._events
 
     def opening(self) -> bytes:
-        """Return the events that open a response."""
-        self._events = ResponseEvents(self._read.opening)
+        """Return the events that open a response, unless they were sent."""
+        if self._events is None:
+            self._events = ResponseEvents(self._read.opening)
         return encoded(self._events.begin())
 
     async def settled(self, turn: Turn, body: bytes | None) -> None:
