@@ -113,6 +113,27 @@ class NotFoundError(ProxyError):
     code = "not_found"
 
 
+class MethodError(ProxyError):
+    """A path that has other methods.
+
+    Args:
+        path: as it is shown.
+        allowed: the methods.
+    """
+
+    status = 405
+    kind = "invalid_request_error"
+    code = "method_not_allowed"
+
+    def __init__(self, method: str, path: str, allowed: Iterable[str]) -> None:
+        self._allowed = ", ".join(allowed)
+        super().__init__(f"{method} is not possible on {path}. It takes {self._allowed}.")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"allow": self._allowed}
+
+
 class ConflictError(ProxyError):
     """The request conflicts with the current state."""
 

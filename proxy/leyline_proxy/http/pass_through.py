@@ -28,7 +28,7 @@ from ..errors import (
 from ..plan.outgoing import PROXY_MEMBERS, salted, without_reserved
 from ..request.values import check_values, most_values
 from ..request.wire import WireError, split_body
-from ..settings.other_paths import Passage, is_unknown, passage_of
+from ..settings.other_paths import PREFIX, Passage, is_unknown, passage_of
 from ..tenants import Tenant
 from ..turns.cache_scope import check_other_path, unsalted_path
 from ..turns.prompt_size import BYTES_PER_TOKEN, bytes_size
@@ -37,9 +37,10 @@ from ..upstream.headers import downstream_headers
 from ..upstream.replica import Replica
 from ..wiring.services import Services
 from .bare_charges import BareCharge
+from .errors import method_error
 from .exchange import Exchange
 from .limits import in_steps, until_disconnect
-from .path_hints import hint, is_mistaken
+from .path_hints import hint, is_mistaken, shown_path
 from .refusal import refusal_response
 from .time_limit import within
 
@@ -116,18 +117,21 @@ class PassThroughExchange(Exchange):
             NotFoundError, ForbiddenError: the request doesn't pass.
         """
         mode, method = self.services.settings.pass_through, self.request.method
-        shown = f"{method} /v1/{ascii(path[:200])[1:-1]}"
-        if mode == "off" or is_unknown(method, path):
-            raise NotFoundError(f"There is no {shown} here.", code="unknown_path")
-        if mode != "all" and is_mistaken(f"/v1/{path}"):
-            told = hint(f"/v1/{path}")
+        asked, known = PREFIX + path, self.request.app.state.known_paths()
+        shown = f"{method} {shown_path(asked)}"
+        unknown = mode == "off" or is_unknown(method, path)
+        if unknown and known.allowed(asked):
+            raise method_error(self.request, known)
+        if unknown or (mode != "all" and is_mistaken(asked)):
+            told = hint(asked, known, method)
             raise NotFoundError(f"There is no {shown} here. {told}", code="unknown_path")
         passage = passage_of(mode, method, path, own_key=tenant.forward_credentials)
         if passage is None:
+            near = known.nearest(method, asked)
             raise ForbiddenError(
                 f"{shown} isn't among the requests that store nothing upstream, and all callers "
                 "of this proxy would share what it stores. The operator can allow it with "
-                "pass_through: all.",
+                "pass_through: all." + (f" Did you mean {near}?" if near is not None else ""),
                 code="not_passed_through",
             )
         return passage

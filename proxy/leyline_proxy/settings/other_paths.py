@@ -128,6 +128,12 @@ def passage_of(mode: PassThrough, method: str, path: str, *, own_key: bool) -> P
     return None
 
 
+def passing_paths(mode: PassThrough) -> list[tuple[str, list[str]]]:
+    """Return the paths that pass for everybody, with their methods."""
+    listed = STATELESS if mode != "off" else ()
+    return [(PREFIX + each.path.replace("NAME", "{name:path}"), [each.method]) for each in listed]
+
+
 def takes_form(mode: PassThrough, method: str, path: str) -> bool:
     """Return True if a request to a path, with ``/v1/``, may have a form instead of JSON."""
     below = path.removeprefix(PREFIX)
