@@ -23,7 +23,7 @@ from ..request.recall_tool import with_recall_tool
 from ..tenants import Tenant
 from ..turns import Account
 from ..turns.turn import Turn
-from ..upstream.headers import RawHeaders
+from ..upstream.headers import NATIVE, RawHeaders, headers_of_route
 from ..wiring.services import Services
 from .errors import error_event, error_response
 from .limits import until_disconnect
@@ -83,9 +83,17 @@ class ApiCall(ABC):
             NotFoundError: the body refers to something that doesn't exist (for this tenant).
         """
 
-    def headers_upstream(self) -> RawHeaders:
-        """Return the client's headers; the upstream client filters them further."""
-        return self.request.headers.raw
+    path: str
+    """The path of the API, by which the client's headers are chosen for the engine."""
+
+    def headers_upstream(self, *, native: bool = False) -> RawHeaders:
+        """Return the client's headers; the upstream client filters them further.
+
+        Args:
+            native: True if the request goes upstream as it came.
+        """
+        route = NATIVE + self.path if native else self.path
+        return headers_of_route(self.request.headers.raw, route)
 
     def planned(self, turn: Turn) -> None:  # noqa: B027 - most need nothing
         """Note a turn that is about to go to an engine; after a failure there is another."""

@@ -21,7 +21,7 @@ from ..request.parse import decode_body, model_of, stream_of
 from ..tenants import Tenant
 from ..turns.cache_scope import check_scope
 from ..upstream.client import read
-from ..upstream.headers import downstream_headers
+from ..upstream.headers import downstream_headers, headers_of_route
 from ..upstream.replica import Replica
 from ..wiring.services import Services
 from .bare_charges import BareCharge, ChargedRelay, prompt_tokens_of, usage_in
@@ -94,7 +94,7 @@ class CompletionExchange(Exchange):
         async with replica.forward(
             "POST",
             COMPLETIONS_PATH,
-            headers=self.request.headers.raw,
+            headers=headers_of_route(self.request.headers.raw, COMPLETIONS_PATH),
             content=content,
             credentials=tenant.forward_credentials,
         ) as upstream:

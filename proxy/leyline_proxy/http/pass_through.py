@@ -28,18 +28,19 @@ from ..errors import (
 from ..plan.outgoing import PROXY_MEMBERS, salted, without_reserved
 from ..request.values import check_values, most_values
 from ..request.wire import WireError, split_body
-from ..settings.other_paths import PREFIX, Passage, is_unknown, passage_of
+from ..settings.other_paths import MODEL_PATH, PREFIX, Passage, is_unknown, passage_of
 from ..tenants import Tenant
 from ..turns.cache_scope import check_other_path, unsalted_path
 from ..turns.prompt_size import BYTES_PER_TOKEN, bytes_size
 from ..upstream.client import chunks, read
-from ..upstream.headers import downstream_headers
+from ..upstream.headers import MODELS, OTHER, downstream_headers, headers_of_route
 from ..upstream.replica import Replica
 from ..wiring.services import Services
 from .bare_charges import BareCharge
 from .errors import method_error
 from .exchange import Exchange
 from .limits import in_steps, until_disconnect
+from .messages import ANTHROPIC_VERSION, model_as_asked
 from .path_hints import hint, is_mistaken, shown_path
 from .refusal import refusal_response
 from .time_limit import within
@@ -152,15 +153,18 @@ class PassThroughExchange(Exchange):
         target = f"/v1/{quote(path, safe=_SAFE)}" + (f"?{query}" if query else "")
         if len(target) > _LONGEST_TARGET:
             raise BadRequestError("The path and its query are too long.", code="path_too_long")
+        listed = passage.path == MODEL_PATH
         async with replica.forward(
             self.request.method,
             target,
-            headers=self.request.headers.raw,
+            headers=headers_of_route(self.request.headers.raw, MODELS if listed else OTHER),
             content=content,
             credentials=tenant.forward_credentials,
         ) as upstream:
             if httpx.codes.is_error(upstream.status_code):
                 return refusal_response(upstream, await read(upstream), self.extra_headers)
+            if listed and ANTHROPIC_VERSION in self.request.headers:
+                return model_as_asked(await read(upstream), self.extra_headers)
             headers = downstream_headers(upstream.headers)
             if headers.get("location", "").startswith(replica.client.address):
                 raise UpstreamUnreachableError("The engine redirects to itself.")

@@ -231,7 +231,7 @@ class TurnExchange(Exchange):
         return turn.replica.forward(
             "POST",
             api.path,
-            headers=self.request.headers.raw,
+            headers=self._call.headers_upstream(native=True),
             content=without_reserved(self._raw),
             own=[
                 *self.services.routing.headers(turn),
