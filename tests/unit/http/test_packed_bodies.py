@@ -250,3 +250,11 @@ async def test_other_work_runs_while_a_body_is_unpacked(encoding: str) -> None:
     beside.cancel()
     assert len(read) == 32 * MIB
     assert turns >= 32 // 4
+
+
+async def test_a_piece_may_end_where_the_packed_bytes_do() -> None:
+    """The last packed byte may become more than fits into its piece."""
+    for size in range(262_144, 262_144 + 520, 13):
+        packed = raw_deflate(b" " * size)
+        read = await read_body(request_of([packed], "deflate"), MIB, timeout_s=60, values=None)
+        assert len(read) == size
