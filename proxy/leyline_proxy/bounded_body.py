@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx
 
-_PACKED = frozenset({"gzip", "x-gzip", "deflate"})
-_PIECE = 1024 * 1024
-"""Bytes unpacked at a time; other work of the event loop goes on in between."""
+from .unpackers import UNPACKERS, PackedError, encodings_of
+
+_PACKED = frozenset({"gzip", "deflate"})
 
 
 class BodyTooLongError(Exception):
@@ -45,47 +44,19 @@ async def _parts(response: httpx.Response) -> AsyncIterator[bytes]:
     if response.is_stream_consumed:
         yield response.content
         return
-    encoding = response.headers.get("content-encoding", "").strip().lower()
-    if encoding in ("", "identity"):
+    encodings = encodings_of(response.headers.get("content-encoding", ""))
+    if not encodings:
         async for part in response.aiter_raw():
             yield part
         return
-    if encoding not in _PACKED:
+    if len(encodings) > 1 or encodings[0] not in _PACKED:
         raise httpx.DecodingError("the body is packed, in a way that nobody asked for")
-    unpacker = _Unpacker()
+    unpacker = UNPACKERS[encodings[0]]()
     try:
         async for packed in response.aiter_raw():
-            for part in unpacker.parts(packed):
+            for part in unpacker.pieces(packed):
                 yield part
                 await asyncio.sleep(0)
-    except zlib.error as error:
-        raise httpx.DecodingError(str(error)) from error
-    if not unpacker.complete:
-        raise httpx.DecodingError("the packed body ends too early")
-
-
-class _Unpacker:
-    """Unpacks gzip and deflate, with or without zlib's header."""
-
-    def __init__(self) -> None:
-        self._inner = zlib.decompressobj(zlib.MAX_WBITS | 32)
-        self._begun = False
-
-    @property
-    def complete(self) -> bool:
-        """True at the end of the packed body, or if there is none."""
-        return self._inner.eof or not self._begun
-
-    def parts(self, packed: bytes) -> Iterator[bytes]:
-        """Return what a part becomes, in pieces."""
-        while packed and not self._inner.eof:
-            try:
-                part = self._inner.decompress(packed, _PIECE)
-            except zlib.error:
-                if self._begun:
-                    raise
-                self._inner = zlib.decompressobj(-zlib.MAX_WBITS)
-                part = self._inner.decompress(packed, _PIECE)
-            self._begun = True
-            yield part
-            packed = self._inner.unconsumed_tail
+        unpacker.end()
+    except PackedError as error:
+        raise httpx.DecodingError(f"the packed body {error}") from error

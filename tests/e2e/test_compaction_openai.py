@@ -33,7 +33,6 @@ from support.scripted_model import (
 )
 from support.stack import serving
 
-from leyline_proxy.http import signs
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 
@@ -277,17 +276,15 @@ TRIGGER = {"type": "compaction_trigger"}
 
 
 @pytest.mark.parametrize("how", ["managed", "trigger"])
-def test_a_stream_lives_while_a_summary_is_written(
-    files: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    """It begins at once, comments follow, and then all is as if the summary had been there; the SDK
+def test_a_stream_lives_while_a_summary_is_written(files: Path, how: str) -> None:
+    """It begins soon, comments follow, and then all is as if the summary had been there; the SDK
     reads it, and it can be continued by its id."""
-    monkeypatch.setattr(signs, "FIRST_SIGN_S", 0.1)
-    monkeypatch.setattr(signs, "SIGN_S", 0.2)
     given = [*items("Slow."), *([TRIGGER] if how == "trigger" else [])]
     options: dict[str, Any] = {"context_management": MANAGED} if how == "managed" else {}
     with (
-        compacting_stack(files, slowly(SUMMARY, 0.7), tenants=TENANTS) as (origin, model),
+        compacting_stack(
+            files, slowly(SUMMARY, 0.7), tenants=TENANTS, stream_ping_interval_s=0.15
+        ) as (origin, model),
         client_of(origin) as sdk,
     ):
         status, comments, events = streamed(origin, input=given, **options)
@@ -295,12 +292,11 @@ def test_a_stream_lives_while_a_summary_is_written(
         kinds = [each["type"] for each in events]
         assert kinds[:2] == BEGUN and kinds.count(BEGUN[0]) == 1
         assert kinds[2:4] == ["response.output_item.added", "response.output_item.done"]
-        begun = time.perf_counter()
         stream = sdk.responses.create(
             model=SCRIPTED, instructions=RULES, input=given, stream=True, **options
         )
         first = next(iter(stream))
-        assert (first.type, time.perf_counter() - begun < 0.7) == ("response.created", True)
+        assert first.type == "response.created"
         response = [*stream][-1].response  # type: ignore[union-attr]
         assert response.id == first.response.id
         assert next(each.type for each in response.output) == "compaction"
@@ -308,9 +304,7 @@ def test_a_stream_lives_while_a_summary_is_written(
         assert prompts(model)[-1].messages[2][1].endswith(SUMMARY)
 
 
-def test_a_summary_that_fails_late_ends_its_stream(
-    files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_summary_that_fails_late_ends_its_stream(files: Path) -> None:
     """A request for a compaction alone gets the API's own events of a failure, another its answer;
     what fails before the stream has begun is an error with a status."""
     managed = {"input": items("Fails."), "context_management": MANAGED}
@@ -319,7 +313,10 @@ def test_a_summary_that_fails_late_ends_its_stream(
         with client_of(origin) as sdk, pytest.raises(openai.InternalServerError) as raised:
             sdk.responses.create(model=SCRIPTED, stream=True, **trigger)
         assert (raised.value.status_code, raised.value.code) == (502, "no_summary")
-        monkeypatch.setattr(signs, "FIRST_SIGN_S", 0.1)
+    with compacting_stack(files, slowly("", 0.4), tenants=TENANTS, stream_ping_interval_s=0.1) as (
+        origin,
+        _,
+    ):
         status, _, events = streamed(origin, **trigger)
         kinds = [each["type"] for each in events]
         assert (status, kinds) == (200, [*BEGUN, "error", "response.failed"])
@@ -349,17 +346,15 @@ class Tiring:
         await self._app(scope, receive, send)
 
 
-def test_another_engine_answers_after_the_stream_has_begun(
-    files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_engine_answers_after_the_stream_has_begun(files: Path) -> None:
     """The client has seen nothing of an answer yet, so its turn may go elsewhere."""
-    monkeypatch.setattr(signs, "FIRST_SIGN_S", 0.1)
     with ExitStack() as stack:
         enter = stack.enter_context
         models = [enter(scripted_model(files, slowly(SUMMARY, 0.4))) for _ in "ab"]
         engines = [Tiring(model.app) for model in models]
         upstreams = {f"e{at}": enter(serving(each)) for at, each in enumerate(engines)}
-        app = create_app(Settings(upstreams=upstreams, log_level="error", tenants=TENANTS))
+        given = {"upstreams": upstreams, "tenants": TENANTS, "stream_ping_interval_s": 0.1}
+        app = create_app(Settings(log_level="error", **given))
         origin = enter(serving(app))
         options = {"input": items("Elsewhere."), "context_management": MANAGED}
         status, _, events = streamed(origin, **options)

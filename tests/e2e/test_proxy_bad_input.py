@@ -114,10 +114,15 @@ def test_large_bodies(client: httpx.Client, model: str) -> None:
     assert (status, error["code"]) == (413, "request_too_large")
 
 
-def test_compressed_bodies_are_refused_in_words(client: httpx.Client) -> None:
-    """A content encoding is named, not taken for broken JSON."""
-    status, error = refused(client, b"x", headers={"content-encoding": "gzip"})
-    assert (status, error["param"]) == (400, "content-encoding")
+def test_other_encodings_are_refused_in_words(client: httpx.Client) -> None:
+    """A content encoding is named, not taken for broken JSON, and so are those that are read."""
+    for encoding, expected in (("br", 415), ("gzip", 400)):
+        status, error = refused(client, b"x", headers={"content-encoding": encoding})
+        assert (status, error["param"]) == (expected, "content-encoding")
+    assert (
+        "gzip, zstd, deflate"
+        in refused(client, b"x", headers={"content-encoding": "br"})[1]["message"]
+    )
 
 
 def test_a_bad_request_loses_no_session(client: httpx.Client, model: str) -> None:

@@ -23,11 +23,12 @@ from ..request.recall_tool import with_recall_tool
 from ..tenants import Tenant
 from ..turns import Account
 from ..turns.turn import Turn
-from ..upstream.headers import RawHeaders
+from ..upstream.headers import NATIVE, RawHeaders, headers_of_route
 from ..wiring.services import Services
 from .errors import error_event, error_response
 from .limits import until_disconnect
 from .refusal import refusal_response
+from .sse import PING
 
 
 class ApiCall(ABC):
@@ -40,6 +41,8 @@ class ApiCall(ABC):
 
     looks_up = False
     """True if reading a request asks a store. Its client may leave meanwhile."""
+    ping = PING
+    """A sign of life within a stream."""
     shows_compaction = True
     """True if the account shows the messages of a compaction: the API has no other place for
     them."""
@@ -80,9 +83,17 @@ class ApiCall(ABC):
             NotFoundError: the body refers to something that doesn't exist (for this tenant).
         """
 
-    def headers_upstream(self) -> RawHeaders:
-        """Return the client's headers; the upstream client filters them further."""
-        return self.request.headers.raw
+    path: str
+    """The path of the API, by which the client's headers are chosen for the engine."""
+
+    def headers_upstream(self, *, native: bool = False) -> RawHeaders:
+        """Return the client's headers; the upstream client filters them further.
+
+        Args:
+            native: True if the request goes upstream as it came.
+        """
+        route = NATIVE + self.path if native else self.path
+        return headers_of_route(self.request.headers.raw, route)
 
     def planned(self, turn: Turn) -> None:  # noqa: B027 - most need nothing
         """Note a turn that is about to go to an engine; after a failure there is another."""
@@ -106,9 +117,9 @@ class ApiCall(ABC):
         """Return the mapping of chunks to this API's events, or None to pass the chunks on."""
         return None
 
-    def opening(self) -> bytes | None:
-        """Return what a stream may begin with before an engine answers; None if that is nothing."""
-        return None
+    def opening(self) -> bytes:
+        """Return what a stream begins with before an engine answers; empty if that is nothing."""
+        return b""
 
     def compacts(self, chat: ChatRequest, report: CompactionReport) -> None:
         """Note the compaction of the request, which its answer reports.

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from ..hub.fleet import connected
 from ..settings import Settings
+from ..settings.other_paths import passing_paths
 from ..telemetry.tracing import Tracing
 from ..upstream.lifespan import lifespan_of
 from ..wiring.services import Services, build_services
@@ -62,7 +63,7 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.services = services
-    install_error_handlers(app)
+    install_error_handlers(app, passing_paths(settings.pass_through))
     install_routes(app, services)
     app.add_middleware(TurnDispatch, services=services, apis=APIS)
     if services.tenants.open:

@@ -13,6 +13,8 @@ from .limits import beside
 class ChatCall(ApiCall):
     """One request for a chat completion."""
 
+    path = "/v1/chat/completions"
+
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
         """Return the body as a chat request."""
         bodies = self.services.bodies if self.runs else None
@@ -21,4 +23,4 @@ class ChatCall(ApiCall):
         return await beside(raw, parsed)
 
 
-CHAT = Api("/v1/chat/completions", "/v1/leyline/count_tokens", ChatCall)
+CHAT = Api(ChatCall.path, "/v1/leyline/count_tokens", ChatCall)

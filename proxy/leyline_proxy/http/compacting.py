@@ -53,7 +53,7 @@ from .api import ApiCall
 from .forwarding import open_chat
 from .limits import until_disconnect
 from .refusal import answer_of, refusal_of_answer
-from .signs import Sign, signing
+from .signs import Signs
 from .sse import is_text
 from .time_limit import within
 
@@ -98,13 +98,13 @@ class Compacting:
         self._services = services
         self._call = call
 
-    async def step(self, turn: Turn, receive: Receive, sign: Sign | None = None) -> Step:
+    async def step(self, turn: Turn, receive: Receive, signs: Signs | None = None) -> Step:
         """Return how a request goes on whose turn has been planned, but not sent.
 
         A compaction that fails leaves the request as it is, unless that asks for nothing else.
 
         Args:
-            sign: see :meth:`write`.
+            signs: given to the client meanwhile.
 
         Raises:
             ClientDisconnected: the client left meanwhile.
@@ -122,7 +122,7 @@ class Compacting:
         await self._services.ends.release(turn)
         try:
             await self._services.gate.check_rate(chat.tenant)
-            written = await self.write(chat, wish, receive, again=turn, sign=sign)
+            written = await self.write(chat, wish, receive, again=turn, signs=signs)
         except ClientDisconnected:
             raise
         except ProxyError as error:
@@ -146,13 +146,13 @@ class Compacting:
         receive: Receive,
         *,
         again: Turn | None = None,
-        sign: Sign | None = None,
+        signs: Signs | None = None,
     ) -> Written:
         """Return the summary of a request's conversation.
 
         Args:
             again: a turn of the same request, in whose session this one is.
-            sign: shows the client that an engine is writing; called now and then.
+            signs: given to the client meanwhile.
 
         Raises:
             ProxyError: the engine gave none.
@@ -161,16 +161,14 @@ class Compacting:
         settings, metrics = self._services.settings, self._services.metrics
         result = "failed"
         try:
-            work = until_disconnect(receive, self._write(chat, wish, again, sign))
+            work = until_disconnect(receive, self._write(chat, wish, again), signs)
             written = await within(settings.total_timeout_s, work)
             result = "written"
         finally:
             metrics.compactions.labels(result).inc()
         return written
 
-    async def _write(
-        self, chat: ChatRequest, wish: CompactionWish, again: Turn | None, sign: Sign | None
-    ) -> Written:
+    async def _write(self, chat: ChatRequest, wish: CompactionWish, again: Turn | None) -> Written:
         most = self._services.settings.compaction_tokens
         messages = [*chat.body["messages"], wish.question()]
         raw = msgspec.json.encode(question_body(chat.body, messages, max_tokens=most))
@@ -182,8 +180,7 @@ class Compacting:
         try:
             await self._services.charges.reserve(turn)
             pending = True
-            # Whatever is refused before has a status of its own: the stream hasn't begun.
-            upstream, body = await signing(self._answered(turn), sign)
+            upstream, body = await self._answered(turn)
             if upstream.status_code != httpx.codes.OK:
                 pending = upstream.is_server_error
                 raise await ends.refusal(turn) or refusal_of_answer(upstream.status_code, body)

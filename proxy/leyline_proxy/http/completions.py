@@ -21,13 +21,13 @@ from ..request.parse import decode_body, model_of, stream_of
 from ..tenants import Tenant
 from ..turns.cache_scope import check_scope
 from ..upstream.client import read
-from ..upstream.headers import downstream_headers
+from ..upstream.headers import downstream_headers, headers_of_route
 from ..upstream.replica import Replica
 from ..wiring.services import Services
 from .bare_charges import BareCharge, ChargedRelay, prompt_tokens_of, usage_in
 from .exchange import Exchange
 from .limits import beside, until_disconnect
-from .refusal import refusal_response
+from .refusal import refusal_of_answer, refusal_response
 from .time_limit import within
 
 COMPLETIONS_PATH = "/v1/completions"
@@ -60,11 +60,13 @@ class CompletionExchange(Exchange):
         charge = BareCharge(
             self.services, tenant, model, prompt=prompt_tokens_of(body), answer=room
         )
+        if stream:
+            self.keep_alive(send)
         self.extra_headers.update(await charge.reserve())
         limit_s = self.services.settings.total_timeout_s
         try:
             work = self._forward(tenant, replica, content, send, charge if stream else None)
-            answer = await within(limit_s, until_disconnect(receive, work))
+            answer = await within(limit_s, until_disconnect(receive, work, self.signs))
             if answer is not None and answer.status_code == httpx.codes.OK:
                 charge.usage = usage_in(bytes(answer.body))
                 charge.reason, charge.whole = "no_usage", True
@@ -92,12 +94,16 @@ class CompletionExchange(Exchange):
         async with replica.forward(
             "POST",
             COMPLETIONS_PATH,
-            headers=self.request.headers.raw,
+            headers=headers_of_route(self.request.headers.raw, COMPLETIONS_PATH),
             content=content,
             credentials=tenant.forward_credentials,
         ) as upstream:
             if upstream.status_code != httpx.codes.OK:
-                return refusal_response(upstream, await read(upstream), self.extra_headers)
+                refused = await read(upstream)
+                if self.started:
+                    raise refusal_of_answer(upstream.status_code, refused)
+                self.settle_status()
+                return refusal_response(upstream, refused, self.extra_headers)
             if streamed is None:
                 body = await read(upstream)
                 headers = {**downstream_headers(upstream.headers), **self.extra_headers}

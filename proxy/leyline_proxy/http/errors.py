@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from functools import cache
 from http import HTTPStatus
 from uuid import uuid4
 
@@ -12,16 +14,24 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 
 from ..apis.anthropic.errors import error_document
-from ..errors import BadRequestError, NotFoundError, ProxyError
+from ..errors import BadRequestError, MethodError, NotFoundError, ProxyError
 from ..telemetry.logging import frames_of
-from .path_hints import google_error, hint, is_gemini
+from .path_hints import (
+    KnownPaths,
+    google_error,
+    hint,
+    is_anthropic,
+    is_gemini,
+    shown_path,
+)
 
 log = structlog.get_logger("leyline.http")
 
 _SHOWN_FRAMES = 4
-_ANTHROPIC_ROOT = "/v1/messages"
+_LONGEST_METHOD = 20
 
 
 def error_body(error: ProxyError) -> bytes:
@@ -92,15 +102,41 @@ def shaped_response(
             headers={**error.headers, **(headers or {})},
             media_type="application/json",
         )
-    if path != _ANTHROPIC_ROOT and not path.startswith(f"{_ANTHROPIC_ROOT}/"):
+    if not is_anthropic(path) and "anthropic-version" not in request.headers:
         return error_response(error, headers)
     answer = anthropic_response(error)
     answer.headers.update(headers or {})
     return answer
 
 
-def install_error_handlers(app: Starlette) -> None:
-    """Give every failure of ``app`` the shape of the called API."""
+def method_error(request: Request, known: KnownPaths) -> MethodError:
+    """Return the error for a method that a path doesn't have."""
+    path = request.url.path
+    return MethodError(request.method[:_LONGEST_METHOD], shown_path(path), known.allowed(path))
+
+
+def _described(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the path and the methods of routes that are described; those for any path aren't."""
+    for route in routes:
+        if isinstance(route, Route) and (route.include_in_schema or "{" not in route.path):
+            yield route.path, route.methods or ()
+
+
+def install_error_handlers(app: Starlette, other: Iterable[tuple[str, Iterable[str]]] = ()) -> None:
+    """Give every failure of ``app`` the shape of the called API.
+
+    A path that isn't there is never redirected: clients lose their bodies on the way.
+
+    Args:
+        other: further paths that requests may have, with their methods.
+    """
+    app.router.redirect_slashes = False
+
+    @cache
+    def known() -> KnownPaths:
+        return KnownPaths([*_described(app.routes), *other])
+
+    app.state.known_paths = known
 
     async def proxy_error(request: Request, error: Exception) -> Response:
         return shaped_response(request, as_proxy_error(error))
@@ -109,9 +145,12 @@ def install_error_handlers(app: Starlette) -> None:
         assert isinstance(error, HTTPException)  # noqa: S101 - registered for this class only
         if error.status_code == HTTPStatus.NOT_FOUND:
             path = request.url.path
-            missing = NotFoundError(f"No such path: {path}. {hint(path)}")
+            told = hint(path, known(), request.method)
+            missing = NotFoundError(f"No such path: {shown_path(path)}. {told}")
             return shaped_response(request, missing)
-        shaped = BadRequestError(f"{request.method} is not possible on {request.url.path}.")
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            return shaped_response(request, method_error(request, known()))
+        shaped = BadRequestError(f"{HTTPStatus(error.status_code).phrase}.")
         shaped.status = error.status_code
         shaped.code = HTTPStatus(error.status_code).name.lower()
         return shaped_response(request, shaped, dict(error.headers or {}))

@@ -6,13 +6,14 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
 from contextlib import aclosing, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import httpx
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import ClientDisconnected, ProxyError
 from ..model.clock import TurnClock
@@ -25,6 +26,8 @@ from .caller import caller_of
 from .errors import as_proxy_error, error_event, shaped_response
 from .limits import SHORTER, read_body, until_disconnect
 from .relay import Relay
+from .signs import Signs
+from .sse import PING, STREAM_HEADERS
 from .stopping import StoppingError
 
 log = structlog.get_logger("leyline.http")
@@ -52,6 +55,8 @@ class Exchange(ABC):
     """True if the request was counted, and its body read, before it came here."""
     decodes = True
     """False if bodies may be no JSON."""
+    ping = PING
+    """A sign of life within a stream."""
 
     def __init__(self, services: Services, request: Request, route: str) -> None:
         self.services = services
@@ -66,8 +71,13 @@ class Exchange(ABC):
         """True once everything that matters has been sent; a disconnect is then not logged."""
         self.message_id: str | None = None
         """Id of the turn, once there is one."""
+        self.signs: Signs | None = None
+        """Signs of life, once the answer is known to be a stream."""
         self._tenant = UNKNOWN
         self._started = False
+        self._ended = False
+        self._sending = asyncio.Lock()
+        """Keeps what is sent by a sign apart from the answer itself."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, count it in all cases, and end its trace."""
@@ -132,16 +142,52 @@ class Exchange(ABC):
         """True once the client was sent a status line."""
         return self._started
 
-    async def start_stream(self, send: Send, headers: Mapping[str, str], status: int = 200) -> None:
-        """Send the status line of a stream."""
+    async def start_stream(
+        self, send: Send, headers: Mapping[str, str], status: int = 200, first: bytes = b""
+    ) -> None:
+        """Send the status line of a stream, and its first part."""
         answer = Response(headers={**headers, **self.extra_headers})
         raw = [item for item in answer.raw_headers if item[0] != b"content-length"]
-        await send({"type": "http.response.start", "status": status, "headers": raw})
         self._started, self.status = True, str(status)
+        start: Message = {"type": "http.response.start", "status": status, "headers": raw}
+        await self._put(send, start, *((_part(first),) if first else ()))
 
     async def send_chunk(self, send: Send, chunk: bytes) -> None:
         """Send a part of the stream."""
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await self._put(send, _part(chunk))
+
+    async def _put(self, send: Send, *messages: Message) -> None:
+        async with self._sending:
+            for message in messages:
+                if not self._ended:  # a sign may come too late
+                    await send(message)
+            if self.signs is not None:
+                self.signs.put_off()
+
+    def keep_alive(self, send: Send) -> None:
+        """Give signs of life from now on, because the answer is a stream."""
+        if (pause_s := self.services.settings.stream_ping_interval_s) > 0:
+            self.signs = Signs(partial(self._sign, send), pause_s)
+
+    async def _sign(self, send: Send) -> None:
+        if self._sending.locked():  # the client reads nothing
+            return
+        if self._started:
+            await self._put(send, _part(self.ping))
+        else:
+            await self.start_stream(send, STREAM_HEADERS, first=self.first_sign())
+
+    def first_sign(self) -> bytes:
+        """Return the first part of a stream that begins before the engine's answer does."""
+        return self.ping
+
+    def settle_status(self) -> None:
+        """Give no sign any more: the answer gets a status of its own.
+
+        Only if the stream hasn't started; else it is too late for one.
+        """
+        if self.signs is not None:
+            self.signs.stop()
 
     async def send_relayed(self, relay: Relay, upstream: httpx.Response, send: Send) -> None:
         """Send an engine's stream as ``relay`` passes it; the status line waits for the first
@@ -153,14 +199,15 @@ class Exchange(ABC):
         async with aclosing(relay.events(upstream)) as events:
             async for event in events:
                 if not self._started:
-                    # Without this header, buffering reverse proxies would undo the streaming.
-                    headers = {"x-accel-buffering": "no", **downstream_headers(upstream.headers)}
+                    headers = {**STREAM_HEADERS, **downstream_headers(upstream.headers)}
                     await self.start_stream(send, headers)
                 await self.send_chunk(send, event)
 
     async def end_stream(self, send: Send) -> None:
         """Close the stream."""
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        async with self._sending:
+            self._ended = True
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def answer(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
         """Send a whole response."""
@@ -205,6 +252,10 @@ class ServedBy(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the exchange."""
         await self._exchange(scope, receive, send)
+
+
+def _part(chunk: bytes) -> Message:
+    return {"type": "http.response.body", "body": chunk, "more_body": True}
 
 
 async def _queued(receive: Receive, wait: Coroutine[Any, Any, None]) -> None:

@@ -10,8 +10,16 @@ import anyio.to_thread
 from starlette.requests import Request
 from starlette.types import Receive
 
-from ..errors import BadRequestError, BodyTooLargeError, ClientDisconnected, RequestTimeoutError
+from ..errors import (
+    BadRequestError,
+    BodyTooLargeError,
+    ClientDisconnected,
+    EncodingError,
+    RequestTimeoutError,
+)
 from ..request.values import MAX_VALUES, check_values
+from ..unpackers import UNPACKERS, PackedError, Unpacker, encodings_of
+from .signs import Signs
 
 T = TypeVar("T")
 
@@ -28,7 +36,7 @@ async def read_body(
     timeout_s: float,
     values: int | None = MAX_VALUES,
 ) -> bytes:
-    """Return the whole body, at most ``limit`` bytes.
+    """Return the whole body, unpacked, at most ``limit`` bytes.
 
     Args:
         way_out: advice to the caller about a longer body.
@@ -36,29 +44,39 @@ async def read_body(
         values: most JSON values in it; None if it may be no JSON.
 
     Raises:
-        BodyTooLargeError: the announced or the received length exceeds the limit.
+        EncodingError: the body has a content encoding that isn't read.
+        BodyTooLargeError: the announced or the received length exceeds the limit, packed or not.
         RequestTimeoutError: the body didn't arrive in time.
-        BadRequestError: the body has a content encoding, which is not supported, or too many
-            values.
+        BadRequestError: it isn't in the encoding that it claims, or has too many values.
         ClientDisconnected: the client left before its body was complete.
     """
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        raise BadRequestError(
-            "Compressed request bodies are not supported; send the JSON uncompressed.",
-            param="content-encoding",
-        )
+    encoding = _encoding_of(request)
+    unpacker = UNPACKERS[encoding]() if encoding is not None else None
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
         raise too_large(limit, way_out)
     try:
         async with asyncio.timeout(timeout_s):
-            raw = await _read(request, limit, way_out)
+            raw = await _read(request, unpacker, limit, way_out)
     except TimeoutError as error:
         raise too_slow(timeout_s) from error
+    except PackedError as error:
+        raise BadRequestError(
+            f"The request body can't be read as {encoding}: it {error}.",
+            param="content-encoding",
+            code="invalid_content_encoding",
+        ) from error
     if values is not None:
         await in_steps(check_values(raw, values))
     return raw
+
+
+def _encoding_of(request: Request) -> str | None:
+    """Return the content encoding of a body; None without one."""
+    encodings = encodings_of(",".join(request.headers.getlist("content-encoding")))
+    if len(encodings) > 1 or not UNPACKERS.keys() >= {*encodings}:
+        raise EncodingError(UNPACKERS)
+    return encodings[0] if encodings else None
 
 
 async def in_steps(work: Iterator[None]) -> None:
@@ -67,19 +85,27 @@ async def in_steps(work: Iterator[None]) -> None:
         await asyncio.sleep(0)
 
 
-async def _read(request: Request, limit: int, way_out: str) -> bytes:
+async def _read(request: Request, unpacker: Unpacker | None, limit: int, way_out: str) -> bytes:
     chunks: list[bytes] = []
-    size = 0
+    came = size = 0
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
+        came += len(chunk)
+        if came > limit:
             raise too_large(limit, way_out)
-        chunks.append(chunk)
+        for piece in (chunk,) if unpacker is None else unpacker.pieces(chunk):
+            size += len(piece)
+            if size > limit:
+                raise too_large(limit, way_out)
+            chunks.append(piece)
+            if unpacker is not None:
+                await asyncio.sleep(0)
         if not message.get("more_body", False):
+            if unpacker is not None:
+                unpacker.end()
             return b"".join(chunks)
 
 
@@ -88,8 +114,13 @@ async def beside(raw: bytes, work: Callable[[], T]) -> T:
     return work() if len(raw) <= _LARGE else await anyio.to_thread.run_sync(work)
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def until_disconnect(
+    receive: Receive, work: Coroutine[Any, Any, T], signs: Signs | None = None
+) -> T:
     """Return the result of ``work``; cancel it if the client disconnects first.
+
+    Args:
+        signs: given meanwhile, if the work doesn't send anything itself.
 
     Raises:
         ClientDisconnected: the client disconnected; ``work`` has ended.
@@ -97,7 +128,11 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        while not (task.done() or watcher.done()):
+            wait_s = signs.wait_s if signs is not None else None
+            await asyncio.wait((task, watcher), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if signs is not None and not (task.done() or watcher.done()):
+                await signs.give()
         if task.done():
             return task.result()
         raise ClientDisconnected

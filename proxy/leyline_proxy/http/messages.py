@@ -17,10 +17,11 @@ from ..apis.anthropic.answer import map_answer, map_usage
 from ..apis.anthropic.compaction import compaction_block, last_compaction, with_iterations
 from ..apis.anthropic.diagnostics import Asked, asked_diagnostics, diagnosis, print_of
 from ..apis.anthropic.errors import FieldError, error_document
-from ..apis.anthropic.models import map_models
+from ..apis.anthropic.models import map_model, map_models
 from ..apis.anthropic.native import NativeMessages
 from ..apis.anthropic.request import ChatMapping, map_request
 from ..apis.anthropic.stream import NO_TOKENS, MessageEvents
+from ..apis.chat_answers import AnswerError
 from ..apis.events import encoded
 from ..errors import BadRequestError, ProxyError
 from ..model.clock import TurnClock
@@ -31,9 +32,8 @@ from ..tenants import Tenant
 from ..turns import Account
 from ..turns.settled import planned_loss
 from ..turns.turn import Turn
-from ..upstream.headers import RawHeaders
 from ..wiring.services import Services
-from .api import Api, ApiCall
+from .api import Api, ApiCall, unfit_answer
 from .limits import beside
 from .refusal import answer_of, refusal_of_answer
 
@@ -41,6 +41,8 @@ from .refusal import answer_of, refusal_of_answer
 class MessagesCall(ApiCall):
     """One request of Anthropic's Messages API."""
 
+    path = "/v1/messages"
+    ping = encoded([{"type": "ping"}])
     shows_compaction = False
 
     def __init__(
@@ -76,11 +78,6 @@ class MessagesCall(ApiCall):
             raise BadRequestError("The request body is nested too deeply.") from error
         headers, bodies = self.request.headers, self.services.bodies
         return parse_chat(mapped, headers, tenant, clock=self.clock, bodies=bodies)
-
-    def headers_upstream(self) -> RawHeaders:
-        """Return the headers without those for Anthropic's servers."""
-        given = super().headers_upstream()
-        return [item for item in given if not item[0].lower().startswith(b"anthropic-")]
 
     def planned(self, turn: Turn) -> None:
         """Compare the request with the one before, if asked to."""
@@ -183,7 +180,25 @@ class MessagesCall(ApiCall):
         )
 
 
-MESSAGES = Api("/v1/messages", "/v1/messages/count_tokens", MessagesCall, NativeMessages())
+MESSAGES = Api(
+    MessagesCall.path, f"{MessagesCall.path}/count_tokens", MessagesCall, NativeMessages()
+)
+
+
+ANTHROPIC_VERSION = "anthropic-version"
+"""Header of clients of Anthropic's API."""
+
+
+def model_as_asked(body: bytes, headers: Mapping[str, str]) -> Response:
+    """Return the entry of a model in Anthropic's shape.
+
+    Raises:
+        ProxyError: ``body`` is no model's entry.
+    """
+    entry = answer_of(body)
+    if not isinstance(entry.get("id"), str):
+        raise unfit_answer(AnswerError("The engine's entry of a model has no id."))
+    return Response(orjson.dumps(map_model(entry)), headers=headers, media_type="application/json")
 
 
 def models_as_asked(headers: Mapping[str, str], listed: Response) -> Response:
@@ -192,7 +207,7 @@ def models_as_asked(headers: Mapping[str, str], listed: Response) -> Response:
     Args:
         listed: the list in OpenAI's shape, or an error.
     """
-    if "anthropic-version" not in headers or listed.status_code != httpx.codes.OK:
+    if ANTHROPIC_VERSION not in headers or listed.status_code != httpx.codes.OK:
         return listed
     page = map_models(answer_of(bytes(listed.body)))
     return Response(orjson.dumps(page), media_type="application/json")

@@ -11,12 +11,10 @@ from starlette.responses import Response
 
 from ..errors import ProxyError
 from ..upstream.client import read
-from ..upstream.headers import RawHeaders, downstream_headers
+from ..upstream.headers import MODELS, RawHeaders, downstream_headers, headers_of_route
 from ..upstream.pool import Names, ReplicaPool
 from ..upstream.replica import Replica
 from .refusal import refusal_response
-
-_PATH = "/v1/models"
 
 
 async def model_list(pool: ReplicaPool, allowed: Names | None, headers: RawHeaders) -> Response:
@@ -51,7 +49,10 @@ async def model_list(pool: ReplicaPool, allowed: Names | None, headers: RawHeade
 async def _ask(replica: Replica, headers: RawHeaders) -> Response:
     try:
         async with replica.client.open(
-            "GET", _PATH, headers=headers, timeout_s=replica.client.small_timeout_s
+            "GET",
+            MODELS,
+            headers=headers_of_route(headers, MODELS),
+            timeout_s=replica.client.small_timeout_s,
         ) as upstream:
             body = await read(upstream)
     except ProxyError:

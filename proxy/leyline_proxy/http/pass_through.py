@@ -28,18 +28,20 @@ from ..errors import (
 from ..plan.outgoing import PROXY_MEMBERS, salted, without_reserved
 from ..request.values import check_values, most_values
 from ..request.wire import WireError, split_body
-from ..settings.other_paths import Passage, is_unknown, passage_of
+from ..settings.other_paths import MODEL_PATH, PREFIX, Passage, is_unknown, passage_of
 from ..tenants import Tenant
 from ..turns.cache_scope import check_other_path, unsalted_path
 from ..turns.prompt_size import BYTES_PER_TOKEN, bytes_size
 from ..upstream.client import chunks, read
-from ..upstream.headers import downstream_headers
+from ..upstream.headers import MODELS, OTHER, downstream_headers, headers_of_route
 from ..upstream.replica import Replica
 from ..wiring.services import Services
 from .bare_charges import BareCharge
+from .errors import method_error
 from .exchange import Exchange
 from .limits import in_steps, until_disconnect
-from .path_hints import hint, is_mistaken
+from .messages import ANTHROPIC_VERSION, model_as_asked
+from .path_hints import hint, is_mistaken, shown_path
 from .refusal import refusal_response
 from .time_limit import within
 
@@ -116,18 +118,21 @@ class PassThroughExchange(Exchange):
             NotFoundError, ForbiddenError: the request doesn't pass.
         """
         mode, method = self.services.settings.pass_through, self.request.method
-        shown = f"{method} /v1/{ascii(path[:200])[1:-1]}"
-        if mode == "off" or is_unknown(method, path):
-            raise NotFoundError(f"There is no {shown} here.", code="unknown_path")
-        if mode != "all" and is_mistaken(f"/v1/{path}"):
-            told = hint(f"/v1/{path}")
+        asked, known = PREFIX + path, self.request.app.state.known_paths()
+        shown = f"{method} {shown_path(asked)}"
+        unknown = mode == "off" or is_unknown(method, path)
+        if unknown and known.allowed(asked):
+            raise method_error(self.request, known)
+        if unknown or (mode != "all" and is_mistaken(asked)):
+            told = hint(asked, known, method)
             raise NotFoundError(f"There is no {shown} here. {told}", code="unknown_path")
         passage = passage_of(mode, method, path, own_key=tenant.forward_credentials)
         if passage is None:
+            near = known.nearest(method, asked)
             raise ForbiddenError(
                 f"{shown} isn't among the requests that store nothing upstream, and all callers "
                 "of this proxy would share what it stores. The operator can allow it with "
-                "pass_through: all.",
+                "pass_through: all." + (f" Did you mean {near}?" if near is not None else ""),
                 code="not_passed_through",
             )
         return passage
@@ -148,15 +153,18 @@ class PassThroughExchange(Exchange):
         target = f"/v1/{quote(path, safe=_SAFE)}" + (f"?{query}" if query else "")
         if len(target) > _LONGEST_TARGET:
             raise BadRequestError("The path and its query are too long.", code="path_too_long")
+        listed = passage.path == MODEL_PATH
         async with replica.forward(
             self.request.method,
             target,
-            headers=self.request.headers.raw,
+            headers=headers_of_route(self.request.headers.raw, MODELS if listed else OTHER),
             content=content,
             credentials=tenant.forward_credentials,
         ) as upstream:
             if httpx.codes.is_error(upstream.status_code):
                 return refusal_response(upstream, await read(upstream), self.extra_headers)
+            if listed and ANTHROPIC_VERSION in self.request.headers:
+                return model_as_asked(await read(upstream), self.extra_headers)
             headers = downstream_headers(upstream.headers)
             if headers.get("location", "").startswith(replica.client.address):
                 raise UpstreamUnreachableError("The engine redirects to itself.")

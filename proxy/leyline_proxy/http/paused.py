@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -16,10 +15,6 @@ from ..request.wire import add_members
 from .api import ApiCall
 from .compacting import Written
 from .sse import DONE
-
-STREAM_HEADERS = MappingProxyType(
-    {"content-type": "text/event-stream; charset=utf-8", "x-accel-buffering": "no"}
-)
 
 
 async def paused_answer(call: ApiCall, written: Written, *, stream: bool) -> Response | bytes:

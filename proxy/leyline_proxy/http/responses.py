@@ -38,7 +38,6 @@ from ..sessions.stored_responses import ResponseSource
 from ..tenants import Tenant
 from ..turns import Account
 from ..turns.turn import Turn
-from ..upstream.headers import RawHeaders
 from ..wiring.services import Services
 from .api import Api, ApiCall
 from .errors import error_event, error_response
@@ -46,9 +45,6 @@ from .limits import beside
 from .refusal import answer_of, refusal_response
 from .response_chain import read_chain, resolve_references
 from .response_fit import fitting
-
-_TO_OPENAI = (b"openai-", b"chatgpt-", b"x-codex-", b"x-openai-")
-"""Prefixes of headers for OpenAI's servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +79,7 @@ class _Asked:
 class ResponsesCall(ApiCall):
     """One request of OpenAI's Responses API."""
 
+    path = "/v1/responses"
     looks_up = True
     shows_compaction = False
     keeps_all = False
@@ -217,11 +214,6 @@ class ResponsesCall(ApiCall):
             return headers
         return {**headers, OWN_HEADER: session}
 
-    def headers_upstream(self) -> RawHeaders:
-        """Return the headers without those for OpenAI's servers."""
-        given = super().headers_upstream()
-        return [item for item in given if not item[0].lower().startswith(_TO_OPENAI)]
-
     def whole(self, body: bytes, answer: Mapping[str, Any]) -> bytes:
         """Return an answer as a response."""
         return msgspec.json.encode(map_answer(answer, self._read.opening))
@@ -240,8 +232,9 @@ class ResponsesCall(ApiCall):
         return self._events
 
     def opening(self) -> bytes:
-        """Return the events that open a response."""
-        self._events = ResponseEvents(self._read.opening)
+        """Return the events that open a response, unless they were sent."""
+        if self._events is None:
+            self._events = ResponseEvents(self._read.opening)
         return encoded(self._events.begin())
 
     async def settled(self, turn: Turn, body: bytes | None) -> None:
@@ -329,4 +322,6 @@ def own_items(items: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, An
     ]
 
 
-RESPONSES = Api("/v1/responses", "/v1/responses/input_tokens", ResponsesCall, NativeResponses())
+RESPONSES = Api(
+    ResponsesCall.path, f"{ResponsesCall.path}/input_tokens", ResponsesCall, NativeResponses()
+)

@@ -1,29 +1,42 @@
-"""Signs of life to a client whose answer takes a while."""
+"""Signs of life to the client of a stream that is silent."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from time import monotonic
 
-T = TypeVar("T")
 Sign = Callable[[], Awaitable[None]]
 
-FIRST_SIGN_S = 1.0
-"""Time in which most errors come; before the first sign they have a status of their own."""
-SIGN_S = 10.0
 
+class Signs:
+    """One sign for each ``pause_s`` in which nothing was sent. Whoever waits for the stream's next
+    part gives them, so that they need no task of their own.
 
-async def signing(work: Coroutine[Any, Any, T], sign: Sign | None) -> T:
-    """Return the result of ``work``, and call ``sign`` now and then until it is there."""
-    task = asyncio.ensure_future(work)
-    pause_s = FIRST_SIGN_S if sign is not None else None
-    try:
-        while not (await asyncio.wait((task,), timeout=pause_s))[0]:
-            if sign is not None:
-                await sign()
-            pause_s = SIGN_S
-        return task.result()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    Args:
+        sign: sends one.
+    """
+
+    def __init__(self, sign: Sign, pause_s: float) -> None:
+        self._sign = sign
+        self._pause_s = pause_s
+        self._on = True
+        self.put_off()
+
+    def put_off(self) -> None:
+        """Note that something was sent."""
+        self._due = monotonic() + self._pause_s
+
+    def stop(self) -> None:
+        """Give none any more."""
+        self._on = False
+
+    @property
+    def wait_s(self) -> float | None:
+        """Time until one is due; None if none will be."""
+        return max(0.0, self._due - monotonic()) if self._on else None
+
+    async def give(self) -> None:
+        """Give one, if it is due."""
+        if self._on and monotonic() >= self._due:
+            self.put_off()
+            await self._sign()

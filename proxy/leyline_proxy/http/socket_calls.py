@@ -21,8 +21,8 @@ from ..wiring.services import Services
 from .api import Api
 from .exchange import Exchange
 from .limits import until_disconnect
-from .paused import STREAM_HEADERS
 from .responses import RESPONSES, ResponsesCall, own_items, request_errors
+from .sse import STREAM_HEADERS
 
 _NO_TOKENS = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
 

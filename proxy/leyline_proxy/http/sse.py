@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -19,6 +20,12 @@ from ..request.wire import put_members, take_member
 _BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_BOUNDARY = 4
 DONE = b"[DONE]"
+PING = b": ping\n\n"
+"""A comment: clients ignore it, and it keeps a stream alive."""
+STREAM_HEADERS: Mapping[str, str] = MappingProxyType(
+    # Without the second one, buffering reverse proxies would undo the streaming.
+    {"content-type": "text/event-stream; charset=utf-8", "x-accel-buffering": "no"}
+)
 
 _BOUNDARIES = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _SET = re.compile(rb'(?:error|usage|finish_reason)"\s*:\s*[^\sn]')

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 
 import httpx
@@ -40,17 +39,14 @@ from .compacting import Compacting, Written
 from .exchange import Exchange
 from .forwarding import open_chat
 from .limits import until_disconnect
-from .paused import STREAM_HEADERS, paused_answer
+from .paused import paused_answer
 from .recalling import RecallLoop
 from .refusal import answer_of, refusal_of_answer
 from .relay import TurnRelay
-from .sse import is_text
+from .sse import STREAM_HEADERS, is_text
 from .time_limit import within
 
 log = structlog.get_logger("leyline.http")
-
-_COMMENT = b": compacting\n\n"
-"""A line that clients ignore, and that keeps a stream alive."""
 
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Failures before the engine got a byte."""
@@ -73,6 +69,7 @@ class TurnExchange(Exchange):
         super().__init__(services, request, api.path)
         self._api = api
         self._call = api.call(services, request, self.clock)
+        self.ping = self._call.ping
         self.extra_headers.update(self._call.headers)
         self._raw = b""
         self._native: NativeApi | None = None
@@ -90,6 +87,9 @@ class TurnExchange(Exchange):
         self._events: Events | None = None
         """The mapping of a stream to the client's API."""
         self._events_made = False
+        self._plan = ""
+        self._opened = False
+        """True once the client was sent the events that open its answer."""
         self._answering = False
         """True once a part of an engine's answer was sent: another engine can't answer any more."""
 
@@ -99,6 +99,8 @@ class TurnExchange(Exchange):
         """Plan the turn, forward it, and account for it."""
         chat, self._raw = await read_call(self._call, tenant, raw, receive), raw
         self.model = self.services.pool.label(chat.model)
+        if chat.stream:
+            self.keep_alive(send)
         failed: set[str] = set()
         turn: Turn | None = None
         while True:
@@ -107,9 +109,9 @@ class TurnExchange(Exchange):
             note_planned(turn)
             self._call.planned(turn)
             self.extra_headers["x-leyline-session"] = turn.identity.session_id
+            self._plan = turn.planned.plan.planned.value
             if chat.compaction is not None:
-                sign = partial(self._sign, send) if chat.stream else None
-                step = await self._compacting.step(turn, receive, sign)
+                step = await self._compacting.step(turn, receive, self.signs)
                 self._spent_s += step.spent_s
                 if step.paused is not None:
                     await self._pause(step.paused, scope, receive, send)
@@ -153,13 +155,18 @@ class TurnExchange(Exchange):
         self.complete = True
         await self.end_stream(send)
 
-    async def _sign(self, send: Send) -> None:
-        """Show the client that its answer is under way: the events that open it, then comments."""
-        if self.started:
-            await super().send_chunk(send, _COMMENT)
-        elif (opening := self._call.opening()) is not None:
-            await self.start_stream(send, STREAM_HEADERS)
-            await super().send_chunk(send, opening)
+    def first_sign(self) -> bytes:
+        """Return the events that open an answer of the client's API, or a ping."""
+        self.extra_headers["x-leyline-plan"] = self._plan
+        # An engine that speaks the client's API opens the answer itself.
+        return (self._open_answer() if self._native is None else b"") or self.ping
+
+    def _open_answer(self) -> bytes:
+        if self._answering or self._opened:
+            return b""
+        opening = self._call.opening()
+        self._opened = bool(opening)
+        return opening
 
     async def send_chunk(self, send: Send, chunk: bytes) -> None:
         """Send a part of the answer itself."""
@@ -184,7 +191,7 @@ class TurnExchange(Exchange):
             await self._reserve(turn)
             self._pending = True
             work = self._stream(turn, send) if turn.request.stream else self._fetch(turn)
-            work = until_disconnect(receive, work)
+            work = until_disconnect(receive, work, self.signs)
             return await within(limit_s, work, spent_s=self._spent_s)
         except ClientDisconnected:
             left = True
@@ -214,8 +221,8 @@ class TurnExchange(Exchange):
         return self._call.error(error, self.extra_headers)
 
     def failure_event(self, error: ProxyError) -> bytes:
-        """Return ``error`` as events of a stream."""
-        return self._call.error_event(error)
+        """Return ``error`` as events of a stream, which it may open."""
+        return self._open_answer() + self._call.error_event(error)
 
     def _open(self, turn: Turn) -> AbstractAsyncContextManager[httpx.Response]:
         if (api := self._native) is None:
@@ -224,7 +231,7 @@ class TurnExchange(Exchange):
         return turn.replica.forward(
             "POST",
             api.path,
-            headers=self.request.headers.raw,
+            headers=self._call.headers_upstream(native=True),
             content=without_reserved(self._raw),
             own=[
                 *self.services.routing.headers(turn),
@@ -236,7 +243,9 @@ class TurnExchange(Exchange):
     def _native_for(self, turn: Turn) -> NativeApi | None:
         """Return the API in which the request goes upstream, or None for the chat API."""
         api = self._api.native
-        if api is None or turn.request.offers_recall or not _passes_natively(api, turn):
+        if self._opened or api is None or turn.request.offers_recall:
+            return None
+        if not _passes_natively(api, turn):
             return None
         if turn.request.compaction is not None or self._call.unfolds:
             return None
@@ -296,7 +305,7 @@ class TurnExchange(Exchange):
             if upstream.status_code != httpx.codes.OK:
                 return await self._refusal(turn, upstream, await read(upstream))
             relay = self._relay(turn)
-            self.extra_headers["x-leyline-plan"] = turn.planned.plan.planned.value
+            self.extra_headers["x-leyline-plan"] = self._plan
             try:
                 await self.send_relayed(relay, upstream, send)
             finally:
@@ -339,6 +348,7 @@ class TurnExchange(Exchange):
                 turn.replica.breaker.succeeded()  # it works, and was asked for too much
                 if self.started:
                     raise refused
+                self.settle_status()
                 return self.failure(refused)
         if upstream.status_code in GATEWAY_FAILURES and self._others:
             raise ReplicaFailedError(
@@ -346,6 +356,7 @@ class TurnExchange(Exchange):
             )
         if self.started:
             raise refusal_of_answer(upstream.status_code, body)
+        self.settle_status()
         return self._call.refused(upstream, body, self.extra_headers)
 
 

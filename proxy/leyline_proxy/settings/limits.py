@@ -68,6 +68,10 @@ class LimitSettings(BaseModel):
     """Longest time for a whole request body."""
     stall_timeout_s: Seconds = 120.0
     """A client that reads nothing of a response for this long is cut off."""
+    stream_ping_interval_s: Annotated[float, Field(ge=0)] = 10.0
+    """Longest silence within a stream, such as during a prefill. After it, the client gets a
+    comment, or a ping in Anthropic's API. An error before the first one has a status of its own,
+    a later one is an event. 0 sends none."""
 
     text_memory_bytes: Annotated[int, Field(ge=8 * MIB)] = 1024 * MIB
     """Rough size of the texts that the proxy remembers to avoid repeated work: bodies, rendered

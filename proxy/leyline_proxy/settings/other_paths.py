@@ -90,7 +90,8 @@ _READLESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 
 _BY_NAME = {(each.method, each.path): each for each in STATELESS}
 _MODEL = re.compile(r"models/[\w.:@+-]+(?:/[\w.:@+-]+)*", re.ASCII)
-_MODEL_PATH = "models/NAME"
+MODEL_PATH = "models/NAME"
+"""The path of the entry of one model."""
 
 _UNCLEAR = frozenset({"", ".", ".."})
 """Parts of a path that servers read differently: a doubled or a final slash may count or not."""
@@ -119,13 +120,19 @@ def passage_of(mode: PassThrough, method: str, path: str, *, own_key: bool) -> P
     """
     if mode == "off" or is_unknown(method, path):
         return None
-    listed = _BY_NAME.get((method, _MODEL_PATH if _MODEL.fullmatch(path) else path))
+    listed = _BY_NAME.get((method, MODEL_PATH if _MODEL.fullmatch(path) else path))
     if listed is not None:
         return listed
     if mode == "all" or (own_key and _is_owned(path)):
         reads = method not in _READLESS
         return Passage(method, path, reads=reads, form=True, writes=reads)
     return None
+
+
+def passing_paths(mode: PassThrough) -> list[tuple[str, list[str]]]:
+    """Return the paths that pass for everybody, with their methods."""
+    listed = STATELESS if mode != "off" else ()
+    return [(PREFIX + each.path.replace("NAME", "{name:path}"), [each.method]) for each in listed]
 
 
 def takes_form(mode: PassThrough, method: str, path: str) -> bool:

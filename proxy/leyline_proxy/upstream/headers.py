@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import httpx
 
@@ -35,6 +36,30 @@ _NOT_UPSTREAM = HOP_BY_HOP | {
 _ENGINES_OWN = (b"x-data-parallel-rank", b"x-override-")
 """Prefixes of headers that set members of SGLang's requests, including those that only the proxy
 may set."""
+_PROVIDERS: Mapping[str, tuple[bytes, ...]] = MappingProxyType(
+    {
+        "anthropic": (b"anthropic-",),
+        "openai": (b"openai-", b"chatgpt-", b"x-codex-", b"x-openai-"),
+    }
+)
+"""Prefixes of headers for the servers of a provider."""
+NATIVE, OTHER, MODELS = "native ", "other", "/v1/models"
+TAKEN: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "/v1/chat/completions": frozenset({"openai"}),
+        "/v1/completions": frozenset({"openai"}),
+        # These become chat requests, which no provider has seen.
+        "/v1/responses": frozenset(),
+        "/v1/messages": frozenset(),
+        # These go upstream as they came.
+        NATIVE + "/v1/responses": frozenset({"openai"}),
+        NATIVE + "/v1/messages": frozenset({"anthropic"}),
+        OTHER: frozenset({"anthropic", "openai"}),
+        # All engines are asked for the same list, or entry, which the proxy puts in other shapes.
+        MODELS: frozenset(),
+    }
+)
+"""Providers whose headers go upstream, by the route of a request."""
 _CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key"})
 _NOT_DOWNSTREAM = HOP_BY_HOP | {
     "content-length",
@@ -43,6 +68,19 @@ _NOT_DOWNSTREAM = HOP_BY_HOP | {
     "server",
     "set-cookie",
 }
+
+
+def headers_of_route(client: RawHeaders, route: str) -> RawHeaders:
+    """Return a client's headers without those for a provider that the request doesn't go to.
+
+    Args:
+        route: of ``TAKEN``.
+    """
+    taken = TAKEN[route]
+    withheld = tuple(
+        prefix for name, group in _PROVIDERS.items() if name not in taken for prefix in group
+    )
+    return [item for item in client if not item[0].lower().startswith(withheld)]
 
 
 def upstream_headers(

@@ -55,7 +55,7 @@ def answer(client: socket.socket, last: bytes = b"}") -> bytes:
 KEY = b"authorization: Bearer kr\r\n"
 EARLY = {
     "413": (KEY, b"request_too_large"),
-    "400": (KEY + b"content-encoding: gzip\r\n", b"content-encoding"),
+    "415": (KEY + b"content-encoding: br\r\n", b"content-encoding"),
     "401": (b"", b"invalid_api_key"),
 }
 

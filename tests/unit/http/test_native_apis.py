@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +13,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
-from support.fake_engine import JSON, MODEL, FakeEngine
+from support.fake_engine import JSON, MODEL, Answer, FakeEngine
 from support.stack import serving
 
 from leyline_proxy.http.app import create_app
@@ -67,6 +69,8 @@ class Upstream(FakeEngine):
         super().__init__(capability=None)
         self.taken: list[tuple[str, bytes, dict[str, str]]] = []
         self.status = 200
+        self.free = threading.Event()
+        self.free.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] not in (MESSAGES, RESPONSES):
@@ -84,6 +88,8 @@ class Upstream(FakeEngine):
             error = {"type": "overloaded_error", "message": "Too busy."}
             parts = [json.dumps({"type": "error", "error": error}).encode()]
         headers = [(b"content-type", kind)]
+        while not self.free.is_set():  # noqa: ASYNC110 - set by another thread
+            await asyncio.sleep(0.01)
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         for part in parts:
             await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -151,6 +157,86 @@ def test_a_stream_passes_as_it_is_with_the_account_in_its_last_word(
     assert last.pop("leyline")["outcome"] == "unedited"
     assert last == json.loads(events[ends].partition(b"data: ")[2])
     assert (counted["prompt_tokens"], counted["cached_tokens"]) == (10, 7)
+
+
+@pytest.mark.parametrize("status", [200, 503])
+@pytest.mark.parametrize(
+    ("path", "body", "ping"),
+    [
+        (MESSAGES, ASKED, b'event: ping\ndata: {"type":"ping"}\n\n'),
+        (RESPONSES, STATELESS, b": ping\n\n"),
+    ],
+)
+def test_a_silent_upstream_opens_its_answer_itself(
+    path: str, body: bytes, ping: bytes, status: int
+) -> None:
+    """Meanwhile there are pings alone; if it fails, the answer opens with the failure."""
+    upstream = Upstream()
+    upstream.free.clear()
+    upstream.status = status
+    with before(upstream, stream_ping_interval_s=0.02) as client:
+        streamed = body.replace(b"{", b'{"stream": true, ', 1)
+        with client.stream("POST", path, content=streamed) as answer:
+            parts = answer.iter_raw()
+            seen = next(parts)
+            while seen.count(b"ping\n") < 2:
+                seen += next(parts)
+            upstream.free.set()
+            rest = b"".join(parts).replace(ping, b"")
+    assert seen.replace(ping, b"") == b""
+    kinds = [line[7:].decode() for line in rest.splitlines() if line.startswith(b"event: ")]
+    if status == 200:
+        given = EVENTS if path == MESSAGES else RESPONSE_EVENTS
+        assert kinds == [each.partition(b"\n")[0][7:].decode() for each in given]
+    elif path == MESSAGES:
+        assert kinds == ["error"]
+    else:
+        opening = ["response.created", "response.in_progress"]
+        assert kinds == [*opening, "error", "response.failed"]
+    assert [each[0] for each in upstream.taken] == [path]
+
+
+class Failing(FakeEngine):
+    """A server of chat alone, which breaks off each answer once ``free`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(capability=None)
+        self.free = threading.Event()
+
+    async def complete(self, request: Request, receive: Receive, send: Send) -> None:
+        """Answer a completion."""
+        while not self.free.is_set():  # noqa: ASYNC110 - set by another thread
+            await asyncio.sleep(0.01)
+        self.answers = [Answer(content_type="text/event-stream")]
+        await super().complete(request, receive, send)
+
+
+def test_an_answer_that_was_opened_here_goes_on_in_chat() -> None:
+    """Another engine that speaks the client's API would open it again, under another id."""
+    first, second = Failing(), Upstream()
+    with serving(first) as one, serving(second) as other:
+        engines = {"a": {"url": one}, "b": {"url": other, "apis": ["responses"]}}
+        settings = Settings(upstreams=engines, log_level="error", stream_ping_interval_s=0.02)
+        app = create_app(settings)
+        with (
+            serving(app) as address,
+            httpx.Client(base_url=address, timeout=30, headers=JSON) as client,
+        ):
+            streamed = STATELESS.replace(b"{", b'{"stream": true, ', 1)
+            # Some sessions are the second engine's.
+            for name in "abcdefghijklmnop":
+                first.free.clear()
+                headers = {"x-leyline-session": name}
+                with client.stream("POST", RESPONSES, content=streamed, headers=headers) as answer:
+                    parts = answer.iter_raw()
+                    seen = next(parts)
+                    first.free.set()
+                    seen += b"".join(parts)
+                if first.bodies:
+                    break
+    assert first.bodies and second.bodies
+    assert seen.count(b"event: response.created") == 1
+    assert b"event: response.completed" in seen
 
 
 def test_what_nobody_has_searched_does_not_pass() -> None:

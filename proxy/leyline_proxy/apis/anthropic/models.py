@@ -10,11 +10,15 @@ _LATEST = 253_402_300_799
 """The last second of the year 9999."""
 
 
+_WINDOW = ("max_model_len", "max_input_tokens", "context_length", "context_window")
+"""Members by which servers report a model's window."""
+
+
 def map_models(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return one page with all models of OpenAI's list; entries that are no models are left out."""
     listed = document.get("data")
     models = [
-        _model(entry)
+        map_model(entry)
         for entry in (listed if isinstance(listed, list) else ())
         if isinstance(entry, Mapping) and isinstance(entry.get("id"), str)
     ]
@@ -22,15 +26,16 @@ def map_models(document: Mapping[str, Any]) -> dict[str, Any]:
     return {"data": models, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
 
 
-def _model(entry: Mapping[str, Any]) -> dict[str, Any]:
-    window = entry.get("max_model_len")
+def map_model(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model of OpenAI's list, or one that is in this shape already."""
+    window = next((entry[name] for name in _WINDOW if isinstance(entry.get(name), int)), None)
     return {
         "type": "model",
         "id": entry["id"],
         "display_name": entry["id"],
         "created_at": _date(entry.get("created")),
         "lifecycle": "active",
-        "max_input_tokens": window if isinstance(window, int) else None,
+        "max_input_tokens": window,
         "max_tokens": None,
     }
 
