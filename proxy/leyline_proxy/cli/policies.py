@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from leyline_policies import Policy
 
+    from ..policy_trial.rules import RuleCheck
     from ..policy_trial.trial import TrialOptions, TrialReport
     from ..replay.traces import Trace
 
@@ -105,6 +106,14 @@ def try_policies(
         int | None, typer.Option(min=1, help="Only the first N requests of the file.")
     ] = None,
     turns: Annotated[bool, typer.Option("--turns", help="Show every turn.")] = False,
+    check: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Check the rules of the test kit on the first N turns, each policy by itself.",
+        ),
+    ] = 200,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
     ] = None,
@@ -128,6 +137,9 @@ def try_policies(
 
     Tokens are estimated at four characters each. Answers count as new when they
     come back, and nothing is ever evicted.
+
+    Exits with 1 if a policy fails on a turn or breaks a rule, and with 2 if there is
+    nothing to try.
     """
     from rich.console import Console
 
@@ -150,15 +162,42 @@ def try_policies(
         for skipped in trace.skipped:
             errors.print(f"note: {skipped}", style="yellow", markup=False, highlight=False)
         report = _tried(trace, policies, options, errors)
+        rules = _checked(trace, policies, report, options.window, check)
         if plot is not None:
             draw_trial(report, plot, title)
         if json_out is not None:
             json_out.parent.mkdir(parents=True, exist_ok=True)
-            document = {"policy": spec, "file": file.name, **report.to_json()}
+            document = {
+                "policy": spec,
+                "file": file.name,
+                **report.to_json(),
+                "rules": rules.to_json(),
+            }
             json_out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except (PolicyError, TraceError, MissingExtraError, ValueError, OSError) as error:
         _fail("try", error)
-    print_trial(Console(), report, title, turns=turns)
+    print_trial(Console(), report, title, turns=turns, rules=rules)
+    if report.totals().faults or rules.broken:
+        raise typer.Exit(1)
+
+
+def _checked(
+    trace: Trace,
+    policies: tuple[Policy, ...],
+    report: TrialReport,
+    window: int | None,
+    most_turns: int,
+) -> RuleCheck:
+    """Check the rules of the policies that end in time."""
+    from ..policy_trial.rules import check_rules
+
+    return check_rules(
+        policies,
+        [(each.id, [request.messages for request in each.requests]) for each in trace.sessions],
+        most_turns=most_turns,
+        window=window,
+        without=report.hanging(),
+    )
 
 
 def _tried(
