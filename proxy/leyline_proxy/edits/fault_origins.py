@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
-from traceback import StackSummary, walk_tb
+from traceback import StackSummary, walk_stack, walk_tb
+from types import FrameType
 
 import structlog
 
@@ -33,12 +35,21 @@ def origin_of(error: BaseException) -> FaultOrigin:
     cause = error.__cause__
     if cause is not None and not isinstance(cause, Exception):
         error = cause  # an exit that was raised in a thread, and wrapped on its way here
-    frames = [*walk_tb(error.__traceback__)]
+    return FaultOrigin(type(error).__name__[:_SHOWN], _shown([*walk_tb(error.__traceback__)]))
+
+
+def place_of(thread: int | None) -> tuple[str, ...]:
+    """Return the calls that a thread is in, as in `FaultOrigin`; none if it has ended."""
+    frame = sys._current_frames().get(thread or 0)
+    return _shown([*walk_stack(frame)][::-1]) if frame is not None else ()
+
+
+def _shown(frames: list[tuple[FrameType, int]]) -> tuple[str, ...]:
+    """Return the innermost of the calls that a policy made, the innermost last."""
     calls = [at for at, (frame, _) in enumerate(frames) if frame.f_code is run.__code__]
     own = frames[calls[-1] + 1 :] if calls else []
     found = StackSummary.extract(iter((own or frames)[-_FRAMES:]), lookup_lines=False)
-    shown = tuple(f"{_tail(each.filename)}:{each.lineno} {each.name[:_SHOWN]}" for each in found)
-    return FaultOrigin(type(error).__name__[:_SHOWN], shown)
+    return tuple(f"{_tail(each.filename)}:{each.lineno} {each.name[:_SHOWN]}" for each in found)
 
 
 def _tail(name: str) -> str:
@@ -70,7 +81,9 @@ class FaultLog:
     def add(self, fault: PolicyFault, tenant: str) -> None:
         """Log a fault, with the number of its repeats since its last line."""
         origin = fault.origin
-        repeats = self._repeats((fault.policy, fault.fault, *_place(origin)))
+        # A call that hangs is found at another line each time.
+        place = _place(origin) if fault.fault == "raised" else ()
+        repeats = self._repeats((fault.policy, fault.fault, *place))
         if repeats is None:
             return
         said = {"error": origin.error, "frames": list(origin.frames)} if origin else {}

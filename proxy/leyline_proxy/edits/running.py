@@ -38,7 +38,11 @@ Limit = Callable[[Callable[[], Transformed]], Transformed]
 
 
 class PolicyTimeoutError(Exception):
-    """A policy exceeded its time limit."""
+    """A policy exceeded its time limit; ``frames`` are the calls that it was in."""
+
+    def __init__(self, message: str, frames: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.frames = frames
 
 
 class _FaultError(Exception):
@@ -272,7 +276,8 @@ class PolicyRun:
         try:
             return self._session.limit(lambda: run(policy, handed, self._turn, context))
         except PolicyTimeoutError as error:
-            raise _FaultError("timed_out") from error
+            origin = FaultOrigin("timeout", error.frames) if error.frames else None
+            raise _FaultError("timed_out", origin) from error
         except (GeneratorExit, SystemExit) as error:
             raise _FaultError("raised", origin_of(error)) from error
 

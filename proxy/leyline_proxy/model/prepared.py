@@ -81,10 +81,11 @@ class Quarantined(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FaultOrigin:
-    """The place where a policy raised, without the error's words: they may quote a prompt."""
+    """The place where a policy raised or hung, without an error's words: they may quote a
+    prompt."""
 
     error: str
-    """Name of the error's type."""
+    """Name of the error's type; ``timeout`` if it hung."""
     frames: tuple[str, ...]
     """File, line and function of the policy's innermost calls, the innermost last."""
 
@@ -96,7 +97,7 @@ class PolicyFault:
     policy: str
     fault: Fault
     origin: FaultOrigin | None = field(default=None, compare=False)
-    """None if it raised nothing."""
+    """None if it neither raised nor hung."""
 
 
 class Fingerprinted(NamedTuple):

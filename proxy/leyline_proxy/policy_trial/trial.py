@@ -102,7 +102,7 @@ class Totals:
     faults: Mapping[str, int]
     """Number of faults by ``POLICY:FAULT``."""
     origins: Mapping[str, tuple[FaultOrigin, ...]]
-    """Places at which policies raised, by ``POLICY:FAULT``."""
+    """Places at which policies raised or hung, by ``POLICY:FAULT``."""
     notes: Mapping[str, int]
 
     @property
