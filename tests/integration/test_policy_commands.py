@@ -191,7 +191,9 @@ def test_try_stops_a_policy_that_hangs(recording: Path, monkeypatch: pytest.Monk
     code, output = run("try", "hangs", str(recording), "--limit", "2")
     assert code == 1
     assert "fault: hangs:timed_out, 2 times" in flat(output)
-    assert re.search(rf"^  timeout\n(?:    .*\n)*    {re.escape(__file__)}:\d+ hangs$", output, re.M)
+    assert re.search(
+        rf"^  timeout\n(?:    .*\n)*    {re.escape(__file__)}:\d+ hangs$", output, re.M
+    )
     assert "rules:" not in output  # they would never end
 
 

@@ -89,7 +89,7 @@ def served(flags: Sequence[str]) -> Iterator[str]:
     Raises:
         StackError: it ends before it serves, or is not up in time.
     """
-    command = [sys.executable, "-c", "from leyline_proxy.cli import main; main()", "serve"]
+    command = [sys.executable, "-P", "-c", "from leyline_proxy.cli import main; main()", "serve"]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(  # noqa: S603 - our own command, no shell
             [*command, "--port", "0", "--log-level", "warning", *flags],
