@@ -30,7 +30,7 @@ from ..errors import (
     UpstreamUnreachableError,
 )
 from ..model.session import RetainedTurn, Session
-from ..request.identify import public_id
+from ..request.session_name import public_id
 from ..sessions import SessionStore
 from ..upstream.client import no_claims
 from ..upstream.pool import Names, ReplicaPool
@@ -55,7 +55,7 @@ class ClaimService:
     Args:
         watches: by name of the replica.
         allowed: names of the replicas that a tenant may use; None for all.
-        hints_secret: see :func:`~.identify.public_id`.
+        hints_secret: see :func:`~.session_name.public_id`.
     """
 
     def __init__(
