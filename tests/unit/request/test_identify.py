@@ -122,9 +122,11 @@ def dated(number: int, *rest: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": f"It is {number} o'clock."}, TASK, *rest]
 
 
-async def test_other_conversations_under_a_name_show_it_with_a_number() -> None:
+async def test_other_conversations_under_a_name_show_it_with_a_number(
+    store: MemorySessionStore,
+) -> None:
     """A name that is no id is shown, for the conversations beside the first with their numbers."""
-    store, openings, name = MemorySessionStore(), Openings(), {"x-session-id": "team/agent 7"}
+    openings, name = Openings(), {"x-session-id": "team/agent 7"}
     first = await identify(store, asked([TASK], name), openings=openings)
     beside = await identify(store, asked([AGAIN], name), openings=openings)
     assert [each.shown_name for each in (first, beside)] == [
