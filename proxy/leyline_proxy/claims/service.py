@@ -152,7 +152,7 @@ class ClaimService:
 
     async def _found(self, tenant: str, name: str) -> tuple[ClaimEngine, ClaimStatus]:
         """Return a claim's status and engine; harmed if it was lost with a run of its engine."""
-        if not CLAIM_ID.fullmatch(name):
+        if CLAIM_ID.broken(name) is not None:
             raise unknown_claim()
         # Ask the last known keeper first; mostly it is the only one asked.
         engines = sorted(await self._taking(tenant), key=lambda each: not each.lives(tenant, name))

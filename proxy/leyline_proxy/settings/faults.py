@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import SettingsError
 
 from ..errors import closest
+from ..model.name_rule import rule_of
 from .file import ConfigError, Located, read_config
 from .named_files import NamedFileError
 from .proxy import Settings
@@ -77,7 +78,7 @@ def faults_of(error: Exception, sources: Sources) -> list[Fault]:
         return [_unreadable_variable(error, sources)]
     if isinstance(error, ValidationError):
         finder = _Places(sources)
-        found = error.errors(include_input=False, include_url=False)
+        found = error.errors(include_url=False)
         return [_fault(item, finder, sources) for item in found]
     return [Fault("", str(error), "Change the setting that the message names.")]
 
@@ -195,10 +196,17 @@ def _fault(item: Any, places: _Places, sources: Sources) -> Fault:
         known = _known(loc)
         fix = closest(str(loc[-1]), known) if known else "Remove it."
         return Fault(place, f"{name} is not a setting", fix)
-    shape = _SHAPES.get(item["type"])
+    shape = _SHAPES.get(item["type"]) or _broken_rule(item)
     problem = f"{name}: {message}" if shape is None else f"{name} {shape}"
     fix = f"Add {loc[-1]}." if item["type"] == "missing" else _fix(place, loc, sources)
     return Fault(place, problem, fix)
+
+
+def _broken_rule(item: Any) -> str | None:
+    """Return the way in which a name breaks its rule; None if the error is another."""
+    rule = rule_of(item.get("ctx", {}).get("pattern", ""))
+    given = item["input"]
+    return rule.broken(given) if rule is not None and isinstance(given, str) else None
 
 
 def _fix(place: str, loc: Sequence[int | str], sources: Sources) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from ..model.name_rule import NameRule
 from ..model.undeclared import OwnMode
 from .api_keys import check_tenant, parse_key
 from .audit import AuditSettings
@@ -42,7 +42,7 @@ DEFAULT_TENANT = "default"
 ONLY_ENGINE = "engine"
 """Name of the engine if there is only one."""
 
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_ENGINE_NAME = NameRule("[A-Za-z0-9._:-]", "letters, digits and . _ : -", 64)
 
 
 class Settings(
@@ -257,10 +257,8 @@ class Settings(
     @classmethod
     def _check_names(cls, value: dict[str, UpstreamSettings]) -> dict[str, UpstreamSettings]:
         for name in value:
-            if not _PLAIN_NAME.fullmatch(name):
-                raise ValueError(
-                    f"{name[:80]!r} isn't a valid name: use only letters, digits and . _ : -"
-                )
+            if (broken := _ENGINE_NAME.broken(name)) is not None:
+                raise ValueError(f"the name {name[:80]!r} {broken}")
         return value
 
     @model_validator(mode="after")
