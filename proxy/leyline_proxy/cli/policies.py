@@ -29,8 +29,8 @@ def register(app: typer.Typer) -> None:
         rich_markup_mode="rich",
         help="List, explain, try and write policies, which edit an agent's history.",
         epilog=(
-            "Start here:  leyline policies list  |  leyline policies try "
-            "truncate_older_than:n=4 session.jsonl"
+            "Start here:  leyline policies list\n\n"
+            "Example:  leyline policies try truncate_older_than:n=4 session.jsonl"
         ),
     )
     group.command("list")(list_policies)
@@ -38,8 +38,8 @@ def register(app: typer.Typer) -> None:
     group.command(
         "try",
         epilog=(
-            "Example:  leyline policies try \"clear_tool_uses:when='tokens > 60000' | "
-            'drop_failed_calls" sessions.jsonl.gz --json out/try.json --plot out/try.png'
+            'Example:  leyline policies try "prune | drop_failed_calls" sessions.jsonl.gz\n\n'
+            "Where it pays:  leyline policies try prune sessions.jsonl.gz --plot try.png"
         ),
     )(try_policies)
     group.command("new", epilog="Example:  leyline policies new short_pastes --dir ~/code")(new)
@@ -86,12 +86,12 @@ def try_policies(
     spec: Annotated[
         str, typer.Argument(metavar="SPEC", help="Policy pipeline, as for leyline serve --policy.")
     ],
-    file: Annotated[
-        Path,
+    files: Annotated[
+        list[Path],
         typer.Argument(
             metavar="FILE",
-            help="Recorded sessions as for leyline replay, messages or chat requests: "
-            ".json or .jsonl, optionally with .gz.",
+            help="Recorded sessions, messages or chat requests: .json or .jsonl, optionally with "
+            ".gz, as for leyline replay and roi.",
         ),
     ],
     *,
@@ -103,7 +103,7 @@ def try_policies(
         str, typer.Option(metavar="TIME", help="Pause between turns, such as 90s or 10m.")
     ] = "0s",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first N requests of the file.")
+        int | None, typer.Option(min=1, help="Only the first N requests of each file.")
     ] = None,
     turns: Annotated[bool, typer.Option("--turns", help="Show every turn.")] = False,
     check: Annotated[
@@ -147,18 +147,19 @@ def try_policies(
     from leyline_policies.triggers import duration_s
 
     from ..policy_trial.plot import draw_trial
-    from ..policy_trial.reading import read_conversations
+    from ..policy_trial.reading import read_files
     from ..policy_trial.table import print_trial
     from ..policy_trial.trial import TrialOptions
     from ..replay.errors import MissingExtraError
     from ..replay.traces import TraceError
 
     errors = Console(stderr=True)
-    title = f"{file.name}, policy {spec}"
+    names = ", ".join(file.name for file in files)
+    title = f"{names}, policy {spec}"
     try:
         policies = load_pipeline(spec)
         options = TrialOptions(window, duration_s(idle))
-        trace = read_conversations(file).first(limit)
+        trace = read_files(files, limit)
         for skipped in trace.skipped:
             errors.print(f"note: {skipped}", style="yellow", markup=False, highlight=False)
         report = _tried(trace, policies, options, errors)
@@ -169,7 +170,7 @@ def try_policies(
             json_out.parent.mkdir(parents=True, exist_ok=True)
             document = {
                 "policy": spec,
-                "file": file.name,
+                "file": names,
                 **report.to_json(),
                 "rules": rules.to_json(),
             }
