@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import re
 import subprocess
@@ -237,10 +238,15 @@ def ids(count: int) -> bytes:
 @contextmanager
 def probed(origin: str) -> Iterator[list[float]]:
     """Probe a proxy meanwhile; afterwards the list has the longest wait in seconds."""
-    command = [sys.executable, "-m", "overhead.probe", origin]
+    command = [sys.executable, "-P", "-m", "overhead.probe", origin]
     found: list[float] = []
+    path = os.pathsep.join(filter(None, (str(ROOT / "bench"), os.environ.get("PYTHONPATH"))))
     with subprocess.Popen(
-        command, cwd=ROOT / "bench", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command,
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as prober:
         assert prober.stdin is not None and prober.stdout is not None
         if prober.stdout.readline().strip() != "ready":

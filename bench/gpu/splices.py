@@ -185,7 +185,7 @@ def run_server(options: argparse.Namespace) -> dict[str, Any]:
     """Start SGLang with large pages, check that it splices, and run the three arms against it."""
     url = f"http://127.0.0.1:{options.port}"
     command = [
-        *(sys.executable, "-m", "sglang.launch_server", "--model-path", options.model),
+        *(sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", options.model),
         *("--port", str(options.port), "--page-size", str(options.page_size)),
         *("--kv-cache-dtype", options.kv_cache_dtype),
         *("--radix-cache-backend", "leyline", "--enable-cache-report", *options.flags),
@@ -194,7 +194,7 @@ def run_server(options: argparse.Namespace) -> dict[str, Any]:
     server = subprocess.Popen(command)
     try:
         wait(url, server)
-        leyline = [sys.executable, "-c", "from leyline_proxy.cli import main; main()"]
+        leyline = [sys.executable, "-P", "-c", "from leyline_proxy.cli import main; main()"]
         subprocess.run([*leyline, "doctor", url], check=True)
         arms = ["bench", "three-arm", "--url", url, "--scale", "1", "--json", str(out)]
         subprocess.run([*leyline, *arms, "--page-size", str(options.page_size)], check=True)

@@ -36,7 +36,7 @@ _RESIDENT = re.compile(r"VmRSS:\s+(\d+) kB")
 
 def set_up() -> None:
     """Make the environment of the proxy with which Leyline is compared."""
-    subprocess.run([sys.executable, "-m", "venv", str(BENCH_VENV)], check=True)
+    subprocess.run([sys.executable, "-P", "-m", "venv", str(BENCH_VENV)], check=True)
     command = [str(BENCH_VENV / "bin" / "pip"), "install", "-q", LITELLM]
     subprocess.run(command, check=True)
 
@@ -114,11 +114,13 @@ def _process(
     command: list[str], log: Path | None = None, **environment: str
 ) -> Iterator[subprocess.Popen[str]]:
     out = log.open("w") if log is not None else subprocess.PIPE
+    path = os.pathsep.join(filter(None, (str(ROOT / "bench"), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         command,
         cwd=ROOT / "bench",
         env={
             **os.environ,
+            "PYTHONPATH": path,
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
             **environment,
@@ -141,7 +143,7 @@ def _process(
 @contextmanager
 def canned_upstream(document: Path) -> Iterator[System]:
     """Run the upstream of ``upstream.py``."""
-    with _process([sys.executable, "-m", "overhead.upstream", str(document)]) as process:
+    with _process([sys.executable, "-P", "-m", "overhead.upstream", str(document)]) as process:
         assert process.stdout is not None
         port = process.stdout.readline().strip()
         yield System("direct", f"http://127.0.0.1:{port}", process.pid)

@@ -131,7 +131,17 @@ def _tree(repository: Path, commit: Commit) -> Iterator[Path]:
 
 def _built(tree: Path, commit: Commit, out: Path, kind: str) -> Path:
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(commit.seconds)}
-    words = [sys.executable, "-m", _BACKEND, "build", "--target", kind, "--directory", str(out)]
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        _BACKEND,
+        "build",
+        "--target",
+        kind,
+        "--directory",
+        str(out),
+    ]
     subprocess.run(words, cwd=tree, env=environment, check=True)  # noqa: S603
     (made,) = out.glob(_FORMS[kind])
     return made

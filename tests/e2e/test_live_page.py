@@ -462,7 +462,11 @@ def test_light_dark_and_reduced_motion(browser: Browser, proxy: Proxy) -> None:
 
 def test_sessions_are_found_by_name_model_and_client(browser: Browser, proxy: Proxy) -> None:
     """Each row shows what the search looks at; a search that fits nothing says so."""
-    for name, agent in (("search-a", "codex_exec/0.169.0 (Debian)"), ("search-b", "<b>bold</b>")):
+    for name, agent in (
+        ("search-a", "codex_exec/0.169.0 (Debian)"),
+        ("search-b", "<b>bold</b>"),
+        ("team/<i>agent</i> 7", ""),
+    ):
         body = {"model": "leyline-recall", "messages": [{"role": "user", "content": name}]}
         httpx.post(
             f"{proxy.origin}/v1/chat/completions",
@@ -487,6 +491,11 @@ def test_sessions_are_found_by_name_model_and_client(browser: Browser, proxy: Pr
         assert "No session fits." in page.evaluate(
             "getComputedStyle(document.getElementById('sessions'), '::after').content"
         )
+        search.fill("<i>agent")
+        named = page.get_by_role("option", name="Session team/<i>agent</i> 7")
+        expect(page.locator(".session")).to_have_count(1)
+        named.click()
+        expect(page.locator(".detail h2")).to_have_text("Session team/<i>agent</i> 7")
         search.fill("search-")
         search.press("ArrowDown")
         page.keyboard.press("End")

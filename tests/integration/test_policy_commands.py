@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-from leyline_policies import Registry, load_pipeline
+from leyline_policies import FunctionPolicy, Message, Registry, edit, load_pipeline
 from leyline_policies.builtin import BUILTINS
 from leyline_policies.testing import synthetic_sessions
 from leyline_proxy.cli import build_app
@@ -164,10 +165,13 @@ def test_try_reports_and_writes(recording: Path, tmp_path: Path) -> None:
     assert picture.read_bytes()[:4] == b"\x89PNG"
     told = json.loads(out.read_text())
     assert told["policy"] == spec
-    assert list(told) == ["policy", "file", "total", "sessions"]
+    assert list(told) == ["policy", "file", "total", "sessions", "rules"]
+    assert told["rules"]["turns"] == told["rules"]["of"] == 39
+    assert told["rules"]["broken"] == []
+    assert "rules: kept on 39 of 39 turns (truncate_older_than, drop_failed_calls)" in flat(output)
     assert list(told["total"]) == [
         *("turns", "original_tokens", "sent_tokens", "reclaimed_tokens", "prefill_tokens"),
-        *("policies", "faults", "notes"),
+        *("policies", "faults", "fault_origins", "notes"),
     ]
     assert list(told["total"]["policies"]) == ["truncate_older_than", "drop_failed_calls"]
     assert told["total"]["turns"] == sum(len(each["by_turn"]) for each in told["sessions"]) == 39
@@ -176,7 +180,6 @@ def test_try_reports_and_writes(recording: Path, tmp_path: Path) -> None:
 
 def test_try_stops_a_policy_that_hangs(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that doesn't end is a fault of the turn, as it is in the proxy."""
-    from leyline_policies import FunctionPolicy
 
     def hangs(messages: list[dict[str, object]], turn_idx: int) -> list[dict[str, object]]:
         while True:
@@ -186,8 +189,57 @@ def test_try_stops_a_policy_that_hangs(recording: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("leyline_policies.load_pipeline", lambda spec: (policy,))
     monkeypatch.setattr("leyline_proxy.cli.policies._TIMEOUT_S", 0.05)
     code, output = run("try", "hangs", str(recording), "--limit", "2")
-    assert code == 0
+    assert code == 1
     assert "fault: hangs:timed_out, 2 times" in flat(output)
+    assert re.search(
+        rf"^  timeout\n(?:    .*\n)*    {re.escape(__file__)}:\d+ hangs$", output, re.M
+    )
+    assert "rules:" not in output  # they would never end
+
+
+def test_try_says_where_a_policy_raises(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each place is shown by type, file and line, without the error's words; the exit status is
+    1."""
+
+    def raises(messages: list[dict[str, object]], turn_idx: int) -> list[dict[str, object]]:
+        raise LookupError(f"words of {messages}") if turn_idx % 2 else ValueError(str(messages))
+
+    out = tmp_path / "try.json"
+    policy = FunctionPolicy("raises", "amortize", raises)
+    monkeypatch.setattr("leyline_policies.load_pipeline", lambda spec: (policy,))
+    code, output = run("try", "raises", str(recording), "--limit", "4", "--json", str(out))
+    assert code == 1
+    for part in ("fault: raises:raised, 4 times", "ValueError", "LookupError", "rule broken"):
+        assert part in output
+    assert re.search(rf"{re.escape(__file__)}:\d+ raises", output)
+    assert "You repair programs" not in output + out.read_text()
+    origins = json.loads(out.read_text())["total"]["fault_origins"]["raises:raised"]
+    assert [each["error"] for each in origins] == ["ValueError", "LookupError"]
+
+
+def test_try_notices_a_policy_that_is_random(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy that fails on no turn, but rewrites what it sent before in another way each time,
+    breaks a rule of the test kit, which makes the exit status 1."""
+    dice = random.Random(0)
+
+    def rolls(messages: list[Message], turn_idx: int) -> list[Message]:
+        return [messages[0], edit(messages[1], name=f"n{dice.random()}"), *messages[2:]]
+
+    out = tmp_path / "try.json"
+    policy = FunctionPolicy("rolls", "amortize", rolls)
+    monkeypatch.setattr("leyline_policies.load_pipeline", lambda spec: (policy,))
+    code, output = run("try", "rolls", str(recording), "--json", str(out))
+    assert code == 1, output
+    assert "fault:" not in output
+    (broken,) = json.loads(out.read_text())["rules"]["broken"]
+    assert (broken["policy"], broken["rule"]) == ("rolls", "idempotent")
+    assert "sessions.jsonl, line 1, turn 0, message 1" in broken["place"]
+    assert "rule broken: rolls, idempotent" in output
+    assert run("try", "rolls", str(recording), "--check", "0")[0] == 0
 
 
 def test_limit_takes_the_first_requests(recording: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -84,7 +85,7 @@ def test_help_teaches_by_example() -> None:
             ("--audit-file", "audit.log", "--audit-key-file", "/nowhere.key"),
             "--audit-key-file: audit_key_file /nowhere.key can't be read",
         ),
-        (("--policy", "no-such"), "fix: Change the value of --policy accordingly."),
+        (("--policy", "no-such"), "--policy: policy: no policy is called 'no-such'"),
     ],
 )
 def test_wrong_settings_exit_with_2(
@@ -99,6 +100,20 @@ def test_wrong_settings_exit_with_2(
     assert words in output
     assert "hunter2" not in output
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("flag", ["--port", "--admin-port"])
+def test_a_taken_port_is_found_before_the_model_is_loaded(
+    flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for an engine that can't be served."""
+    monkeypatch.setattr(embedded, "create_embedded_engine", _no_time_for_that)
+    monkeypatch.setenv("LEYLINE_ADMIN_KEY", "admin-key-0123456789")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = {"--port": "0", flag: str(taken.getsockname()[1])}
+        code, output = run("serve", *(word for pair in ports.items() for word in pair))
+    assert code == 2
+    assert "Another program listens there" in output
 
 
 def test_a_terminal_shows_the_banner_first() -> None:

@@ -140,12 +140,16 @@ def test_a_wrong_policy_is_named() -> None:
 
 
 def test_the_command_writes_the_document(tmp_path: Path) -> None:
-    """``leyline replay`` writes exactly the members that are promised, and a picture."""
+    """``leyline replay`` writes exactly the members that are promised, and a picture, for
+    recordings and plain conversations, one file after the other."""
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
     record = {"id": "x", "messages": conversation(3), "calls": [{"n": 2}, {"n": 4}, {"n": 6}]}
     file = tmp_path / "x.jsonl"
     file.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    arguments = ["replay", str(file), "--policy", "keep_all", "--undeclared", "tool=amortize"]
+    plain = tmp_path / "y.json"
+    plain.write_text(json.dumps({"model": "m", "messages": conversation(3)}), encoding="utf-8")
+    arguments = ["replay", str(file), str(plain), "--policy", "keep_all"]
+    arguments += ["--undeclared", "tool=amortize"]
     outputs = ["--limit", "2", "--json", str(out), "--plot", str(picture)]
     done = CliRunner().invoke(build_app(), [*arguments, *outputs])
     assert done.exit_code == 0, done.output
@@ -165,7 +169,7 @@ def test_the_command_writes_the_document(tmp_path: Path) -> None:
             "ttft_ms",
             "outcomes",
         }
-        assert arm["requests"] == 2
+        assert arm["requests"] == 4  # two of each file
         assert set(arm["ttft_ms"]) == {"p50", "p90"}
         sources = ("cached_tokens", "spliced_tokens", "reused_tokens", "prefilled_tokens")
         assert sum(arm[source] for source in sources) == arm["prompt_tokens"]

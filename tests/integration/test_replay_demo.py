@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,14 @@ def test_demo_runs_both_arms(tmp_path: Path) -> None:
     early = ["--limit", "4", "--policy", "truncate_older_than:n=1,max_chars=200"]
     done = CliRunner().invoke(build_app(), ["demo", *early, "--plot", str(picture), "--bars"])
     assert done.exit_code == 0, done.output
-    for part in ("no cache", "radix", "splice", "Leyline reused", "tokens by turn"):
+    for part in (
+        "no cache",
+        "radix",
+        "splice",
+        "Leyline reused",
+        "tokens by turn",
+        "4 turns twice",
+    ):
         assert part in done.output
     table = [line.split() for line in done.output.splitlines()]
     off, radix, splice = (
@@ -67,6 +75,20 @@ def test_nothing_is_asked_without_an_expectation(tmp_path: Path) -> None:
         assert ask_all(driver, DEFAULT_POLICY) == ()
         driver.model = "leyline-recall"
         assert ask_all(driver, "not_installed_here") == ()
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_demo_looks_for_its_engine_first(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without PyTorch nothing begins: the message has the command that installs it."""
+    known = find_spec
+    monkeypatch.setattr(
+        "leyline_proxy.demo.run.find_spec", lambda name: None if name == package else known(name)
+    )
+    done = CliRunner().invoke(build_app(), ["demo"])
+    assert done.exit_code == 2
+    words = " ".join(done.output.split())
+    assert f"needs the package '{package}'" in words
+    assert "pip install" in words
 
 
 def test_demo_says_when_nothing_answers() -> None:

@@ -276,7 +276,7 @@ def test_images_run_unprivileged_and_watched(image: list[Stage]) -> None:
 def test_sglang_image_switches_leyline_on() -> None:
     """Its command line has what the plugin needs, and what the boards read."""
     command = stages_of(DEPLOY / "Dockerfile.sglang")[-1].last("ENTRYPOINT")
-    assert command[:3] == ["python3", "-m", "sglang.launch_server"]
+    assert command[:4] == ["python3", "-P", "-m", "sglang.launch_server"]
     pairs = dict(itertools.pairwise(command))
     assert pairs["--radix-cache-backend"] == "leyline"
     assert pairs["--page-size"] == "1"

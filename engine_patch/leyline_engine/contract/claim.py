@@ -121,7 +121,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def _check_name(field: str, value: str) -> None:
     if len(value) > MAX_NAME or not _NAME.fullmatch(value):
-        raise ClaimError(field, f"must be 1 to {MAX_NAME} visible ASCII characters")
+        rule = f"must be 1 to {MAX_NAME} visible ASCII characters"
+        what = f"has {len(value)}" if not 1 <= len(value) <= MAX_NAME else "has others"
+        raise ClaimError(field, f"{rule}, and {what}")
 
 
 def _check_range(field: str, value: int, low: int, high: int) -> None:

@@ -15,11 +15,12 @@
 from __future__ import annotations
 
 from leyline_policies.testing.check import Report, check_policy
-from leyline_policies.testing.rules import RULES, RuleBrokenError
+from leyline_policies.testing.rules import RULES, NothingEditedWarning, RuleBrokenError
 from leyline_policies.testing.sessions import Session, requests_of, synthetic_sessions
 
 __all__ = [
     "RULES",
+    "NothingEditedWarning",
     "Report",
     "RuleBrokenError",
     "Session",

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from warnings import warn
 
 from leyline_policies.context import Context, State, run
 from leyline_policies.errors import did_you_mean
@@ -18,6 +19,7 @@ from leyline_policies.testing.rules import (
     RULES,
     Breach,
     Call,
+    NothingEditedWarning,
     RuleBrokenError,
     is_message_list,
     is_unchanged,
@@ -61,7 +63,8 @@ def check_policy(
     """Play sessions to a policy and check every rule in `RULES` at every turn.
 
     Each turn's state goes to the next, the session sleeps for an hour at every fifth turn, and a
-    message that stays is the same object from turn to turn.
+    message that stays is the same object from turn to turn. If the policy edits nothing, a
+    `NothingEditedWarning` says so.
 
     Args:
         policy: a policy, or the class or function of one.
@@ -89,6 +92,14 @@ def check_policy(
         totals = checker.session(number, session, totals)
     if not totals.turns:
         raise ValueError("there is no turn to check")
+    if not totals.edited_turns:
+        played_turns = f"{totals.turns} turns of {totals.sessions} sessions"
+        warn(
+            f"policy {tried.name!r} edited nothing on {played_turns}, so the rules for edits were "
+            "not tried: give it sessions or settings with which it acts",
+            NothingEditedWarning,
+            stacklevel=2,
+        )
     return totals
 
 

@@ -50,6 +50,11 @@ class RuleBrokenError(AssertionError):
         )
         self.policy, self.rule = policy, rule
         self.session, self.turn, self.message = session, turn, message
+        self.detail = detail
+
+
+class NothingEditedWarning(UserWarning):
+    """A policy edited nothing, so the rules for edits weren't tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +209,8 @@ def _notes_numbers(call: Call) -> Breach | None:
     for note in call.context.notes:
         for key, value in note.values.items():
             if not isinstance(value, int | float) or not math.isfinite(value):
-                return Breach(f"its note {note.kind} holds {key}={value!r}")
+                held = value if isinstance(value, float) else f"a {type(value).__name__}"
+                return Breach(f"its note {note.kind} holds {held} as {key}")
     return None
 
 

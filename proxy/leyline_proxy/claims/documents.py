@@ -15,10 +15,11 @@ import msgspec
 
 from leyline_engine.contract import Claim, ClaimError, ClaimKind, ClaimStatus, Predicate
 
+from ..model.name_rule import NameRule
 from ..model.session import RetainedTurn
 from ..model.spans import outer_extents
 
-CLAIM_ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
+CLAIM_ID = NameRule("[A-Za-z0-9._:@-]", "letters, digits and . _ : @ -", 128)
 """Ids that fit into a path unchanged."""
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -78,8 +79,8 @@ class RevisionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def read_claim(body: Mapping[str, Any]) -> ClaimBody:
     """Return a new claim. Raises ClaimBodyError."""
     claim = _read(body, ClaimBody)
-    if claim.id is not None and not CLAIM_ID.fullmatch(claim.id):
-        raise ClaimBodyError("id", "must be 1 to 128 letters, digits and ._:@-")
+    if claim.id is not None and (broken := CLAIM_ID.broken(claim.id)) is not None:
+        raise ClaimBodyError("id", broken)
     return claim
 
 

@@ -30,7 +30,7 @@ from ..errors import (
     UpstreamUnreachableError,
 )
 from ..model.session import RetainedTurn, Session
-from ..request.identify import public_id
+from ..request.session_name import public_id
 from ..sessions import SessionStore
 from ..upstream.client import no_claims
 from ..upstream.pool import Names, ReplicaPool
@@ -55,7 +55,7 @@ class ClaimService:
     Args:
         watches: by name of the replica.
         allowed: names of the replicas that a tenant may use; None for all.
-        hints_secret: see :func:`~.identify.public_id`.
+        hints_secret: see :func:`~.session_name.public_id`.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ClaimService:
 
     async def _found(self, tenant: str, name: str) -> tuple[ClaimEngine, ClaimStatus]:
         """Return a claim's status and engine; harmed if it was lost with a run of its engine."""
-        if not CLAIM_ID.fullmatch(name):
+        if CLAIM_ID.broken(name) is not None:
             raise unknown_claim()
         # Ask the last known keeper first; mostly it is the only one asked.
         engines = sorted(await self._taking(tenant), key=lambda each: not each.lives(tenant, name))

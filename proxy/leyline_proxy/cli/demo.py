@@ -43,8 +43,17 @@ def demo(
 
     A coding agent repairs a small library in 41 turns, with failed calls and
     retries. Before each turn, a policy shortens old tool output and drops failed
-    calls. An ordinary prefix cache pays for this with a new prefill. Each arm is
-    its own server (leyline serve), driven by the OpenAI SDK.
+    calls. An ordinary prefix cache pays for this with a new prefill. The session is
+    played by arms, each before its own server (leyline serve), driven by the OpenAI SDK:
+
+    [bold]off[/bold]     no cache: every prompt is computed. Counted from the prompts of radix.
+
+    [bold]radix[/bold]   an ordinary prefix cache: everything after an edit is computed again.
+
+    [bold]splice[/bold]  Leyline: the text after an edit is moved.
+
+    It takes some minutes on a CPU, mostly for prefill; --limit 10 plays a quarter of the
+    turns.
 
     Afterwards, a bundled model is asked for settings that it read in a second,
     short session. The policy has cut two of them.
@@ -52,14 +61,18 @@ def demo(
     from rich.console import Console
 
     from ..demo.recall import answers_table
-    from ..demo.run import run_against, run_arms, shipped_trace
+    from ..demo.run import missing_engine, run_against, run_arms, shipped_trace
     from ..replay.errors import ReplayError
     from ..replay.plot import draw, print_bars
     from ..replay.table import ArmProgress, arms_table, comparison, print_notes
 
     notices = Console(stderr=True)
+    if url is None and (missing := missing_engine()) is not None:
+        notices.print(f"leyline demo: {missing}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2)
     try:
         trace = shipped_trace().first(limit)
+        notices.print(_outlook(trace.requests, url), style="dim", markup=False, highlight=False)
         with ArmProgress(notices, trace.requests) as progress:
             shown = (
                 run_against(url, api_key, trace, policy, progress)
@@ -85,3 +98,13 @@ def demo(
         print_bars(console, shown.runs)
     if plot is not None:
         console.print(f"Picture by turn: {plot}", highlight=False)
+
+
+def _outlook(turns: int, url: str | None) -> str:
+    """Return what will be played, and how long it takes."""
+    if url is not None:
+        return f"Playing {turns} turns to {url}."
+    return (
+        f"Playing {turns} turns twice: radix is an ordinary prefix cache, splice is Leyline, and "
+        "off (no cache) is computed. This takes some minutes on a CPU; the bars show how many."
+    )

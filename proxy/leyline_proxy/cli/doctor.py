@@ -6,7 +6,7 @@ import inspect
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import msgspec
@@ -35,9 +35,11 @@ _MOST_BYTES = 1024 * 1024
 
 _EPILOG = """[bold]Examples[/bold]
 
-Does this engine splice?  leyline doctor http://127.0.0.1:8790 --json | jq .splices
+Does this engine splice?  leyline doctor http://127.0.0.1:8790
 
-Would this proxy work?  leyline doctor --config leyline.yaml --prometheus http://127.0.0.1:9090
+Would this proxy work?
+
+leyline doctor --config leyline.yaml --prometheus http://127.0.0.1:9090
 
 Without a URL, it takes the flags, variables and files of leyline serve.
 """
@@ -143,16 +145,23 @@ def _findings(flags: Mapping[str, Any], prometheus: str | None, timeout: float) 
     import asyncio
 
     from ..doctor import Situation, checks_for, config_findings, examine
+    from ..doctor.partial import findings_of_part, without_missing
     from ..settings.faults import faults_of
+    from ..settings.readable import ReadablePart, readable_part
     from ..telemetry.logging import configure_logging
 
     # The findings contain everything that the parts would log.
     configure_logging("error", "console")
+    broken: list[Finding] = []
     try:
-        settings = serve.read_settings(flags)
+        part: ReadablePart | None = ReadablePart(serve.read_settings(flags))
     except (OSError, ValueError) as error:
-        return config_findings(faults_of(error, serve.sources_of(flags)))
-    checks = checks_for(Situation(settings, flags["config"], prometheus, timeout))
+        broken = config_findings(faults_of(error, serve.sources_of(flags)))
+        part = readable_part(partial(serve.read_settings, flags), error)
+        if part is None:
+            return broken
+    checks = checks_for(Situation(part.settings, flags["config"], prometheus, timeout))
+    checks = without_missing(checks, part)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
@@ -163,7 +172,7 @@ def _findings(flags: Mapping[str, Any], prometheus: str | None, timeout: float) 
         def ended(name: str) -> None:
             bar.update(task, advance=1, description=f"Examined {name}")
 
-        return asyncio.run(examine(checks, ended=ended))
+        return findings_of_part(broken, part, asyncio.run(examine(checks, ended=ended)))
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:

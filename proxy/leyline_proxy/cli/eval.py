@@ -53,9 +53,9 @@ def register(app: typer.Typer) -> None:
     app.command(
         "eval",
         epilog=(
-            "Example:  leyline eval --quick --json out/eval.json --html out/eval.html  |  "
-            "leyline eval --model ~/models/Qwen3-0.6B --json out/qwen3.json  |  "
-            "leyline eval --engine http://gpu1:30000 --json out/gpu1.json"
+            "Example:  leyline eval --quick --json out/eval.json --html out/eval.html\n\n"
+            "Your model:  leyline eval --model ~/models/Qwen3-0.6B --json out/qwen3.json\n\n"
+            "An engine:  leyline eval --engine http://gpu1:30000 --json out/gpu1.json"
         ),
     )(evaluate)
 

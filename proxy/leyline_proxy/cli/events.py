@@ -36,9 +36,9 @@ def register(app: typer.Typer) -> None:
     app.command(
         "events",
         epilog=(
-            "Example:  leyline events tcp://gpu1:5557 --json  "
-            "|  SGLang publishes them with  --kv-events-config "
-            '\'{"publisher":"zmq","endpoint":"tcp://*:5557"}\''
+            "Example:  leyline events tcp://gpu1:5557 --json\n\n"
+            "SGLang publishes them with this flag:\n\n"
+            '--kv-events-config \'{"publisher":"zmq","endpoint":"tcp://*:5557"}\''
         ),
     )(events)
 

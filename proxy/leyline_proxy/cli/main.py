@@ -14,10 +14,14 @@ _HELP = """An OpenAI-compatible proxy that keeps the KV cache when agents edit t
 Start with [bold]leyline serve[/bold] and point your OpenAI client's base_url at the address that
 it prints. You need no GPU and no engine: without --upstream, a small engine runs in the process.
 """
-_EPILOG = (
-    "Examples:  leyline serve  |  leyline serve --upstream http://gpu1:30000 "
-    "--policy truncate_older_than:n=2,max_chars=200  |  leyline doctor http://gpu1:30000"
-)
+_EPILOG = """Examples:
+
+leyline serve
+
+leyline serve --upstream http://gpu1:30000 --policy truncate_older_than:n=2
+
+leyline doctor http://gpu1:30000
+"""
 
 
 def _print_version(wanted: bool) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from leyline_policies import Policy
 
+    from ..policy_trial.rules import RuleCheck
     from ..policy_trial.trial import TrialOptions, TrialReport
     from ..replay.traces import Trace
 
@@ -28,8 +29,8 @@ def register(app: typer.Typer) -> None:
         rich_markup_mode="rich",
         help="List, explain, try and write policies, which edit an agent's history.",
         epilog=(
-            "Start here:  leyline policies list  |  leyline policies try "
-            "truncate_older_than:n=4 session.jsonl"
+            "Start here:  leyline policies list\n\n"
+            "Example:  leyline policies try truncate_older_than:n=4 session.jsonl"
         ),
     )
     group.command("list")(list_policies)
@@ -37,8 +38,8 @@ def register(app: typer.Typer) -> None:
     group.command(
         "try",
         epilog=(
-            "Example:  leyline policies try \"clear_tool_uses:when='tokens > 60000' | "
-            'drop_failed_calls" sessions.jsonl.gz --json out/try.json --plot out/try.png'
+            'Example:  leyline policies try "prune | drop_failed_calls" sessions.jsonl.gz\n\n'
+            "Where it pays:  leyline policies try prune sessions.jsonl.gz --plot try.png"
         ),
     )(try_policies)
     group.command("new", epilog="Example:  leyline policies new short_pastes --dir ~/code")(new)
@@ -85,12 +86,12 @@ def try_policies(
     spec: Annotated[
         str, typer.Argument(metavar="SPEC", help="Policy pipeline, as for leyline serve --policy.")
     ],
-    file: Annotated[
-        Path,
+    files: Annotated[
+        list[Path],
         typer.Argument(
             metavar="FILE",
-            help="Recorded sessions as for leyline replay, messages or chat requests: "
-            ".json or .jsonl, optionally with .gz.",
+            help="Recorded sessions, messages or chat requests: .json or .jsonl, optionally with "
+            ".gz, as for leyline replay and roi.",
         ),
     ],
     *,
@@ -102,9 +103,17 @@ def try_policies(
         str, typer.Option(metavar="TIME", help="Pause between turns, such as 90s or 10m.")
     ] = "0s",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first N requests of the file.")
+        int | None, typer.Option(min=1, help="Only the first N requests of each file.")
     ] = None,
     turns: Annotated[bool, typer.Option("--turns", help="Show every turn.")] = False,
+    check: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Check the rules of the test kit on the first N turns, each policy by itself.",
+        ),
+    ] = 200,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
     ] = None,
@@ -128,6 +137,9 @@ def try_policies(
 
     Tokens are estimated at four characters each. Answers count as new when they
     come back, and nothing is ever evicted.
+
+    Exits with 1 if a policy fails on a turn or breaks a rule, and with 2 if there is
+    nothing to try.
     """
     from rich.console import Console
 
@@ -135,30 +147,58 @@ def try_policies(
     from leyline_policies.triggers import duration_s
 
     from ..policy_trial.plot import draw_trial
-    from ..policy_trial.reading import read_conversations
+    from ..policy_trial.reading import read_files
     from ..policy_trial.table import print_trial
     from ..policy_trial.trial import TrialOptions
     from ..replay.errors import MissingExtraError
     from ..replay.traces import TraceError
 
     errors = Console(stderr=True)
-    title = f"{file.name}, policy {spec}"
+    names = ", ".join(file.name for file in files)
+    title = f"{names}, policy {spec}"
     try:
         policies = load_pipeline(spec)
         options = TrialOptions(window, duration_s(idle))
-        trace = read_conversations(file).first(limit)
+        trace = read_files(files, limit)
         for skipped in trace.skipped:
             errors.print(f"note: {skipped}", style="yellow", markup=False, highlight=False)
         report = _tried(trace, policies, options, errors)
+        rules = _checked(trace, policies, report, options.window, check)
         if plot is not None:
             draw_trial(report, plot, title)
         if json_out is not None:
             json_out.parent.mkdir(parents=True, exist_ok=True)
-            document = {"policy": spec, "file": file.name, **report.to_json()}
+            document = {
+                "policy": spec,
+                "file": names,
+                **report.to_json(),
+                "rules": rules.to_json(),
+            }
             json_out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except (PolicyError, TraceError, MissingExtraError, ValueError, OSError) as error:
         _fail("try", error)
-    print_trial(Console(), report, title, turns=turns)
+    print_trial(Console(), report, title, turns=turns, rules=rules)
+    if report.totals().faults or rules.broken:
+        raise typer.Exit(1)
+
+
+def _checked(
+    trace: Trace,
+    policies: tuple[Policy, ...],
+    report: TrialReport,
+    window: int | None,
+    most_turns: int,
+) -> RuleCheck:
+    """Check the rules of the policies that end in time."""
+    from ..policy_trial.rules import check_rules
+
+    return check_rules(
+        policies,
+        [(each.id, [request.messages for request in each.requests]) for each in trace.sessions],
+        most_turns=most_turns,
+        window=window,
+        without=report.hanging(),
+    )
 
 
 def _tried(

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import keyword
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from leyline_policies import Registry
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
+from ..model.name_rule import NameRule
+
+_NAME = NameRule("[a-z0-9_]", "small letters, digits and _, such as short_pastes", 48)
 
 
 class ScaffoldError(ValueError):
     """The package can't be written; the message gives the reason."""
 
 
+def _broken(name: str) -> str | None:
+    """Return what keeps a name from being a policy's; None if nothing does."""
+    if keyword.iskeyword(name):
+        return "is a word of Python's own"
+    broken = _NAME.broken(name)
+    if broken is None and not name[0].isalpha():
+        return f"begins with {name[0]!r}; it needs a letter there"
+    return broken
+
+
 def write_package(name: str, parent: Path, registry: Registry) -> Path:
     """Write the package ``NAME`` below ``parent``, and return its folder.
 
     Raises:
-        ScaffoldError: an invalid or existing name, or a folder that exists or can't be written.
+        ScaffoldError: an unfit or existing name, or a folder that exists or can't be written.
     """
-    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
-        raise ScaffoldError(
-            f"{name[:60]!r} can't be a policy's name: small letters, digits and _, such as "
-            "short_pastes"
-        )
+    if (broken := _broken(name)) is not None:
+        raise ScaffoldError(f"{name[:60]!r} can't be a policy's name: it {broken}")
     if name in registry.names():
         raise ScaffoldError(f"a policy is called {name!r} already; choose another name")
     folder = parent / name
@@ -130,6 +138,8 @@ from leyline_policies import SpecError, load_pipeline
 from leyline_policies.testing import check_policy, requests_of
 
 from @NAME@ import @CLASS@
+
+from ..model.name_rule import NameRule
 
 PASTED = {"role": "user", "content": "x" * 100}
 ANSWER = {"role": "assistant", "content": "y" * 100}

@@ -33,15 +33,20 @@ def register(app: typer.Typer) -> None:
     app.command(
         "replay",
         epilog=(
-            "Example:  leyline replay session.jsonl.gz --policy drop_failed_calls "
-            "--undeclared tool=amortize --json out/replay.json"
+            "Example:  leyline replay session.jsonl.gz --policy drop_failed_calls\n\n"
+            "Several files:  leyline replay *.jsonl.gz --json out/replay.json"
         ),
     )(replay)
 
 
 def replay(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Recorded sessions, .jsonl or .jsonl.gz.")
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE",
+            help="Recorded sessions, messages or chat requests: .json or .jsonl, optionally with "
+            ".gz. Several are played one after the other.",
+        ),
     ],
     *,
     policy: Annotated[
@@ -67,7 +72,7 @@ def replay(
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first N requests of the file.")
+        int | None, typer.Option(min=1, help="Only the first N requests of each file.")
     ] = None,
     model: Annotated[
         str | None,
@@ -102,6 +107,7 @@ def replay(
     """
     from rich.console import Console
 
+    from ..policy_trial.reading import read_files
     from ..replay.arms import parse_arms
     from ..replay.arms import replay as run_replay
     from ..replay.engine_process import EngineProcessError
@@ -109,14 +115,15 @@ def replay(
     from ..replay.plot import draw
     from ..replay.stack import StackOptions
     from ..replay.table import ArmProgress, print_report
-    from ..replay.traces import TraceError, read_trace
+    from ..replay.traces import TraceError
     from ..telemetry.logging import configure_logging
 
     configure_logging("warning", "json")
     console = Console(stderr=True)
+    title = f"{', '.join(file.name for file in files)}, policy {policy}"
     try:
         chosen = parse_arms(arms)
-        trace = read_trace(file).first(limit)
+        trace = read_files(files, limit)
         if url is not None and engine is ReplayedEngine.REPLAY:
             raise ValueError("--url is the address of a server: add --engine sglang or vllm")
         if url is not None and page_size is not None:
@@ -131,11 +138,11 @@ def replay(
         ):
             report = run_replay(trace, chosen, placed, progress)
         if plot is not None:
-            draw(report.runs, plot, f"{file.name}, policy {policy}")
+            draw(report.runs, plot, title)
     except (ReplayError, EngineProcessError, TraceError, ValueError) as error:
         console.print(f"leyline replay: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from error
-    print_report(Console(), report, f"{file.name}, policy {policy}")
+    print_report(Console(), report, title)
     if json_out is not None:
         json_out.parent.mkdir(parents=True, exist_ok=True)
         json_out.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")

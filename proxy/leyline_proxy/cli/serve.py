@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -15,6 +15,8 @@ from rich.markup import escape
 
 from .banner import HeldOutput, announce, logs_after_banner, waiting
 from .listening import ListenError, listen
+from .panels import in_panels
+from .serve_help import EPILOG, PANELS
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -25,30 +27,13 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 
-_EPILOG = """[bold]Examples[/bold]
-
-Try it, no GPU needed:  leyline serve
-
-In front of SGLang:  leyline serve --upstream http://gpu1:30000
-
-In front of several:  leyline serve --upstream a=http://gpu1:30000 --upstream b=http://gpu2:30000
-
-Shorten old tool output:  leyline serve --policy "truncate_older_than:n=2,max_chars=200"
-
-For a harness that truncates its own history:  leyline serve --undeclared tool=amortize
-
-Two teams:  leyline serve --api-key red:KEY1 --api-key blue:KEY2
-
-Every flag is also a setting LEYLINE_NAME in the environment and a key in the file of --config.
-Flags override the environment, and the environment overrides the file.
-"""
-
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command(name="serve", epilog=_EPILOG)(serve)
+    app.command(name="serve", epilog=EPILOG)(serve)
 
 
+@in_panels(PANELS)
 def serve(
     *,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
@@ -177,15 +162,17 @@ def serve(
     settings = settings_of(flags)
     with ExitStack() as stack:
         held = stack.enter_context(logs_after_banner())
-        alone = settings.workers == 1
-        app = _application(settings, sources_of(flags), held.stream) if alone else None
+        if settings.workers == 1:
+            _check(settings, sources_of(flags))
+        # Before the engine: a model may take minutes to load.
         sock = stack.enter_context(_listen(settings.host, settings.port, "--port"))
         admin = (
             stack.enter_context(_listen(settings.admin_host, settings.admin_port, "--admin-port"))
             if settings.admin_port is not None
             else None
         )
-        if app is not None:
+        if settings.workers == 1:
+            app = _application(settings, sources_of(flags), held.stream)
             _run(app, settings, sock, admin, held)
         else:
             _supervise(settings, sources_of(flags), sock, admin, held)
@@ -218,9 +205,18 @@ def settings_of(flags: Mapping[str, Any]) -> Settings:
         raise _usage("\n".join(map(str, faults))) from error
 
 
-def read_settings(flags: Mapping[str, Any]) -> Settings:
+def read_settings(
+    flags: Mapping[str, Any],
+    without: Collection[str] = (),
+    stand_ins: Mapping[str, Any] | None = None,
+) -> Settings:
     """Return the same as :func:`settings_of`, but raise the errors of
-    :func:`~leyline_proxy.settings.load_settings`."""
+    :func:`~leyline_proxy.settings.load_settings`.
+
+    Args:
+        without: settings that no source may set.
+        stand_ins: values in their places.
+    """
     from ..settings import load_settings
 
     own = {
@@ -229,7 +225,8 @@ def read_settings(flags: Mapping[str, Any]) -> Settings:
         "engine_options": _engine_options(flags["engine_option"]),
     }
     given = {_SETTINGS.get(name, name): value for name, value in flags.items()}
-    return load_settings(**{**given, **own})
+    named = {name: value for name, value in {**given, **own}.items() if name not in without}
+    return load_settings(**named, **(stand_ins or {}), without=without)
 
 
 def sources_of(flags: Mapping[str, Any]) -> Sources:
@@ -293,15 +290,21 @@ def _faults(sources: Sources) -> Iterator[None]:
         raise _usage(str(fault_of_start(error, sources))) from error
 
 
-def _application(settings: Settings, sources: Sources, terminal: TextIO) -> FastAPI:
+def _check(settings: Settings, sources: Sources) -> None:
+    """End the command for settings with which a proxy can't start."""
     _log(settings)
+    with _faults(sources):
+        from ..wiring.starting import check_start
+
+        check_start(settings)
+
+
+def _application(settings: Settings, sources: Sources, terminal: TextIO) -> FastAPI:
     with _faults(sources):
         # FastAPI loads OpenTelemetry's propagators, and fails for an unknown one in
         # OTEL_PROPAGATORS.
         from ..http.app import create_app
-        from ..wiring.starting import check_start
 
-        check_start(settings)
         app = create_app(settings, engine_app=_engine(settings, terminal))
         app.state.services.audit.claim()  # reports a file of another proxy
         return app

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.resources import as_file, files
+from importlib.util import find_spec
 from queue import Empty, SimpleQueue
 from typing import IO
 
+from ..installing import pip_install
 from ..replay.arms import Progress, check_same_prompts, run_sessions
 from ..replay.driver import ChatDriver
 from ..replay.errors import ReplayError, StackError
@@ -32,6 +34,17 @@ def shipped_trace() -> Trace:
     """Return the session in the package."""
     with as_file(files("leyline_proxy.demo").joinpath("session.jsonl.gz")) as path:
         return read_trace(path)
+
+
+def missing_engine() -> str | None:
+    """Return what the embedded engine lacks, with the command that installs it; None if nothing."""
+    for name in ("torch", "transformers"):
+        if find_spec(name) is None:
+            return (
+                f"the engine needs the package {name!r}, which isn't installed. Install it with: "
+                f"{pip_install('engine')}. Or play to a server that runs: --url URL"
+            )
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +102,7 @@ def served(flags: Sequence[str]) -> Iterator[str]:
     Raises:
         StackError: it ends before it serves, or is not up in time.
     """
-    command = [sys.executable, "-c", "from leyline_proxy.cli import main; main()", "serve"]
+    command = [sys.executable, "-P", "-c", "from leyline_proxy.cli import main; main()", "serve"]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(  # noqa: S603 - our own command, no shell
             [*command, "--port", "0", "--log-level", "warning", *flags],

@@ -18,6 +18,7 @@ from ..model.vocabulary import Decision
 from ..request.parse import ChatRequest
 from ..telemetry.metrics import Metrics
 from ..upstream.handshake import UpstreamStatus
+from .fault_origins import FaultLog
 from .materialised import Recall
 from .policy_facts import known_objects
 from .prepare import PolicySession, prepare, unedited
@@ -63,12 +64,19 @@ class Edited:
     """The decision on edits that could wait; None if none does."""
 
 
-def edit(given: EditInput, facts: PolicySession, timing: Timing | None, metrics: Metrics) -> Edited:
+def edit(
+    given: EditInput,
+    facts: PolicySession,
+    timing: Timing | None,
+    metrics: Metrics,
+    faults: FaultLog,
+) -> Edited:
     """Apply policies and the request's own edits.
 
     Args:
         facts: the session, as far as policies may know it.
         timing: the rules for edits that wait; None if none does.
+        faults: gets the policies' faults.
 
     Raises:
         PolicyFailedClosedError, BadRequestError: the request must not be sent.
@@ -91,6 +99,8 @@ def edit(given: EditInput, facts: PolicySession, timing: Timing | None, metrics:
             erratum=given.erratum,
             recall=given.recall,
         )
+        for fault in prepared.faults:
+            faults.add(fault, request.tenant.name)
         if prepared.refused is not None:
             raise _refusal(given, prepared, prepared.refused, metrics)
         return _timed(given, facts, timing, prepared)

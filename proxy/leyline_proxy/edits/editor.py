@@ -12,6 +12,7 @@ from leyline_policies.faults import OnFault
 from ..telemetry.metrics import Metrics
 from .costs import CostBooks
 from .editing import Edited, EditInput, edit
+from .fault_origins import FaultLog
 from .policy_facts import PolicyMemos, policy_session, renderer_of
 from .prepare import PolicySession
 from .schedule import Timing
@@ -44,6 +45,7 @@ class Editor:
         self._sensitive = sensitive
         self._on_fault = on_fault
         self.memos = PolicyMemos()
+        self._faults = FaultLog()
         self._time_limit = TimeLimit(policy_timeout_s)
 
     def edit(
@@ -61,7 +63,7 @@ class Editor:
         request, status = given.request, given.status
         recalls = given.recall.told or given.recall.shelf
         if not (given.policies or request.annotations or recalls):
-            return edit(given, PolicySession(), None, self._metrics)
+            return edit(given, PolicySession(), None, self._metrics, self._faults)
         renderer = renderer_of(status, request.model)
         reader = request.reader._replace(session=session_id or "")
         with self.memos.of(reader, given.policies, renderer) as memo:
@@ -78,4 +80,5 @@ class Editor:
             )
             # Edits that a request asks for don't wait.
             timing = None if request.requested or only_forgets else self._timing
-            return edit(given, replace(facts, only_forgets=only_forgets), timing, self._metrics)
+            facts = replace(facts, only_forgets=only_forgets)
+            return edit(given, facts, timing, self._metrics, self._faults)

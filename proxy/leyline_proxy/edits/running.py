@@ -21,10 +21,11 @@ from leyline_policies.promises import forgets
 from leyline_policies.verbs import ANNOTATION, Verbs, is_annotated, is_forgotten, pinned
 
 from ..model.messages import Message, is_text_only
-from ..model.prepared import Change, Fault, Prepared, Quarantined
+from ..model.prepared import Change, Fault, FaultOrigin, PolicyFault, Prepared, Quarantined
 from .asides import unread_places
 from .condemned import condemnations, newly_quarantined
 from .edited import Sensitive
+from .fault_origins import origin_of
 from .stage import Stage, explain, find_fault
 
 _CONTAINERS = (dict, list)
@@ -37,15 +38,20 @@ Limit = Callable[[Callable[[], Transformed]], Transformed]
 
 
 class PolicyTimeoutError(Exception):
-    """A policy exceeded its time limit."""
+    """A policy exceeded its time limit; ``frames`` are the calls that it was in."""
+
+    def __init__(self, message: str, frames: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.frames = frames
 
 
 class _FaultError(Exception):
     """A policy broke a rule."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: Fault, origin: FaultOrigin | None = None) -> None:
         super().__init__(fault)
         self.fault = fault
+        self.origin = origin
 
 
 def _unlimited(call: Callable[[], Transformed]) -> Transformed:
@@ -191,13 +197,12 @@ class PolicyRun:
     def _apply(self, stage: Stage, slot: str, policy: Policy) -> Stage:
         """Return the list after a policy, and after its annotations of messages."""
         name = policy.name
-        fault: Fault
         try:
             given, after = self._transformed(stage, slot, policy)
         except _FaultError as error:
-            fault = error.fault
-        except Exception:  # a policy is a plugin; its errors cost only its own edits
-            fault = "raised"
+            found = PolicyFault(name, error.fault, error.origin)
+        except Exception as error:  # a policy is a plugin; its errors cost only its own edits
+            found = PolicyFault(name, "raised", origin_of(error))
         else:
             if after is given:
                 return stage
@@ -207,8 +212,9 @@ class PolicyRun:
                 # Copies are others on each turn, so remembering them would only cost memory.
                 memo = self._session.memo if given is stage.messages else None
                 done = explain(stage, given, after, change, sensitive, memo=memo)
-            except Exception:  # only a trusted policy returns an unchecked list
-                return self._failed(stage, slot, policy, find_fault(given, after) or "raised")
+            except Exception as error:  # only a trusted policy returns an unchecked list
+                fault = find_fault(given, after) or "raised"
+                return self._failed(stage, slot, policy, PolicyFault(name, fault, origin_of(error)))
             if done.sent == stage.sent:
                 return stage
             self.quarantined.update(newly_quarantined(stage, done))
@@ -217,9 +223,9 @@ class PolicyRun:
             return done
         if slot not in self.states and slot in self._session.states:
             self.states[slot] = dict(self._session.states[slot])
-        return self._failed(stage, slot, policy, fault)
+        return self._failed(stage, slot, policy, found)
 
-    def _failed(self, stage: Stage, slot: str, policy: Policy, fault: Fault) -> Stage:
+    def _failed(self, stage: Stage, slot: str, policy: Policy, found: PolicyFault) -> Stage:
         """Return the same list with the policy's fault."""
         last = self._session.last
         # Whatever its mode: content that it took out of the last turn must not come back.
@@ -227,7 +233,7 @@ class PolicyRun:
             last is not None and (policy.name, "forget") in last.changes_of_policies()
         )
         refuses = fails_closed(policy, self._session.on_fault, forgot=forgot)
-        return stage.fault(policy.name, fault, refuses=refuses)
+        return stage.fault(found, refuses=refuses)
 
     def _annotates(self, done: Stage, slot: str) -> bool:
         """Return True if a message of the list after a policy has an annotation."""
@@ -270,9 +276,10 @@ class PolicyRun:
         try:
             return self._session.limit(lambda: run(policy, handed, self._turn, context))
         except PolicyTimeoutError as error:
-            raise _FaultError("timed_out") from error
+            origin = FaultOrigin("timeout", error.frames) if error.frames else None
+            raise _FaultError("timed_out", origin) from error
         except (GeneratorExit, SystemExit) as error:
-            raise _FaultError("raised") from error
+            raise _FaultError("raised", origin_of(error)) from error
 
     def _context(self, slot: str, name: str) -> Context:
         session, again = self._session, slot in self.states

@@ -53,9 +53,8 @@ class Stage:
         """The messages; don't change the list."""
         return [entry.message for entry in self.sent]
 
-    def fault(self, name: str, fault: Fault, *, refuses: bool = False) -> Stage:
+    def fault(self, found: PolicyFault, *, refuses: bool = False) -> Stage:
         """Return the same list with one more fault, which may refuse the request."""
-        found = PolicyFault(name, fault)
         refused = self.refused or (found if refuses else None)
         return replace(self, faults=(*self.faults, found), refused=refused)
 

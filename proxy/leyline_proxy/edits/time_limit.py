@@ -8,6 +8,7 @@ from collections.abc import Callable
 from threading import Lock, Thread
 from typing import Generic, TypeVar
 
+from .fault_origins import place_of
 from .prepare import PolicyTimeoutError
 
 T = TypeVar("T")
@@ -47,8 +48,9 @@ class TimeLimit:
         running = _Call(call)
         running.thread.start()
         if not running.ends_in(self._seconds):
+            place = place_of(running.thread.ident)
             self._leave(tenant, running)
-            raise PolicyTimeoutError("the call takes too long")
+            raise PolicyTimeoutError("the call takes too long", place)
         return running.result()
 
     def _may_call(self, tenant: str) -> bool:

@@ -37,6 +37,7 @@ from .guard import guard_against_pages
 from .limits import read_body
 from .metrics import metrics_response
 from .proof import FEWER_SPANS, MAX_PROOF_BYTES, proof_demand
+from .session_paths import stored_id
 
 log = structlog.get_logger("leyline.admin")
 
@@ -149,7 +150,7 @@ class _Handlers:
 
     async def session(self, request: Request) -> Response:
         """Show one session: its turns, edits and receipts, without prompt text."""
-        tenant, session_id = _identity(request)
+        tenant, session_id = self._identity(request)
         found = await self._services.store.get(tenant, session_id)
         if found is None:
             raise _no_session()
@@ -157,7 +158,7 @@ class _Handlers:
 
     async def delete_session(self, request: Request) -> Response:
         """Delete a session, as if it had expired."""
-        tenant, session_id = _identity(request)
+        tenant, session_id = self._identity(request)
         # The session first: a turn that ends meanwhile leaves its prompt to a new session.
         known = await self._services.store.delete(tenant, session_id)
         gone = not known and self._services.store.problem is not None
@@ -171,12 +172,16 @@ class _Handlers:
 
     async def proof(self, request: Request) -> Response:
         """Forget a session of a tenant, or messages of it, and prove that nothing is left."""
-        tenant, session_id = _identity(request)
+        tenant, session_id = self._identity(request)
         settings = self._services.settings
         limit, timeout_s = min(settings.max_body_bytes, MAX_PROOF_BYTES), settings.body_timeout_s
         raw = await read_body(request, limit, FEWER_SPANS, timeout_s=timeout_s)
         wanted = proof_demand(raw)
         return JSONResponse(await self._services.proofs.prove(tenant, session_id, wanted))
+
+    def _identity(self, request: Request) -> tuple[str, str]:
+        found = stored_id(self._services)
+        return request.path_params["tenant"], found(request.path_params["session"])
 
     async def reload(self, _: Request) -> Response:
         """Reload the files of keys, policies and certificates now, if they have changed, and the
@@ -247,10 +252,6 @@ def _tenant_document(tenant: Tenant, keys: tuple[ApiKey, ...]) -> dict[str, Any]
             "max_body_values": limits.max_body_values,
         },
     }
-
-
-def _identity(request: Request) -> tuple[str, str]:
-    return request.path_params["tenant"], request.path_params["session"]
 
 
 def _no_session() -> NotFoundError:

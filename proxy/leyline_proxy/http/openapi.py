@@ -152,6 +152,7 @@ SCHEMAS: dict[str, Schema] = {
     "SessionOverview": _object(
         {
             "id": STRING,
+            "name": STRING,
             "model": STRING,
             "client": STRING,
             "turns": COUNT,

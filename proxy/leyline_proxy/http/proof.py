@@ -11,6 +11,7 @@ from ..request.proof import ProofBody, proof_body
 from ..tenants import Tenant
 from ..wiring.services import Services
 from .exchange import Exchange
+from .session_paths import stored_id
 
 PROOF_PATH = "/v1/leyline/sessions/{session_id}/proof"
 MAX_PROOF_BYTES = 1 << 20
@@ -30,7 +31,8 @@ class ProofExchange(Exchange):
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Forget, look for what is left, and answer with the proof, even if its client leaves."""
-        session_id, wanted = self.request.path_params["session_id"], proof_demand(raw)
+        session_id = stored_id(self.services)(self.request.path_params["session_id"])
+        wanted = proof_demand(raw)
         document = await self.services.proofs.prove(tenant.name, session_id, wanted)
         await self.answer(JSONResponse(document), scope, receive, send)
 

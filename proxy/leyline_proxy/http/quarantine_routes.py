@@ -20,6 +20,7 @@ from ..wiring.services import Services
 from .exchange import ServedBy
 from .limits import read_body
 from .proof import PROOF_PATH, ProofExchange
+from .session_paths import stored_id
 from .side_routes import side_caller
 
 _SESSION = "/v1/leyline/sessions/{session_id}"
@@ -30,14 +31,14 @@ _DEFAULT_LISTED = 200
 def install_quarantine(app: FastAPI, services: Services) -> None:
     """Register the routes on ``app``."""
     secret = services.settings.hints_secret
-    caller = Depends(side_caller(services))
+    caller, named = Depends(side_caller(services)), Depends(stored_id(services))
     engines = EngineLedgers(
         services.pool, hints_secret=secret.get_secret_value() if secret is not None else None
     )
 
     @app.post(f"{_SESSION}/quarantine", tags=["leyline"])
     async def quarantine(
-        session_id: str, request: Request, tenant: Tenant = caller
+        request: Request, session_id: str = named, tenant: Tenant = caller
     ) -> JSONResponse:
         """Put messages of a session into quarantine: out of the cache now, out of each prompt from
         now on."""
@@ -54,7 +55,7 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
 
     @app.get(f"{_SESSION}/ledger", tags=["leyline"])
     async def ledger(
-        session_id: str,
+        session_id: str = named,
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = _DEFAULT_LISTED,
         tenant: Tenant = caller,

@@ -19,6 +19,7 @@ from ..turns.quarantine import no_session
 from ..turns.recalling import Holder
 from ..wiring.services import Services
 from .limits import read_body
+from .session_paths import stored_id
 from .side_routes import side_caller
 
 _SESSION = "/v1/leyline/sessions/{session_id}"
@@ -29,10 +30,12 @@ _DEFAULT_LISTED = 200
 
 def install_recall(app: FastAPI, services: Services) -> None:
     """Register the routes on ``app``."""
-    caller = Depends(side_caller(services))
+    caller, named = Depends(side_caller(services)), Depends(stored_id(services))
 
     @app.post(f"{_SESSION}/recall", tags=["leyline"])
-    async def recall(session_id: str, request: Request, tenant: Tenant = caller) -> JSONResponse:
+    async def recall(
+        request: Request, session_id: str = named, tenant: Tenant = caller
+    ) -> JSONResponse:
         """Return evicted texts by address, each with a verdict."""
         holder = await _holder(services, tenant, session_id)
         limit = min(services.settings.max_body_bytes, _MAX_BODY)
@@ -50,7 +53,7 @@ def install_recall(app: FastAPI, services: Services) -> None:
 
     @app.get(f"{_SESSION}/parts", tags=["leyline"])
     async def parts(
-        session_id: str,
+        session_id: str = named,
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = _DEFAULT_LISTED,
         tenant: Tenant = caller,

@@ -34,6 +34,7 @@ from .quarantine_routes import install_quarantine
 from .recall_routes import install_recall
 from .response_chain import install_stored_responses
 from .responses import RESPONSES
+from .session_paths import stored_id
 from .side_routes import side_caller
 from .turn import TurnExchange
 
@@ -109,7 +110,7 @@ def _install_anthropic(app: FastAPI, services: Services) -> None:
 
 
 def _install_sessions(app: FastAPI, services: Services) -> None:
-    caller = Depends(side_caller(services))
+    caller, named = Depends(side_caller(services)), Depends(stored_id(services))
 
     @app.get("/v1/leyline/sessions", tags=["leyline"])
     async def sessions(tenant: Tenant = caller) -> JSONResponse:
@@ -123,7 +124,7 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
         return ServedBy(CountExchange(services, request, CHAT))
 
     @app.get("/v1/leyline/sessions/{session_id}", tags=["leyline"])
-    async def session(session_id: str, tenant: Tenant = caller) -> JSONResponse:
+    async def session(session_id: str = named, tenant: Tenant = caller) -> JSONResponse:
         """Show one session: its turns, edits and receipts, without prompt text."""
         found = await services.store.get(tenant.name, session_id)
         if found is None or not found.answered:

@@ -8,10 +8,13 @@ from typing import Annotated
 
 import msgspec
 
+from .name_rule import rule_of, texts_at
+
 OPTIONS_FIELD = "leyline"
 """The member of a request's body that holds its options."""
 
 _PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
+_NAMED = re.compile(r"matching regex '(.*)'$")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 
 SHARE_PATTERN = r"^[A-Za-z0-9._:@/-]{0,128}$"
@@ -28,10 +31,11 @@ class OptionError(ValueError):
         self.param = param
 
 
-def field_error(where: str, text: str, known: Iterable[str]) -> OptionError:
+def field_error(where: str, text: str, known: Iterable[str], value: object = None) -> OptionError:
     """Return the error for a converter's complaint about a value.
 
     Args:
+        value: what was converted; with it, an error says how a name breaks its rule.
         where: the field that was converted.
         text: the converter's message, which may end in a path below the field.
         known: the members that the value may have.
@@ -44,4 +48,9 @@ def field_error(where: str, text: str, known: Iterable[str]) -> OptionError:
         return OptionError(
             param, f"{param} has no field {unknown.group(1)[:80]!r}; it may have {names}."
         )
+    rule = rule_of(named[1]) if (named := _NAMED.search(what)) else None
+    if rule is not None:
+        texts = texts_at(value, path.group(1) if path else "")
+        broken = next(filter(None, map(rule.broken, texts)), None)
+        return OptionError(param, f"{param} {broken or f'may have only {rule.words}'}.")
     return OptionError(param, f"{param}: {what}.")

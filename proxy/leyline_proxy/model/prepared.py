@@ -80,11 +80,24 @@ class Quarantined(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class FaultOrigin:
+    """The place where a policy raised or hung, without an error's words: they may quote a
+    prompt."""
+
+    error: str
+    """Name of the error's type; ``timeout`` if it hung."""
+    frames: tuple[str, ...]
+    """File, line and function of the policy's innermost calls, the innermost last."""
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyFault:
     """A policy that failed."""
 
     policy: str
     fault: Fault
+    origin: FaultOrigin | None = field(default=None, compare=False)
+    """None if it neither raised nor hung."""
 
 
 class Fingerprinted(NamedTuple):

@@ -262,6 +262,9 @@ class Session:
     """Calls of the recall tool that the client doesn't see, oldest first."""
     recalled: bool = False
     """True if any evicted text was put back: KV may hold it under another message's name."""
+    name: str = field(default="", repr=False)
+    """The caller's name for people, if the id is another text; else empty. It may hold any text, so
+    it is stored as prompt text is, and only its tenant and the operator see it."""
 
     @property
     def last(self) -> RetainedTurn | None:
@@ -373,6 +376,7 @@ class Session:
             completions={},
             asides=(),
             unnamed=self.unnamed + unnamed,
+            name="",
         )
 
     def _with_turns(

@@ -25,6 +25,19 @@ from ..model.messages import MessageError, check_messages
 from ..replay.traces import RecordedSession, Trace, TraceError, TraceRequest, read_sessions
 
 
+def read_files(paths: Sequence[Path], limit: int | None = None) -> Trace:
+    """Return the sessions of several files, in order; of each the first ``limit`` requests.
+
+    Raises:
+        TraceError: see :func:`read_conversations`.
+    """
+    traces = [read_conversations(path).first(limit) for path in paths]
+    return Trace(
+        tuple(session for trace in traces for session in trace.sessions),
+        tuple(line for trace in traces for line in trace.skipped),
+    )
+
+
 def read_conversations(path: Path) -> Trace:
     """Return the sessions in a file, ``.gz`` or not.
 

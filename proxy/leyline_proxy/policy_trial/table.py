@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..model.prepared import FaultOrigin
+from .rules import RuleCheck
 from .trial import SessionTrial, Totals, TrialReport, total
 
 _MODEL = (
@@ -19,11 +21,19 @@ _ROWS = 12
 """Largest number of sessions shown; the sum covers all."""
 
 
-def print_trial(console: Console, report: TrialReport, title: str, *, turns: bool) -> None:
-    """Print the sessions and their sum, the policies, then faults and notes.
+def print_trial(
+    console: Console,
+    report: TrialReport,
+    title: str,
+    *,
+    turns: bool,
+    rules: RuleCheck | None = None,
+) -> None:
+    """Print the sessions and their sum, the policies, then faults, notes and broken rules.
 
     Args:
         turns: True to show each turn of each session as well.
+        rules: the check of the rules; None if there was none.
     """
     totals = report.totals()
     console.print(_sessions(report, totals, title))
@@ -35,8 +45,34 @@ def print_trial(console: Console, report: TrialReport, title: str, *, turns: boo
     for kind, counts in (("fault", totals.faults), ("note", totals.notes)):
         for name, count in counts.items():
             style = "red" if kind == "fault" else ""
-            console.print(f"{kind}: {name}, {count:,} times", style=style, highlight=False)
+            shown = f"{kind}: {escape(name)}, {count:,} times"
+            console.print(shown, style=style, highlight=False)
+            if kind == "fault":
+                _print_origins(console, totals.origins.get(name, ()))
+    _print_rules(console, rules)
     console.print(verdict(totals), highlight=False)
+
+
+def _print_origins(console: Console, origins: Sequence[FaultOrigin]) -> None:
+    for origin in origins:
+        for line in (origin.error, *(f"  {frame}" for frame in origin.frames)):
+            console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_rules(console: Console, rules: RuleCheck | None) -> None:
+    """Print the rules that policies break, and the number of turns that were searched for them."""
+    if rules is None:
+        return
+    for broken in rules.broken:
+        shown = f"rule broken: {broken.policy}, {broken.rule} ({broken.demand})"
+        console.print(shown, style="red", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"  {broken.place}: {broken.detail}", markup=False, highlight=False)
+        _print_origins(console, [broken.origin] if broken.origin is not None else [])
+    if rules.checked:
+        kept = "no other rule is broken" if rules.broken else "kept"
+        names = ", ".join(rules.checked)
+        text = f"rules: {kept} on {rules.turns:,} of {rules.of:,} turns ({names})"
+        console.print(text, markup=False, highlight=False)
 
 
 def verdict(totals: Totals) -> str:

@@ -11,10 +11,12 @@ from leyline_policies import Memo, Policy, approximate_tokens
 
 from ..edits.prepare import Limit, PolicySession, prepare
 from ..model.messages import Message
-from ..model.prepared import Change, PolicyFault, Prepared
+from ..model.prepared import Change, FaultOrigin, PolicyFault, Prepared
 from .prefill import CachedMessage, prefix_prefill, promises, splice_prefill
 
 _TOKENS = "trial tokens"
+_ORIGINS = 3
+"""Largest number of places that are shown for one kind of fault."""
 
 Edits = frozenset[tuple[str, int, int]]
 """Policy, fingerprint of the client's message, fingerprint of the sent one (0 for none)."""
@@ -99,6 +101,8 @@ class Totals:
     policies: Mapping[str, PolicyFigures]
     faults: Mapping[str, int]
     """Number of faults by ``POLICY:FAULT``."""
+    origins: Mapping[str, tuple[FaultOrigin, ...]]
+    """Places at which policies raised or hung, by ``POLICY:FAULT``."""
     notes: Mapping[str, int]
 
     @property
@@ -113,6 +117,9 @@ class Totals:
             **_tokens_json(self.original_tokens, self.sent_tokens, self.prefill),
             "policies": {name: asdict(each) for name, each in self.policies.items()},
             "faults": dict(self.faults),
+            "fault_origins": {
+                name: [asdict(each) for each in found] for name, found in self.origins.items()
+            },
             "notes": dict(self.notes),
         }
 
@@ -126,6 +133,12 @@ class TrialReport:
     def totals(self) -> Totals:
         """Return the sums over all sessions."""
         return total([turn for session in self.sessions for turn in session.turns])
+
+    def hanging(self) -> frozenset[str]:
+        """Return the policies that took too long on any turn."""
+        turns = (turn for session in self.sessions for turn in session.turns)
+        faults = (fault for turn in turns for fault in turn.faults)
+        return frozenset(each.policy for each in faults if each.fault == "timed_out")
 
     def to_json(self) -> dict[str, Any]:
         """Return sums, sessions and turns in the form of `leyline policies try --json`."""
@@ -146,11 +159,16 @@ def total(turns: Sequence[TurnTrial]) -> Totals:
     """Return the sums over turns."""
     policies: dict[str, PolicyFigures] = {}
     faults: Counter[str] = Counter()
+    origins: dict[str, dict[FaultOrigin, None]] = {}
     notes: Counter[str] = Counter()
     for turn in turns:
         for name, figures in turn.policies.items():
             policies[name] = policies.get(name, PolicyFigures()) + figures
-        faults.update(f"{each.policy}:{each.fault}" for each in turn.faults)
+        for fault in turn.faults:
+            key = f"{fault.policy}:{fault.fault}"
+            faults[key] += 1
+            if fault.origin is not None:
+                origins.setdefault(key, {}).setdefault(fault.origin)
         notes.update(turn.notes)
     return Totals(
         len(turns),
@@ -159,6 +177,7 @@ def total(turns: Sequence[TurnTrial]) -> Totals:
         sum((turn.prefill for turn in turns), Prefill()),
         policies,
         faults,
+        {key: tuple(found)[:_ORIGINS] for key, found in origins.items()},
         notes,
     )
 

@@ -89,14 +89,16 @@ def shipped_folder(name: str) -> Path | None:
 @contextmanager
 def engine_server(
     kind: EngineKind,
-    arguments: Sequence[str],
+    module: str,
+    flags: Sequence[str],
     log: Path,
     environment: Mapping[str, str],
 ) -> Iterator[EngineProcess]:
     """Run a healthy server, and stop it at the end.
 
     Args:
-        arguments: of the interpreter; the server's address is added.
+        module: run as ``python -m``.
+        flags: of the server; its address is added.
         log: file for all its output.
         environment: variables added to this process's.
 
@@ -104,7 +106,8 @@ def engine_server(
         EngineProcessError: it doesn't come up.
     """
     port = _free_port()
-    command = [kind.python(), "-P", *arguments, "--host", "127.0.0.1", "--port", str(port)]
+    address = ("--host", "127.0.0.1", "--port", str(port))
+    command = [kind.python(), "-P", "-m", module, *flags, *address]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - the user's own interpreter and flags

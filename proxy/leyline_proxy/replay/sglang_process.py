@@ -56,5 +56,6 @@ def sglang_server(
     named = ["--model-path", str(model or shipped_model())]
     if model is None:
         named += ["--served-model-name", SHIPPED_NAME]
-    with engine_server(SGLANG, ["-m", launcher, *named, *flags], log, environment or {}) as server:
+    flags = [*named, *flags]
+    with engine_server(SGLANG, launcher, flags, log, environment or {}) as server:
         yield server

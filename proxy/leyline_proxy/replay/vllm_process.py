@@ -91,9 +91,9 @@ def vllm_server(
         if model is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leyline-model-"))
             named = _stand_in(Path(folder))
-        arguments = ["-m", _MODULE, *named, *_FLAGS, *own, *flags]
+        arguments = [*named, *_FLAGS, *own, *flags]
         environment = {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
-        yield stack.enter_context(engine_server(VLLM, arguments, log, environment))
+        yield stack.enter_context(engine_server(VLLM, _MODULE, arguments, log, environment))
 
 
 def _stand_in(folder: Path) -> list[str]:

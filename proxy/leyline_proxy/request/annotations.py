@@ -139,7 +139,7 @@ def _annotation(where: str, raw: object) -> Annotation:
     try:
         found = msgspec.convert(raw, Annotation)
     except msgspec.ValidationError as error:
-        raise field_error(where, str(error), _fields_named(str(error))) from error
+        raise field_error(where, str(error), _fields_named(str(error)), raw) from error
     if found.decay is not None and found.decay == Decay():
         raise OptionError(f"{where}.decay", f"{where}.decay needs turns or seconds.")
     return found

@@ -22,7 +22,7 @@ def checked_body(body: Mapping[str, Any], kind: type[B]) -> B:
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
-        found = field_error("", str(error), kind.__struct_fields__)
+        found = field_error("", str(error), kind.__struct_fields__, body)
         param = found.param.removeprefix(".")
         text = str(found).removeprefix(".")
         raise BadRequestError(text if param else f"The body{text}", param=param or None) from error

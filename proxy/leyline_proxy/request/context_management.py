@@ -229,4 +229,4 @@ def _requested(where: str, raw: object) -> ClearToolUsesEdit | ClearThinkingEdit
     try:
         return msgspec.convert(raw, _EDITS[kind])
     except msgspec.ValidationError as error:
-        raise field_error(where, str(error), _EDITS[kind].__struct_fields__) from error
+        raise field_error(where, str(error), _EDITS[kind].__struct_fields__, raw) from error

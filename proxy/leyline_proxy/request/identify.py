@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hmac
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from uuid import uuid4
 
@@ -25,14 +23,13 @@ from ..model.undeclared import Trust
 from ..sessions import SessionStore
 from .parse import ChatRequest
 from .resemblance import Resemblance, offers_tools
+from .session_name import SessionName, public_id, session_name
 
 SHARED_KEYS = frozenset({"prompt_cache_key", "user"})
 """Names that several conversations may share; the history distinguishes them."""
 
 NAMED = "named"
 """Store key of sessions that are found by their id alone."""
-
-_PLAIN_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:@-]{1,128}")
 
 _BESIDE = 6
 """Number of further conversations that a harness's name also finds."""
@@ -80,6 +77,13 @@ class Identity:
     that is no step of its conversation."""
     hold: Hold | None = None
     """The hold that keeps other conversations out of the session until the turn is over."""
+    name: str = field(default="", repr=False)
+    """The caller's name for people, if the id is another text; see :class:`.SessionName`."""
+
+    @property
+    def shown_name(self) -> str:
+        """The name for people, also of a session that was found in another way."""
+        return self.name or (self.session.name if self.session is not None else "")
 
     @property
     def named(self) -> bool:
@@ -149,17 +153,17 @@ async def identify(
 
     Args:
         key: see :func:`~leyline_proxy.model.history.history_chain`.
-        secret: see :func:`public_id`.
+        secret: see :func:`.public_id`.
         openings: of all requests of this process; None for a request that won't be answered.
     """
     name, where = session_key(request.headers, request.body)
     if name is not None and where == OWN_HEADER:
-        session_id = public_id(name, secret)
-        session = await store.get(request.tenant.name, session_id)
+        own = session_name(name, secret)
+        session = await store.get(request.tenant.name, own.id)
         if session is not None and session.key != NAMED:
             # Its id is no proof that this caller sent its messages.
             session = session.shown_to(request.fingerprints)
-        return Identity(session_id, NAMED, (), session, "header")
+        return Identity(own.id, NAMED, (), session, "header", name=own.shown)
     chain = chain_of(request, key)
     # A name may be as long as a body.
     shared = f"{where}:{public_id(name, secret)}" if name is not None else ""
@@ -169,11 +173,10 @@ async def identify(
         found = await _by_compaction(store, request, request.continues, new)
     if found is None and name is not None and where not in SHARED_KEYS:
         resemblance = Resemblance(request, key)
-        found = await _by_name(
-            store, request, public_id(name, secret), chain, openings, resemblance=resemblance
-        )
+        own = session_name(name, secret)
+        found = await _by_name(store, request, own, chain, openings, resemblance=resemblance)
         if found is None:
-            beside = [public_id(f"{name} beside {number}", secret) for number in range(_BESIDE)]
+            beside = [session_name(f"{name} beside {number}", secret) for number in range(_BESIDE)]
             found = await _beside(store, request, beside, new, openings, resemblance=resemblance)
     return found or replace(new, session_id=f"s-{uuid4().hex[:20]}")
 
@@ -197,7 +200,7 @@ async def _by_compaction(
 async def _by_name(
     store: SessionStore,
     request: ChatRequest,
-    session_id: str,
+    name: SessionName,
     chain: tuple[int, ...],
     openings: Openings | None,
     *,
@@ -207,12 +210,12 @@ async def _by_name(
     transcript of it: the first one under the name, or an agent's after a request for a title, not
     another that the harness runs alongside."""
     tenant = request.tenant.name
-    session = await store.get(tenant, session_id)
-    named = Identity(session_id, NAMED, (), session, "name")
+    session = await store.get(tenant, name.id)
+    named = Identity(name.id, NAMED, (), session, "name", name=name.shown)
     if session is None or resemblance.takes_over(session):
         if openings is None:
             return named
-        first = Hold(tenant, session_id, chain, opens=True, offers_tools=offers_tools(request))
+        first = Hold(tenant, name.id, chain, opens=True, offers_tools=offers_tools(request))
         hold = openings.take(first)
         return replace(named, hold=hold) if hold is not None else None
     if not session.turns or _likeness(session, request) or resemblance.quotes(session):
@@ -223,7 +226,7 @@ async def _by_name(
 async def _beside(
     store: SessionStore,
     request: ChatRequest,
-    ids: Sequence[str],
+    names: Sequence[SessionName],
     new: Identity,
     openings: Openings | None,
     *,
@@ -235,11 +238,11 @@ async def _beside(
     changes on every turn.
 
     Args:
-        ids: their possible ids.
+        names: their possible names.
         new: holds the history and store key to find them by.
     """
     tenant, new = request.tenant.name, replace(new, found="likeness")
-    sessions = [await store.get(tenant, session_id) for session_id in ids]
+    sessions = [await store.get(tenant, name.id) for name in names]
     # A session with a certain name by now may remember more than its messages show.
     known = [each for each in sessions if each is not None and each.key == new.key]
     best = max(known, key=lambda session: _likeness(session, request), default=None)
@@ -249,11 +252,11 @@ async def _beside(
         return replace(new, session_id=best.id, session=best)
     if openings is None:
         return None
-    free = [place for place, session in zip(ids, sessions, strict=True) if session is None]
-    for session_id in free:
-        hold = openings.take(Hold(tenant, session_id, new.chain, opens=True))
+    free = [name for name, session in zip(names, sessions, strict=True) if session is None]
+    for name in free:
+        hold = openings.take(Hold(tenant, name.id, new.chain, opens=True))
         if hold is not None:
-            return replace(new, session_id=session_id, hold=hold)
+            return replace(new, session_id=name.id, hold=hold, name=name.shown)
     return None
 
 
@@ -337,16 +340,3 @@ def _goes_on(
 ) -> bool:
     stored = session.last.prepared.client_fingerprints if session.last is not None else ()
     return goes_on(stored, request.fingerprints, roles, match.length)
-
-
-def public_id(name: str, secret: str | None = None) -> str:
-    """Return a session id fit for a URL and a header: the caller's own name if it is plain.
-
-    Args:
-        secret: keys the hash of any other name. Without it the hash has no key, because an id must
-            be the same after a restart.
-    """
-    if _PLAIN_ID.fullmatch(name):
-        return name
-    digest = hmac.new((secret or "").encode(), name.encode("utf-8", "surrogatepass"), "sha256")
-    return f"h-{digest.hexdigest()[:32]}"

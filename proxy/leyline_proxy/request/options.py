@@ -71,7 +71,7 @@ def parse_options(raw: object, *, max_edits: int) -> RequestOptions:
     try:
         options = msgspec.convert(raw, RequestOptions)
     except msgspec.ValidationError as error:
-        raise _option_error(str(error)) from error
+        raise _option_error(str(error), raw) from error
     UndeclaredRules.parse(options.undeclared)
     for index, edit in enumerate(options.edits):
         _check_edit(index, edit)
@@ -80,7 +80,7 @@ def parse_options(raw: object, *, max_edits: int) -> RequestOptions:
     return options
 
 
-def _option_error(text: str) -> OptionError:
+def _option_error(text: str, value: object) -> OptionError:
     known = RequestOptions.__struct_fields__
     if ".edits[" in text:
         known = DeclaredEdit.__struct_fields__
@@ -88,7 +88,7 @@ def _option_error(text: str) -> OptionError:
         known = ContextOption.__struct_fields__
     elif "`$.compact" in text:
         known = CompactOption.__struct_fields__
-    return field_error(OPTIONS_FIELD, text, known)
+    return field_error(OPTIONS_FIELD, text, known, value)
 
 
 def _check_edit(index: int, edit: DeclaredEdit) -> None:

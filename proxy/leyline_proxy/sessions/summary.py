@@ -55,6 +55,8 @@ class SessionOverview:
     """The model of its last turn; empty if it isn't known."""
     client: str = ""
     """The program that sent its last turn, by its own word."""
+    name: str = ""
+    """See :attr:`~leyline_proxy.model.session.Session.name`."""
 
     @property
     def answered(self) -> bool:
@@ -72,6 +74,7 @@ def overview(session: Session) -> SessionOverview:
         session_totals(session),
         last.model if last is not None else "",
         last.client if last is not None else "",
+        session.name,
     )
 
 
@@ -104,6 +107,7 @@ def session_overview(seen: SessionOverview) -> dict[str, Any]:
     totals = seen.totals
     return {
         "id": seen.id,
+        "name": seen.name or seen.id,
         "model": seen.model,
         "client": seen.client,
         "turns": totals.turns,

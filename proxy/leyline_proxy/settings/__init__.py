@@ -4,9 +4,9 @@ from .proxy import (
     DEFAULT_TENANT,
     ONLY_ENGINE,
     Settings,
-    load_settings,
     secret_of,
 )
+from .sources import load_settings
 from .tenant import TenantSettings
 from .upstreams import UpstreamSettings
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from ..model.name_rule import NameRule
+
 HASHED = "sha256:"
 PREFIX = "lk-"
 """Prefix of the keys that Leyline makes, by which a leaked one is recognised."""
@@ -19,7 +21,11 @@ PREFIX = "lk-"
 _ID_LENGTH = 12
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _EXPIRES = "expires="
-_TENANT = re.compile(r"[^\s:#\[\]{}\"']{1,64}")
+_TENANT = NameRule(
+    r"[^\s:#\[\]{}\"']",
+    "characters that are no colon, #, blank, bracket, brace or quotation mark",
+    64,
+)
 _JSON = ("[", "{", '"')
 
 
@@ -73,11 +79,8 @@ def check_tenant(name: str) -> str:
         KeyLineError: it is empty, too long, or contains a colon, a #, a blank, a bracket, a brace
             or a quotation mark.
     """
-    if not _TENANT.fullmatch(name):
-        raise KeyLineError(
-            "a tenant's name has 1 to 64 characters, none of them a colon, #, blank, bracket, "
-            "brace or quotation mark"
-        )
+    if (broken := _TENANT.broken(name)) is not None:
+        raise KeyLineError(f"a tenant's name {broken}")
     return name
 
 

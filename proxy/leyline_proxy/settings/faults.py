@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import SettingsError
 
 from ..errors import closest
+from ..model.name_rule import rule_of
 from .file import ConfigError, Located, read_config
 from .named_files import NamedFileError
 from .proxy import Settings
@@ -30,6 +31,7 @@ _SHAPES = {
 """Messages of pydantic that speak of Python's types, in the words of a file of settings."""
 _FIELD = re.compile(r'field "(\w+)"')
 _LEADING = re.compile(r"([a-z_]+)[: ]")
+_NEEDED = re.compile(r" needs (?:an? )?([a-z_]+)|^([a-z_]+) must have at least")
 _SERVICE = re.compile(r"(tcp|udp)://")
 
 
@@ -69,7 +71,7 @@ def faults_of(error: Exception, sources: Sources) -> list[Fault]:
     """Return the errors of :func:`~leyline_proxy.settings.load_settings`, one fault each."""
     if isinstance(error, ConfigError):
         place, _, problem = str(error).partition(": ")
-        fix = "Fix that line." if error.line else "Give a YAML file of settings to --config."
+        fix = "" if error.line else "Give a YAML file of settings to --config."
         return [Fault(place, problem, fix)]
     if isinstance(error, FileNotFoundError):
         return [Fault("--config", str(error), "Name an existing file, or leave out the flag.")]
@@ -77,9 +79,9 @@ def faults_of(error: Exception, sources: Sources) -> list[Fault]:
         return [_unreadable_variable(error, sources)]
     if isinstance(error, ValidationError):
         finder = _Places(sources)
-        found = error.errors(include_input=False, include_url=False)
+        found = error.errors(include_url=False)
         return [_fault(item, finder, sources) for item in found]
-    return [Fault("", str(error), "Change the setting that the message names.")]
+    return [Fault("", str(error), "")]
 
 
 def fault_of_start(error: Exception, sources: Sources) -> Fault:
@@ -104,7 +106,7 @@ def ignored_variables(environ: Mapping[str, str]) -> list[Fault]:
             continue
         name = variable[len(PREFIX) :].lower()
         if name in Settings.model_fields:
-            if not environ[variable] and "SecretStr" in str(Settings.model_fields[name].annotation):
+            if not environ[variable] and is_secret(name):
                 found.append(Fault(variable, _EMPTY, "Give it a value, or remove it."))
             continue
         if name == "config":
@@ -188,17 +190,24 @@ def _fault(item: Any, places: _Places, sources: Sources) -> Fault:
     loc = [part for part in item["loc"] if part != "[key]"]
     message = str(item["msg"]).removeprefix("Value error, ")
     if not loc:
-        named = [places.of((name,)) for name in _named(message)]
+        named = [places.of((name,)) for name in settings_named(message)]
         return Fault(", ".join(filter(None, dict.fromkeys(named))), message, _change(message))
     name, place = ".".join(map(str, loc)), places.of(loc)
     if item["type"] == "extra_forbidden":
         known = _known(loc)
         fix = closest(str(loc[-1]), known) if known else "Remove it."
         return Fault(place, f"{name} is not a setting", fix)
-    shape = _SHAPES.get(item["type"])
+    shape = _SHAPES.get(item["type"]) or _broken_rule(item)
     problem = f"{name}: {message}" if shape is None else f"{name} {shape}"
     fix = f"Add {loc[-1]}." if item["type"] == "missing" else _fix(place, loc, sources)
     return Fault(place, problem, fix)
+
+
+def _broken_rule(item: Any) -> str | None:
+    """Return the way in which a name breaks its rule; None if the error is another."""
+    rule = rule_of(item.get("ctx", {}).get("pattern", ""))
+    given = item["input"]
+    return rule.broken(given) if rule is not None and isinstance(given, str) else None
 
 
 def _fix(place: str, loc: Sequence[int | str], sources: Sources) -> str:
@@ -208,21 +217,31 @@ def _fix(place: str, loc: Sequence[int | str], sources: Sources) -> str:
             "Kubernetes sets this variable for a Service named leyline. Set "
             "enableServiceLinks: false in the pod."
         )
-    named = [part for part in loc if isinstance(part, str)]
-    # The place in a file is a line, which says less.
-    own = place if place and ":" not in place and len(loc) == 1 else named[-1]
-    if isinstance(loc[-1], int):
-        return f"Change that entry of {own} accordingly."
-    return f"Change the value of {own} accordingly."
+    return ""
 
 
 def _change(message: str) -> str:
-    names = list(dict.fromkeys(_named(message)))
-    return f"Change or remove {' or '.join(names)}." if names else "Change it accordingly."
+    """Return the fix of an error that concerns several settings."""
+    wanted = _NEEDED.search(message)
+    if wanted is not None and is_secret(wanted[1] or wanted[2]):
+        name = wanted[1] or wanted[2]
+        fix = f'Make one: export {PREFIX}{name.upper()}="$(openssl rand -hex 32)"'
+        return f"{fix}, the same for all proxies." if name == "session_secret" else f"{fix}."
+    names = settings_named(message)
+    return f"Change or remove {' or '.join(names)}." if names else ""
 
 
-def _named(message: str) -> Iterator[str]:
-    return (word for word in re.findall(r"[a-z_]+", message) if word in Settings.model_fields)
+def is_secret(name: str) -> bool:
+    """Return True if a setting holds a secret, or several."""
+    return name in Settings.model_fields and "SecretStr" in str(
+        Settings.model_fields[name].annotation
+    )
+
+
+def settings_named(message: str) -> list[str]:
+    """Return the settings that a message names, each once, in its order."""
+    words = re.findall(r"[a-z_]+", message)
+    return [word for word in dict.fromkeys(words) if word in Settings.model_fields]
 
 
 def _known(loc: Sequence[int | str]) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -10,21 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from ..model.name_rule import NameRule
 from ..model.undeclared import OwnMode
 from .api_keys import check_tenant, parse_key
 from .audit import AuditSettings
 from .authorities import parse_authority
 from .budgets import BudgetSettings, check_money
 from .cache_scope import CacheScope
-from .file import read_config
 from .identity import IdentitySettings
 from .limits import MIB, LimitSettings
 from .off import Reuse
@@ -42,7 +35,7 @@ DEFAULT_TENANT = "default"
 ONLY_ENGINE = "engine"
 """Name of the engine if there is only one."""
 
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_ENGINE_NAME = NameRule("[A-Za-z0-9._:-]", "letters, digits and . _ : -", 64)
 
 
 class Settings(
@@ -257,10 +250,8 @@ class Settings(
     @classmethod
     def _check_names(cls, value: dict[str, UpstreamSettings]) -> dict[str, UpstreamSettings]:
         for name in value:
-            if not _PLAIN_NAME.fullmatch(name):
-                raise ValueError(
-                    f"{name[:80]!r} isn't a valid name: use only letters, digits and . _ : -"
-                )
+            if (broken := _ENGINE_NAME.broken(name)) is not None:
+                raise ValueError(f"the name {name[:80]!r} {broken}")
         return value
 
     @model_validator(mode="after")
@@ -325,39 +316,6 @@ class Settings(
         if self.upstream is not None:
             return {ONLY_ENGINE: UpstreamSettings(url=self.upstream)}
         return self.upstreams
-
-
-def load_settings(config: Path | None = None, **flags: Any) -> Settings:
-    """Return the settings from all sources; flags that are None count as not given.
-
-    Raises:
-        pydantic.ValidationError: a wrong or unknown setting; names it.
-        pydantic_settings.SettingsError: a variable that must be JSON isn't.
-        leyline_policies.config.ConfigError: the file can't be read; names the line.
-        FileNotFoundError: ``config`` doesn't exist.
-    """
-    given = {name: value for name, value in flags.items() if value is not None}
-    if config is None:
-        return Settings(**given)
-    document = read_config(config).plain()
-
-    class FromFile(Settings):
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            """Return the sources: flags first, then the environment, then the file."""
-            file = InitSettingsSource(settings_cls, document)
-            return init_settings, env_settings, file_secret_settings, file
-
-    read = FromFile(**given)
-    # Workers get their settings pickled, for which a class must have a name.
-    return Settings.model_construct(read.model_fields_set, **dict(read))
 
 
 def secret_of(key: SecretStr | None) -> str | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
+from ..model.name_rule import NameRule
+
+_HEADER = NameRule(
+    "[A-Za-z0-9!#$%&'*+.^_`|~-]", "letters, digits and ! # $ % & ' * + . ^ _ ` | ~ -", 64
+)
 
 
 def engine_url(value: str) -> str:
@@ -60,6 +63,8 @@ class RouterSettings(BaseModel):
     @field_validator("affinity_header")
     @classmethod
     def _check_affinity_header(cls, value: str | None) -> str | None:
-        if value is not None and not _HEADER.fullmatch(value):
-            raise ValueError("must be the name of an HTTP header, such as x-smg-routing-key")
+        if value is not None and (broken := _HEADER.broken(value)) is not None:
+            raise ValueError(
+                f"{broken}; it must be the name of an HTTP header, such as x-smg-routing-key"
+            )
         return value

@@ -125,6 +125,8 @@ def caller_account(
         account["edits_omitted"] = turn.planned.plan.omitted
     if turn.planned.prepared.working_set is not None:
         account["context"] = _working_set(turn.planned.prepared.working_set, recalled)
+    if turn.identity.shown_name:
+        account["session_name"] = turn.identity.shown_name
     return account | {
         "session": turn.identity.session_id,
         "turn": turn.name,

@@ -67,9 +67,7 @@ def session_after(
     plan = turn.planned.plan
     # After the forget that it confirms, the engine may have received what others read.
     obeyed = settled.obeyed and not _is_overtaken(session, turn)
-    current = session or _new_session(turn, placing, now)
-    if turn.identity.key == NAMED:
-        current = current.take_name(NAMED, turn.planned.prepared.client_fingerprints)
+    current = _with_name(session or _new_session(turn, placing, now), turn)
     if current.key == NAMED != turn.identity.key:
         source = None  # the session got its name meanwhile, and this turn may be another's
     if turn.identity.retells:
@@ -156,6 +154,15 @@ def _all_owing(session: Session, turn: Turn, placing: Placing) -> Session:
     return replace(left, places=places, demands=session.demands + 1)
 
 
+def _with_name(session: Session, turn: Turn) -> Session:
+    """Return the session under the name that the turn's request gave it, if any."""
+    if turn.identity.name:
+        session = replace(session, name=turn.identity.name)
+    if turn.identity.key == NAMED:
+        session = session.take_name(NAMED, turn.planned.prepared.client_fingerprints)
+    return session
+
+
 def _new_session(turn: Turn, placing: Placing, now: float) -> Session:
     return Session(
         id=turn.identity.session_id,
@@ -169,6 +176,7 @@ def _new_session(turn: Turn, placing: Placing, now: float) -> Session:
         unnamed=turn.unnamed,
         unvouched=turn.unvouched,
         untraced=turn.untraced,
+        name=turn.identity.name,
         # For a conversation from elsewhere, any engine may hold some of its KV.
         places=placing.anywhere() if turn.unvouched else {},
     )

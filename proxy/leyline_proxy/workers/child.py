@@ -89,6 +89,7 @@ class Child:
     async def _run_one(self) -> int:
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # nothing is imported from the current directory, as in this process
             "-m",
             self._module,
             stdin=asyncio.subprocess.PIPE,

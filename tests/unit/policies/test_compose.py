@@ -366,6 +366,7 @@ def test_numbers_out_of_range_are_refused(make: Callable[[], Policy], words: str
     ],
     ids=["when", "every", "at_least", "protect", "protect-all-pairs", "pipeline", "dry_run"],
 )
+@pytest.mark.filterwarnings("ignore::leyline_policies.testing.NothingEditedWarning")
 def test_wrappers_keep_the_rules(policy: Policy) -> None:
     """Every wrapper around a policy that keeps the rules keeps them on made-up sessions."""
     pairs_may_break = policy.name == "tail"

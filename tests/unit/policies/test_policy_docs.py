@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,12 +12,13 @@ import jsonschema
 import pytest
 import yaml
 
-from leyline_policies import Registry, load_pipeline
+from leyline_policies import Message, Registry, load_pipeline
 from leyline_policies.builtin import BUILTINS
 from leyline_policies.builtin.detectors import KEYS, PII
 from leyline_policies.builtin.drop_failed_calls import DropFailedCalls
 from leyline_policies.builtin.truncate_older_than import TruncateOlderThan
 from leyline_policies.config import ConfigError, parse_policies
+from leyline_policies.conversation import ToolCall, pair_calls
 from leyline_policies.modifiers import MODIFIERS
 from leyline_policies.registry import Candidate, built_in_candidates
 from leyline_policies.schema import policy_schema
@@ -156,6 +158,7 @@ def test_first_policy_can_be_registered_and_tested() -> None:
     assert parameter.help == "characters that stay"
 
 
+@pytest.mark.filterwarnings("ignore::leyline_policies.testing.NothingEditedWarning")
 def test_a_function_is_tested_with_settings() -> None:
     """The test of the first policy with settings passes, and fails without their effect."""
     function = _run("def short_pastes")["short_pastes"]
@@ -163,6 +166,22 @@ def test_a_function_is_tested_with_settings() -> None:
     _run(f"def {test}", short_pastes=function)[test]()
     with pytest.raises(AssertionError):
         _run(f"def {test}", short_pastes=lambda messages, turn_idx, *, limit=1: messages)[test]()
+
+
+def test_the_fields_of_a_call_are_listed_and_read() -> None:
+    """The table has the fields of `ToolCall`, and the example reads a call's arguments, whatever a
+    model wrote."""
+    section = WRITING.split("## Messages and tool calls")[1].split("\n## ")[0]
+    assert [*_rows(section)][-4:] == [each.name for each in fields(ToolCall)]
+    path_of = _run("def path_of")["path_of"]
+    told = [
+        {"id": str(place), "type": "function", "function": {"name": "read", "arguments": text}}
+        for place, text in enumerate(('{"path": "a.py"}', "{", "[1]", '{"line": 3}'))
+    ]
+    messages: list[Message] = [{"role": "assistant", "content": None, "tool_calls": told}]
+    messages.append({"role": "assistant", "content": None, "function_call": {"name": "read"}})
+    calls = pair_calls(messages)
+    assert [path_of(messages, call) for call in calls] == ["a.py", None, None, None, None]
 
 
 def test_marks_and_context_examples_keep_the_rules() -> None:
@@ -175,6 +194,7 @@ def test_marks_and_context_examples_keep_the_rules() -> None:
     assert report.rewrites <= 2 * report.sessions * 3  # once for each long sleep, not every turn
 
 
+@pytest.mark.filterwarnings("ignore::leyline_policies.testing.NothingEditedWarning")
 def test_verbs_example_keeps_the_rules() -> None:
     """A policy that says what should become of messages changes nothing else of them."""
     keep = _run("def keep_the_plan")["keep_the_plan"]

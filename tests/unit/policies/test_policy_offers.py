@@ -15,6 +15,8 @@ from leyline_policies.registry import Candidate, built_in_candidates
 from leyline_policies.spec import build_policy
 from leyline_policies.testing import check_policy, requests_of
 
+pytestmark = pytest.mark.filterwarnings("ignore::leyline_policies.testing.NothingEditedWarning")
+
 SESSIONS = [requests_of([{"role": "user", "content": "x" * 99}])]
 
 

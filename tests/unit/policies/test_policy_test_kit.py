@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from leyline_policies.context import MAX_STATE_BYTES
 from leyline_policies.conversation import pair_calls
 from leyline_policies.testing import (
     RULES,
+    NothingEditedWarning,
     RuleBrokenError,
     check_policy,
     requests_of,
@@ -243,6 +245,7 @@ def test_every_rule_has_a_policy_that_breaks_it() -> None:
         if rule in ("system_kept", "same_objects", "notes_numbers", "renders", "last_user_kept")
     ],
 )
+@pytest.mark.filterwarnings("ignore::leyline_policies.testing.NothingEditedWarning")
 def test_a_rule_can_be_left_out(rule: str, policy: Policy) -> None:
     """A rule that a policy breaks on purpose isn't checked when it is named."""
     check_policy(policy, SESSIONS, render=_template, without=[rule])
@@ -259,6 +262,7 @@ def test_forgetting_policies_may_edit_instructions() -> None:
         check_policy(Policy(_returns(lambda m: m[1:]), "forget"), SESSIONS)
 
 
+@pytest.mark.filterwarnings("ignore::leyline_policies.testing.NothingEditedWarning")
 def test_what_was_broken_before_is_no_fault() -> None:
     """Calls and results that the client left alone, and what no template takes, may stay so."""
     torn = [*TALK[:3], {"role": "user", "content": "odd"}, *TALK[4:]]
@@ -279,6 +283,7 @@ def test_report_tells_what_was_done() -> None:
     assert check_policy(late, SESSIONS).rewrites == 1
 
 
+@pytest.mark.filterwarnings("ignore::leyline_policies.testing.NothingEditedWarning")
 def test_plain_function_is_a_policy() -> None:
     """A function is checked under its own name, with or without a context."""
 
@@ -354,3 +359,17 @@ def test_kit_needs_the_standard_library_only() -> None:
     command = [sys.executable, "-c", code]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert output.strip() == "['leyline_policies']"
+
+
+def test_a_policy_that_edited_nothing_is_named() -> None:
+    """The kit warns that the rules for edits weren't tried; a policy that acts gets no warning."""
+    idle, acts = Policy(lambda _, messages, *__: messages), Policy(_cuts)
+    with pytest.warns(NothingEditedWarning, match="'broken' edited nothing on 4 turns"):
+        assert check_policy(idle, SESSIONS).edited_turns == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert check_policy(acts, SESSIONS).edited_turns > 0
+
+
+def _cuts(self: Policy, messages: list[Message], turn: int, context: Context) -> Any:
+    return [map_text(m, lambda text: text[:10]) if m["role"] == "tool" else m for m in messages]

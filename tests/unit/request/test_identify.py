@@ -11,7 +11,8 @@ from support.fake_engine import MODEL, Answer, FakeEngine, proxy_before
 
 from leyline_proxy.model.history import HARNESS_HEADERS
 from leyline_proxy.model.session import Session
-from leyline_proxy.request.identify import Identity, Openings, identify, public_id
+from leyline_proxy.request.identify import Identity, Openings, identify
+from leyline_proxy.request.session_name import public_id
 from leyline_proxy.sessions import MemorySessionStore
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -119,6 +120,23 @@ NAME = {HARNESS_HEADERS[0]: "run"}
 def dated(number: int, *rest: dict[str, Any]) -> list[dict[str, Any]]:
     """A conversation of a harness whose system prompt is another on every turn."""
     return [{"role": "system", "content": f"It is {number} o'clock."}, TASK, *rest]
+
+
+async def test_other_conversations_under_a_name_show_it_with_a_number(
+    store: MemorySessionStore,
+) -> None:
+    """A name that is no id is shown, for the conversations beside the first with their numbers."""
+    openings, name = Openings(), {"x-session-id": "team/agent 7"}
+    first = await identify(store, asked([TASK], name), openings=openings)
+    beside = await identify(store, asked([AGAIN], name), openings=openings)
+    assert [each.shown_name for each in (first, beside)] == [
+        "team/agent 7",
+        "team/agent 7 beside 0",
+    ]
+    assert first.session_id == public_id("team/agent 7")
+    certain = await identify(store, asked([TASK], {"x-leyline-session": "a b"}), openings=openings)
+    plain = await identify(store, asked([TASK], {"x-leyline-session": "a-b"}), openings=openings)
+    assert [certain.shown_name, plain.shown_name] == ["a b", ""]
 
 
 async def test_a_conversation_beside_another_stays_one_though_its_opening_changes(

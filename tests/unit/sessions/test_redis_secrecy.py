@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -237,3 +238,28 @@ def test_names_of_entries_tell_nothing(tmp_path: Path) -> None:
     names = {keys.session("red", "blue"), keys.session("redb", "lue"), keys.session("", "redblue")}
     assert len(names) == 3
     assert not any(word in name for name in names for word in ("red", "blue", "lue"))
+
+
+@pytest.mark.parametrize("secrets", [(), (NEW,)], ids=["without-key", "with-key"])
+async def test_a_callers_name_is_kept_like_text(
+    server: RedisServer, secrets: tuple[str, ...]
+) -> None:
+    """A name that is no id may hold any text: it is encrypted or not there, only its own session's
+    line shows it, and the session that is read has it, too."""
+    name, messages = f"Fix {TEXT}", history(2)
+    async with proxy(server, *secrets) as store, proxy(server, *secrets) as other:
+        for which in ("a", "b"):
+            change = turn_change(which, messages)
+            called = name if which == "a" else ""
+            await store.update(
+                "t", which, lambda known, c=change, n=called: replace(c(known), name=n), ()
+            )
+        assert TEXT.encode() not in everything(server)
+        lines = {line.id: line.name for line in await other.sessions("t")}
+        found = await other.get("t", "a")
+        assert lines == {"a": name if secrets else "", "b": ""}
+        assert found is not None and found.name == (name if secrets else "")
+        with server.client() as client:  # another session's value opens nothing
+            keys = [Keys("leyline").session("t", each) for each in ("a", "b")]
+            client.hset(keys[1], "n", client.hget(keys[0], "n") or b"x")
+        assert {line.id: line.name for line in await other.sessions("t")} == lines

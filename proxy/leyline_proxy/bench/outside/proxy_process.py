@@ -90,7 +90,7 @@ def running_proxy(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     begins = log.stat().st_size if log.exists() else 0
-    command = (sys.executable, "-c", _COMMAND, *serve_arguments(upstream))
+    command = (sys.executable, "-P", "-c", _COMMAND, *serve_arguments(upstream))
     with started(command, Path.cwd(), environment, log) as process:
         deadline = time.monotonic() + _START_S
         origin = _origin(process, log, begins, deadline)

@@ -172,7 +172,7 @@ class Page {
     else if (kind === "turn") {
       state.turn(data);
       this.#sayTurn(data);
-    } else if (kind === "lost") this.#say(`A turn of session ${data.session} was ${data.how}.`);
+    } else if (kind === "lost") this.#say(`A turn of session ${state.nameOf(data.session)} was ${data.how}.`);
     this.draw();
   }
 

@@ -48,7 +48,8 @@ export class Detail {
         h("div", { class: "head" }, h("h2", {}, "Session ", this.#title), this.#choice, this.#when),
         this.#who, this.#sums, this.#legend, this.#place, this.#turn);
     }
-    setText(this.#title, session.id);
+    setText(this.#title, session.name);
+    this.#title.title = session.id;
     setText(this.#when, ago(Math.max(0, state.now - session.updated)));
     setText(this.#who, whoOf(session));
     setText(this.#sums, `${plural(session.turns, "turn")}, ` +

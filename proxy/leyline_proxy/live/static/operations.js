@@ -88,7 +88,7 @@ export function renderClaims(root, state) {
   }
   const rows = state.claims.map((claim) => h("tr", {},
     h("th", { scope: "row" }, h("code", {}, claim.id)),
-    h("td", {}, h("code", {}, claim.session)),
+    h("td", {}, h("code", { title: claim.session }, state.nameOf(claim.session))),
     h("td", {}, `${claim.kind}, priority ${claim.priority}`),
     h("td", {}, words(claim.state)),
     h("td", {}, residence(claim)),

@@ -71,9 +71,9 @@ export class SessionList {
     this.#list.scrollTop += Math.min(0, at.top - list.top) + Math.max(0, at.bottom - list.bottom);
   }
 
-  // Whether each word of the search is in a session's name, model or client, or in the tenant.
-  #fits({ keyed, tenant }, { id, model, client }) {
-    const text = [id, model, client, keyed ? tenant : ""].join(" ").toLowerCase();
+  // Whether each word of the search is in a session's name, id, model or client, or in the tenant.
+  #fits({ keyed, tenant }, { id, name, model, client }) {
+    const text = [name, id, model, client, keyed ? tenant : ""].join(" ").toLowerCase();
     return this.#words.every((word) => text.includes(word));
   }
 
@@ -93,7 +93,7 @@ export class SessionList {
     let row = this.#rows.get(id);
     if (!row) {
       row = h("div", { class: "session", role: "option", "data-id": id, onclick: () => this.#select(id) },
-        h("code", { class: "id", title: id }, id), h("span", { class: "hit" }),
+        h("code", { class: "id" }), h("span", { class: "hit" }),
         h("span", { class: "mini", "aria-hidden": "true" },
           ...["kept", "spliced", "reused", "prefilled"].map((kind) => h("i", { class: kind }))),
         h("span", { class: "dim what" }), h("span", { class: "dim when" }),
@@ -104,7 +104,9 @@ export class SessionList {
   }
 
   #fill(row, session, now) {
-    const [, hit, mini, what, when, who] = row.children;
+    const [name, hit, mini, what, when, who] = row.children;
+    setText(name, session.name);
+    name.title = session.name === session.id ? session.id : `${session.name}, id ${session.id}`;
     setText(hit, percent(session.hit_ratio));
     setText(what, `${plural(session.turns, "turn")}, ${plural(session.prompt_tokens, "token")}`);
     setText(when, ago(Math.max(0, now - session.updated)));
@@ -116,7 +118,7 @@ export class SessionList {
     shares.forEach((part, index) => {
       mini.children[index].style.width = `${(100 * part) / whole}%`;
     });
-    row.setAttribute("aria-label", `Session ${session.id}, ${plural(session.turns, "turn")}, ` +
+    row.setAttribute("aria-label", `Session ${session.name}, ${plural(session.turns, "turn")}, ` +
       `${count(session.prompt_tokens)} prompt tokens, hit ratio ${percent(session.hit_ratio)}` +
       (session.model ? `, model ${session.model}` : "") + (session.client ? `, by ${session.client}` : ""));
   }

@@ -86,6 +86,11 @@ export class State {
     this.histories.set(document.id, turns);
   }
 
+  // A session as its caller calls it; the id where the session isn't known.
+  nameOf(id) {
+    return this.sessions.get(id)?.name ?? id;
+  }
+
   // Turns of a session, oldest first; null where they aren't known yet.
   turnsOf(id) {
     const turns = this.histories.get(id);

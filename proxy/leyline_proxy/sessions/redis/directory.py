@@ -11,6 +11,7 @@ from . import keys as names
 from .fair_bound import FairBound
 from .keys import Keys
 from .link import RedisLink
+from .sealing import Seal
 from .stored import SessionCandidate, chain_of, longest_whole, opening_of, overview_of
 
 _MAX_OPENINGS = 32
@@ -31,6 +32,7 @@ class Directory:
         self,
         link: RedisLink,
         keys: Keys,
+        seal: Seal,
         *,
         ttl_s: float,
         max_sessions: int | None,
@@ -38,6 +40,7 @@ class Directory:
     ) -> None:
         self._link = link
         self._keys = keys
+        self._seal = seal
         self._ttl_s = ttl_s
         self._bound = (
             FairBound(
@@ -158,9 +161,11 @@ class Directory:
         )
         entries = [self._keys.session(tenant, name.decode()) for name in found]
         lines = await self._link.together(
-            lambda pipe: [pipe.hget(each, names.OVERVIEW) for each in entries], empty=not entries
+            lambda pipe: [pipe.hmget(each, [names.OVERVIEW, names.NAME]) for each in entries],
+            empty=not entries,
         )
-        return tuple(seen for line in lines if (seen := overview_of(line)) is not None)
+        seen = (overview_of(*line, tenant, self._seal) for line in lines)
+        return tuple(each for each in seen if each is not None)
 
     async def count(self, now: float) -> int:
         """Return the number of all tenants' sessions."""

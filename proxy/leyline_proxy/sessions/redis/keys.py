@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import blake2b
 
-VERSION, DATA, OVERVIEW, CHAIN, KEY, EPOCH, LOSSES, UPDATED = b"v d o c k e l u".split()
+VERSION, DATA, OVERVIEW, NAME, CHAIN, KEY, EPOCH, LOSSES, UPDATED = b"v d o n c k e l u".split()
 """Fields of a session: version of the write, the session itself, its line in lists, its history,
 its store key, the epoch of the write, losses of account since, and the time of the write."""
 

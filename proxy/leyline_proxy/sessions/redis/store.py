@@ -97,7 +97,7 @@ class RedisSessionStore:
         self._keys = Keys(prefix)
         self._max_session_bytes = max_session_bytes
         self._directory = Directory(
-            link, self._keys, ttl_s=ttl_s, max_sessions=max_sessions, clock=clock
+            link, self._keys, seal, ttl_s=ttl_s, max_sessions=max_sessions, clock=clock
         )
         self._cache = SessionCache[tuple[int, ...]](max_bytes=max_cached_bytes, idle_s=60.0)
         self._clock = clock

@@ -13,7 +13,7 @@ from ...model.history import HistoryMatch, shortest_partial
 from ...model.session import Place, Session
 from ..codec import UNENCODABLE, decode_session, encode_session
 from ..summary import SessionOverview, overview
-from .keys import CHAIN, DATA, EPOCH, KEY, OVERVIEW, UPDATED, VERSION
+from .keys import CHAIN, DATA, EPOCH, KEY, NAME, OVERVIEW, UPDATED, VERSION
 from .sealing import Seal, owner_of
 
 STALE_S = 900.0
@@ -145,10 +145,12 @@ def fields_of(
             data = seal.close(encode_session(session), owner)
     if data is None or len(data) > most:
         data = seal.close(encode_session(session.without_text()), owner)
+    name = seal.close(session.name.encode(), owner) if seal.hides and session.name else b""
     return {
         VERSION: version,
         DATA: data,
-        OVERVIEW: msgspec.msgpack.encode(overview(session)),
+        OVERVIEW: msgspec.msgpack.encode(replace(overview(session), name="")),
+        NAME: name,
         CHAIN: array("Q", chain).tobytes(),
         KEY: session.key.encode("utf-8", "surrogatepass"),
         EPOCH: epoch,
@@ -175,12 +177,16 @@ def chain_of(stored: bytes | None) -> tuple[int, ...]:
     return tuple(values)
 
 
-def overview_of(stored: bytes | None) -> SessionOverview | None:
-    """Return a line of the list, if it can be read."""
+def overview_of(
+    stored: bytes | None, name: bytes | None, tenant: str, seal: Seal
+) -> SessionOverview | None:
+    """Return a line of the list, if it can be read; without its name, if that can't."""
     try:
-        return msgspec.msgpack.decode(stored or b"", type=SessionOverview)
+        line = msgspec.msgpack.decode(stored or b"", type=SessionOverview)
     except msgspec.MsgspecError:
         return None
+    opened = seal.open(name, owner_of(tenant, line.id)) if name else None
+    return replace(line, name=opened.decode("utf-8", "replace")) if opened else line
 
 
 def opening_of(session: Session, chain: Sequence[int]) -> int | None:

@@ -81,7 +81,7 @@ class ComplexityTrap:
             *job.extra,
         )
         scoring = (
-            *(job.program("python"), "-m", "swebench.harness.run_evaluation"),
+            *(job.program("python"), "-P", "-m", "swebench.harness.run_evaluation"),
             *("--dataset_name", _DATASET, "--split", "test"),
             *("--predictions_path", str(job.results / "preds.json")),
             *("--max_workers", str(job.workers), "--timeout", "900", "--run_id", _RUN_ID),
