@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from ..errors import BadRequestError, BodyTooLargeError, ClientDisconnected, RequestTimeoutError
+from ..request.surrogates import repair_surrogates
 from ..request.values import MAX_VALUES, check_values
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ async def read_body(
     timeout_s: float,
     values: int | None = MAX_VALUES,
 ) -> bytes:
-    """Return the whole body, at most ``limit`` bytes.
+    """Return the whole body, at most ``limit`` bytes; of JSON, what :func:`checked_json` returns.
 
     Args:
         way_out: advice to the caller about a longer body.
@@ -56,14 +57,29 @@ async def read_body(
             raw = await _read(request, limit, way_out)
     except TimeoutError as error:
         raise too_slow(timeout_s) from error
-    if values is not None:
-        await in_steps(check_values(raw, values))
-    return raw
+    if values is None:
+        return raw
+    return await checked_json(raw, values)
 
 
-async def in_steps(work: Iterator[None]) -> None:
-    """Do work to its end, with other requests served after each step."""
-    for _ in work:
+async def checked_json(raw: bytes, most: int) -> bytes:
+    """Return JSON with texts in which no surrogate is alone.
+
+    Raises:
+        BadRequestError: it has more than ``most`` values.
+    """
+    await in_steps(check_values(raw, most))
+    return await in_steps(repair_surrogates(raw))
+
+
+async def in_steps(work: Generator[None, None, T]) -> T:
+    """Do work to its end, with other requests served after each step, and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
         await asyncio.sleep(0)
 
 

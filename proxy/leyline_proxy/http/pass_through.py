@@ -26,7 +26,7 @@ from ..errors import (
     UpstreamUnreachableError,
 )
 from ..plan.outgoing import PROXY_MEMBERS, salted, without_reserved
-from ..request.values import check_values, most_values
+from ..request.values import most_values
 from ..request.wire import WireError, split_body
 from ..settings.other_paths import Passage, is_unknown, passage_of
 from ..tenants import Tenant
@@ -38,7 +38,7 @@ from ..upstream.replica import Replica
 from ..wiring.services import Services
 from .bare_charges import BareCharge
 from .exchange import Exchange
-from .limits import in_steps, until_disconnect
+from .limits import checked_json, until_disconnect
 from .path_hints import hint, is_mistaken
 from .refusal import refusal_response
 from .time_limit import within
@@ -76,7 +76,7 @@ class PassThroughExchange(Exchange):
         path = self.request.path_params["path"]
         passage = self._passage(path, tenant)
         if _looks_like_json(raw):
-            await in_steps(check_values(raw, tenant.limits.max_body_values))
+            raw = await checked_json(raw, tenant.limits.max_body_values)
         model = _model_of(path, raw)
         pool = self.services.pool
         self.model = pool.label(model)
