@@ -54,7 +54,10 @@ def nested(levels: int) -> dict[str, Any]:
             {"messages": user({"type": "document", "source": {"type": "base64"}})},
             "messages[0].content[0].source",
         ),
-        ({"messages": user({"type": "container_upload", "file_id": "f"})}, "messages[0].content[0].type"),
+        (
+            {"messages": user({"type": "container_upload", "file_id": "f"})},
+            "messages[0].content[0].type",
+        ),
         (
             {"messages": [{"role": "assistant", "content": [{**USE, "input": "x"}]}]},
             "messages[0].content[0].input",

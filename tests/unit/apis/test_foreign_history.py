@@ -315,4 +315,6 @@ def test_no_item_of_a_history_makes_it_unusable(item: dict[str, Any]) -> None:
     answer = {"role": "assistant", "content": "Well."}
     assert mapped_messages([*history, NEXT, answer, NEXT])["messages"][:3] == before
     items = chat([said("Go."), item, said("Next.")])
-    assert chat([said("Go."), item, said("Next."), said("a", "assistant"), said("b")])[:2] == items[:2]
+    assert (
+        chat([said("Go."), item, said("Next."), said("a", "assistant"), said("b")])[:2] == items[:2]
+    )
