@@ -11,8 +11,8 @@ from .foreign import Treatment, shown_text
 
 
 def shown_history(messages: Sequence[Message], known: int = 0) -> dict[int, Message]:
-    """Return the assistant's messages that hold parts which only another provider can read, by their
-    indices, with texts in their places. Types that no table has may be the engine's own, and stay.
+    """Return the assistant's messages with parts that only another provider can read, by index,
+    with texts in their places. Types that no table has may be the engine's own, and stay.
 
     Args:
         known: number of leading messages that hold none.
@@ -21,11 +21,12 @@ def shown_history(messages: Sequence[Message], known: int = 0) -> dict[int, Mess
     for index in range(known, len(messages)):
         message = messages[index]
         content = message.get("content")
-        if message.get("role") == "assistant" and isinstance(content, list):
-            if any(map(_is_foreign, content)):
-                parts = [shown for part in content for shown in _shown(part)]
-                empty = None if message.get("tool_calls") else ""
-                found[index] = {**message, "content": parts or empty}
+        if message.get("role") != "assistant" or not isinstance(content, list):
+            continue
+        if any(map(_is_foreign, content)):
+            parts = [shown for part in content for shown in _shown(part)]
+            empty = None if message.get("tool_calls") else ""
+            found[index] = {**message, "content": parts or empty}
     return found
 
 

@@ -1,9 +1,9 @@
 """Items in a history that only another provider can carry out, or read.
 
-An agent may change its model in the middle of a session. Its history then holds what the servers of
-the model before did: searches, code, pages. The proxy shows the model what of it is text, and leaves
-the rest out. So a history never becomes unusable, and what the model reads is an ordinary text of
-its message, which policies, edits and forgets reach.
+An agent may change its model in the middle of a session. Its history then holds what the servers
+of the model before did: searches, code, pages. The proxy shows the model what of it is text, and
+leaves the rest out. So a history never becomes unusable, and what the model reads is an ordinary
+text of its message, which policies, edits and forgets reach.
 """
 
 from __future__ import annotations

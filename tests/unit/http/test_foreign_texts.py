@@ -58,8 +58,8 @@ async def test_a_secret_in_an_item_goes_like_any_other(
 
 
 async def test_a_chat_request_with_parts_of_another_provider(engine: FakeEngine) -> None:
-    """They are texts, in their places; other unknown parts are the engine's own; and characters of a
-    message that the client doesn't have are no demand."""
+    """They are texts, in their places; other unknown parts are the engine's own; and characters of
+    a message that the client doesn't have are no demand."""
     own = {"type": "thinking", "thinking": "Hm."}
     upload = {"type": "container_upload", "file_id": "f"}
     told = {"role": "assistant", "content": [own, SAID, USE, upload]}
@@ -81,8 +81,8 @@ async def test_a_chat_request_with_parts_of_another_provider(engine: FakeEngine)
 
 
 def test_items_that_name_what_a_provider_stores_pass_translated_only() -> None:
-    """An upstream of the client's own API gets no id of a file or a container, which could be another
-    tenant's there."""
+    """An upstream of the client's own API gets no id of a file or a container, which could be
+    another tenant's there."""
     upstream = Upstream()
     image = {"type": "image", "source": {"type": "file", "file_id": "theirs"}}
     older = [{"role": "user", "content": [image]}, {"role": "assistant", "content": "I see."}]

@@ -6,7 +6,7 @@ engine. The response in an item's id identifies its answer; without such ids, th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableSet, Sequence
+from collections.abc import Iterator, Mapping, MutableSet, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
