@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -169,9 +170,7 @@ def find_fault(before: Sequence[Message], after: object, memo: Memo | None = Non
         known = set(map(id, before))
         msgspec.json.encode([message for message in after if id(message) not in known])
         check_messages(after)
-    except MessageError as error:
-        return "broken_pair" if error.param.endswith(".tool_call_id") else "bad_message"
-    except (TypeError, ValueError, RecursionError):  # not JSON data
+    except (MessageError, TypeError, ValueError, RecursionError):  # the last: not JSON data
         return "bad_message"
     return _lost(before, after)
 
@@ -186,7 +185,7 @@ def _rewritten(old: Message, new: Message) -> Literal["fit", "unfit", "elsewhere
         return "elsewhere"
     try:
         msgspec.json.encode(new)
-        check_message(0, new, {str(new.get("tool_call_id"))})
+        check_message(0, new)
     except (MessageError, TypeError, ValueError, RecursionError):
         return "unfit"
     return "fit"
@@ -194,7 +193,7 @@ def _rewritten(old: Message, new: Message) -> Literal["fit", "unfit", "elsewhere
 
 def _lost(before: Sequence[Message], after: Sequence[Message]) -> Fault | None:
     """Return the fault of missing parts of ``before`` that must stay, if any."""
-    if _unanswered(after) - _unanswered(before):
+    if _unpaired(after) - _unpaired(before):
         return "broken_pair"
     last_user = nth_last(before, "user", 1)
     if last_user is not None and not any(message is before[last_user] for message in after):
@@ -204,13 +203,18 @@ def _lost(before: Sequence[Message], after: Sequence[Message]) -> Fault | None:
     return None
 
 
-def _unanswered(messages: Iterable[Message]) -> set[str]:
-    """Return the ids of tool calls without a result."""
-    called: set[str] = set()
+def _unpaired(messages: Iterable[Message]) -> Counter[tuple[str, object]]:
+    """Return the tool calls without a result, and the results without a call before them, by their
+    ids. A client's own list may have some."""
+    called: set[object] = set()
     answered: set[object] = set()
+    found: Counter[tuple[str, object]] = Counter()
     for message in messages:
         if "tool_calls" in message:
             called.update(call_ids(message))
         elif message.get("role") == "tool":
-            answered.add(message.get("tool_call_id"))
-    return called - answered
+            identifier = message.get("tool_call_id")
+            answered.add(identifier)
+            found["result", identifier] += identifier not in called
+    found.update(("call", identifier) for identifier in called - answered)
+    return found

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from ..apis.chat_history import shown_history
+from ..errors import BadRequestError
+from ..model.fields import OPTIONS_FIELD
 from ..request.parse import ChatRequest, parse_chat
+from ..request.wire import replace_messages
 from ..tenants import Tenant
 from .api import Api, ApiCall
 from .limits import beside
@@ -17,10 +21,27 @@ class ChatCall(ApiCall):
 
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
         """Return the body as a chat request."""
+        return await beside(raw, partial(self._parsed, tenant, raw))
+
+    def _parsed(self, tenant: Tenant, raw: bytes) -> ChatRequest:
         bodies = self.services.bodies if self.runs else None
         headers = self.request.headers
-        parsed = partial(parse_chat, raw, headers, tenant, clock=self.clock, bodies=bodies)
-        return await beside(raw, parsed)
+        chat = parse_chat(raw, headers, tenant, clock=self.clock, bodies=bodies)
+        # A remembered body holds no parts of other providers: they have been replaced in it.
+        shown = shown_history(chat.messages, chat.read.known if chat.read is not None else 0)
+        if not shown:
+            return chat
+        for number, edit in enumerate(chat.options.edits):
+            if edit.chars is not None and edit.message in shown:
+                field = f"{OPTIONS_FIELD}.edits[{number}].chars"
+                raise BadRequestError(
+                    f"{field}: message {edit.message} holds parts of another provider, whose texts "
+                    "have no places of yours. Replace or drop the whole message.",
+                    param=field,
+                )
+        sent = [(index, shown.get(index, each)) for index, each in enumerate(chat.messages)]
+        replaced = replace_messages(raw, sent, chat.messages)
+        return parse_chat(replaced, headers, tenant, clock=self.clock, bodies=bodies)
 
 
 CHAT = Api(ChatCall.path, "/v1/leyline/count_tokens", ChatCall)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -17,6 +17,7 @@ from ..errors import (
     EncodingError,
     RequestTimeoutError,
 )
+from ..request.surrogates import repair_surrogates
 from ..request.values import MAX_VALUES, check_values
 from ..unpackers import UNPACKERS, PackedError, Unpacker, encodings_of
 from .signs import Signs
@@ -36,7 +37,7 @@ async def read_body(
     timeout_s: float,
     values: int | None = MAX_VALUES,
 ) -> bytes:
-    """Return the whole body, unpacked, at most ``limit`` bytes.
+    """Return the whole body, unpacked, at most ``limit`` bytes; of JSON, see :func:`checked_json`.
 
     Args:
         way_out: advice to the caller about a longer body.
@@ -66,9 +67,7 @@ async def read_body(
             param="content-encoding",
             code="invalid_content_encoding",
         ) from error
-    if values is not None:
-        await in_steps(check_values(raw, values))
-    return raw
+    return raw if values is None else await checked_json(raw, values)
 
 
 def _encoding_of(request: Request) -> str | None:
@@ -79,9 +78,24 @@ def _encoding_of(request: Request) -> str | None:
     return encodings[0] if encodings else None
 
 
-async def in_steps(work: Iterator[None]) -> None:
-    """Do work to its end, with other requests served after each step."""
-    for _ in work:
+async def checked_json(raw: bytes, most: int) -> bytes:
+    """Return JSON with texts in which no surrogate is alone.
+
+    Raises:
+        BadRequestError: it has more than ``most`` values.
+    """
+    await in_steps(check_values(raw, most))
+    return await in_steps(repair_surrogates(raw))
+
+
+async def in_steps(work: Generator[None, None, T]) -> T:
+    """Do work to its end, with other requests served after each step, and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
         await asyncio.sleep(0)
 
 

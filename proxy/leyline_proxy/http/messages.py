@@ -69,7 +69,8 @@ class MessagesCall(ApiCall):
             opens = self.opens(tenant, model_of(body))
             self._mapping = map_request(body, runs=self.runs, opens=opens)
             self._asked = asked_diagnostics(body)
-            self.unfolds = last_compaction(body["messages"]) is not None
+            compacted = last_compaction(body["messages"]) is not None
+            self.unfolds = compacted or bool(self._mapping.foreign)
             mapped = msgspec.json.encode(self._mapping.body)
         except FieldError as error:
             self._error_code = error.code

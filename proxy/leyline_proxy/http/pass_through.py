@@ -26,7 +26,7 @@ from ..errors import (
     UpstreamUnreachableError,
 )
 from ..plan.outgoing import PROXY_MEMBERS, salted, without_reserved
-from ..request.values import check_values, most_values
+from ..request.values import most_values
 from ..request.wire import WireError, split_body
 from ..settings.other_paths import MODEL_PATH, PREFIX, Passage, is_unknown, passage_of
 from ..tenants import Tenant
@@ -39,7 +39,7 @@ from ..wiring.services import Services
 from .bare_charges import BareCharge
 from .errors import method_error
 from .exchange import Exchange
-from .limits import in_steps, until_disconnect
+from .limits import checked_json, until_disconnect
 from .messages import ANTHROPIC_VERSION, model_as_asked
 from .path_hints import hint, is_mistaken, shown_path
 from .refusal import refusal_response
@@ -78,7 +78,7 @@ class PassThroughExchange(Exchange):
         path = self.request.path_params["path"]
         passage = self._passage(path, tenant)
         if _looks_like_json(raw):
-            await in_steps(check_values(raw, tenant.limits.max_body_values))
+            raw = await checked_json(raw, tenant.limits.max_body_values)
         model = _model_of(path, raw)
         pool = self.services.pool
         self.model = pool.label(model)

@@ -19,14 +19,13 @@ from starlette.types import Message, Receive, Scope, Send
 from ..apis.responses.errors import FieldError
 from ..apis.responses.socket import Create, read_frame
 from ..errors import BadRequestError, LimitError, NotFoundError, ProxyError
-from ..request.values import check_values
 from ..sessions.connection_responses import ConnectionResponses
 from ..tenants import Tenant
 from ..wiring.services import Services
 from .caller import caller_of
 from .errors import as_proxy_error
 from .exchange import UNKNOWN, Exchange
-from .limits import in_steps
+from .limits import checked_json
 from .responses import RESPONSES
 from .socket_answer import FramedAnswer, failure_frame, refuse_socket
 from .socket_calls import PrepareExchange, connected_api
@@ -272,9 +271,8 @@ class ResponseSocket:
                 raise BadRequestError("Frames must be text, with one JSON object each.")
             if reading is None and len(text) > SHORT_MESSAGE:
                 reading = await self._admit()
-            raw = text.encode()
-            await in_steps(check_values(raw, self._tenant.limits.max_body_values))
-            create = _read(raw)
+            most = self._tenant.limits.max_body_values
+            create = _read(await checked_json(text.encode(), most))
             if create is None:
                 return False
             reading = reading or await self._admit()

@@ -146,7 +146,8 @@ class ResponsesCall(ApiCall):
             runs=self.runs,
             opens=self.opens(tenant, given.model),
         )
-        self.unfolds = any(item.get("type") in (COMPACTION, TRIGGER) for item in items)
+        compacted = any(item.get("type") in (COMPACTION, TRIGGER) for item in items)
+        self.unfolds = compacted or bool(mapping.foreign)
         opening = self.opening_of(given, mapping)
         # After the last step an encoding error can't be reported. Events nest it deeper.
         msgspec.json.encode([[[opening.shown]]])

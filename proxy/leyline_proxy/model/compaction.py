@@ -27,6 +27,9 @@ MAX_INSTRUCTIONS = 16 * 1024
 MAX_SUMMARY = 256 * 1024
 """Largest number of characters of a summary; the rest of a longer one is left out."""
 
+SEALED = "leyline-compaction-"
+"""Prefix of what this proxy encrypts for clients to carry; other providers' is none of its own."""
+
 _MAX_KEPT = 32 * 1024
 """Largest size of the kept messages, as JSON."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -111,14 +111,14 @@ def call_ids(message: Message) -> tuple[str, ...]:
     )
 
 
-def check_messages(messages: object, known: int = 0, called: Collection[str] = ()) -> list[Message]:
+def check_messages(messages: object, known: int = 0) -> list[Message]:
     """Return the message list, with the checks that every chat endpoint would make.
 
-    Unknown members, part types and names pass.
+    Unknown members, part types and names pass. So do results without a text, and results whose call
+    isn't in the list: engines render them as they are.
 
     Args:
         known: number of leading messages already checked.
-        called: ids of the tool calls in those messages.
 
     Raises:
         MessageError: names the first offending field and the expected value.
@@ -127,19 +127,13 @@ def check_messages(messages: object, known: int = 0, called: Collection[str] = (
         raise MessageError("messages", "messages must be a list of chat messages.")
     if not messages:
         raise MessageError("messages", "messages must hold at least one message.")
-    all_called = set(called)
     for index, message in enumerate(messages[known:], known):
-        check_message(index, message, all_called)
-        if message.get("tool_calls"):
-            all_called.update(call_ids(message))
+        check_message(index, message)
     return messages
 
 
-def check_message(index: int, message: object, called: Collection[str]) -> None:
+def check_message(index: int, message: object) -> None:
     """Check one message of the list, as :func:`check_messages` would.
-
-    Args:
-        called: ids of the tool calls made before it.
 
     Raises:
         MessageError: names the first offending field and the expected value.
@@ -157,10 +151,9 @@ def check_message(index: int, message: object, called: Collection[str]) -> None:
         _check_content(f"messages[{index}].content", role, message)
     if role == "assistant" and "tool_calls" in message:
         _check_calls(f"messages[{index}].tool_calls", message["tool_calls"])
-    if role == "tool":
-        identifier = message.get("tool_call_id")
-        if not isinstance(identifier, str) or identifier not in called:
-            _refuse_result(f"messages[{index}].tool_call_id", identifier)
+    if role == "tool" and not isinstance(message.get("tool_call_id"), str | None):
+        where = f"messages[{index}].tool_call_id"
+        raise MessageError(where, f"{where} must be the id of a tool call, as a string.")
 
 
 def _check_depth(index: int, message: Message) -> None:
@@ -184,8 +177,8 @@ def _check_content(field: str, role: str, message: Mapping[str, Any]) -> None:
     """Check a content that isn't a string."""
     content = message.get("content")
     if content is None:
-        # Assistants may only call tools, and results of the old function API may be empty.
-        if role in ("assistant", "function"):
+        # Assistants may only call tools, and tools may return nothing.
+        if role in ("assistant", "function", "tool"):
             return
         raise MessageError(field, f"{field} is missing; a {role} message needs a text or parts.")
     if not isinstance(content, list):
@@ -224,15 +217,3 @@ def _check_calls(field: str, calls: object) -> None:
         ):
             place = f"{place}.function"
             raise MessageError(place, f"{place} must be an object with a name and arguments.")
-
-
-def _refuse_result(field: str, identifier: object) -> None:
-    if not isinstance(identifier, str):
-        raise MessageError(
-            field, f"{field} must be the id of the tool call that this message answers."
-        )
-    raise MessageError(
-        field,
-        f"{field} answers no tool call: an assistant message before it must have a "
-        "tool_calls entry with this id.",
-    )

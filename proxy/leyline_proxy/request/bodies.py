@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from secrets import token_hex
 from sys import getsizeof
@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from ..model.messages import Message, call_ids, fingerprint
+from ..model.messages import Message, fingerprint
 from ..model.text_memory import Left, Owner, Reader, left_of
 from .values import decode, most_values
 from .wire import split_body
@@ -59,8 +59,6 @@ class ReadBody:
     """Number of leading messages from an earlier body, which had passed all checks."""
     head: dict[str, Any] = field(default_factory=dict)
     """Members before the messages, including those repeated after them."""
-    called: frozenset[str] = frozenset()
-    """Ids of the tool calls in the messages from an earlier body; in all after :meth:`complete`."""
     ends: array[int] = field(default_factory=lambda: array("q"))
     """The end of each message in the body."""
     chains: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
@@ -89,7 +87,6 @@ class ReadBody:
         """Record the facts of all messages, which have passed all checks."""
         added = self.messages[self.known :]
         self.fingerprints = (*self.fingerprints, *map(fingerprint, added))
-        self.called |= _called(added)
         self.sizes.extend(map(_size, added))
 
 
@@ -215,7 +212,6 @@ class BodyMemory:
         # A list with nothing after its comma isn't JSON, and a second list replaces the first.
         if more == (not added) or "messages" in members:
             return None
-        whole = shared == len(former.messages)
         messages = [*former.messages[:shared], *added]
         ends = former.ends[:shared]
         _note_ends(raw, items, ends, ends[-1])
@@ -225,7 +221,6 @@ class BodyMemory:
             messages,
             former.fingerprints[:shared],
             known=shared,
-            called=former.called if whole else _called(former.messages[:shared]),
             head=former.head,
             ends=ends,
             begin=former.begin,
@@ -246,12 +241,6 @@ def _size(message: Message) -> int:
         elif isinstance(each, list):
             rest += each
     return size
-
-
-def _called(messages: Sequence[Message]) -> frozenset[str]:
-    """Return the ids of the tool calls that messages make."""
-    calling = (message for message in messages if "tool_calls" in message)
-    return frozenset(identifier for message in calling for identifier in call_ids(message))
 
 
 def _marks(raw: bytes) -> Iterator[tuple[int, int]]:

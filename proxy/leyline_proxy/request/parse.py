@@ -158,7 +158,7 @@ def _checked(body: Mapping[str, Any], read: ReadBody | None) -> list[Message]:
     """Return the messages; those from an earlier body have been checked already."""
     if read is None:
         return check_messages(body.get("messages"))
-    return check_messages(read.messages, read.known, read.called)
+    return check_messages(read.messages, read.known)
 
 
 def model_of(body: Mapping[str, Any]) -> str:

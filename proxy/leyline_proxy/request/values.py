@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -29,7 +29,7 @@ _SHORT_PER_VALUE = 6
 _DIGITS_PER_VALUE = 2
 
 
-def check_values(raw: bytes, limit: int) -> Iterator[None]:
+def check_values(raw: bytes, limit: int) -> Generator[None, None, None]:
     """Refuse JSON with more than ``limit`` values. Yields between pieces of the work, so that its
     caller can let others run.
 

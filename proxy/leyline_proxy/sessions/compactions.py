@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from ..model.compaction import Compacted
+from ..model.compaction import SEALED, Compacted
 from .redis.sealing import Seal, owner_of
 
 _DOMAIN = "leyline compaction 1"
-_PREFIX = "leyline-compaction-1."
+_PREFIX = f"{SEALED}1."
 
 
 class _Content(msgspec.Struct, omit_defaults=True):

@@ -110,3 +110,15 @@ def test_documents_that_are_no_text_are_files() -> None:
     )
     file = {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}
     assert found["messages"][0]["content"][0] == {"type": "file", "file": file}
+
+
+def test_a_search_by_anthropics_servers_loaded_its_tools() -> None:
+    """A session that comes from there goes on with the tools that were found."""
+    found = {"tool_references": [{"type": "tool_reference", "tool_name": "mail"}]}
+    block = {"type": "tool_search_tool_result", "tool_use_id": "s", "content": found}
+    assert offered([{"role": "assistant", "content": [block]}]) == ["search", "write", "mail"]
+    for content in (None, [], {"tool_references": 7}):
+        assert offered([{"role": "assistant", "content": [{**block, "content": content}]}]) == [
+            "search",
+            "write",
+        ]

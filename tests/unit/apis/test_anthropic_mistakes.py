@@ -55,7 +55,7 @@ def nested(levels: int) -> dict[str, Any]:
             "messages[0].content[0].source",
         ),
         (
-            {"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]},
+            {"messages": user({"type": "container_upload", "file_id": "f"})},
             "messages[0].content[0].type",
         ),
         (
@@ -70,7 +70,7 @@ def nested(levels: int) -> dict[str, Any]:
             {"messages": [{"role": "assistant", "content": [{**USE, "id": None}]}]},
             "messages[0].content[0].id",
         ),
-        ({"messages": [result(content="x")]}, "messages[0].content[0].tool_use_id"),
+        ({"messages": [result(tool_use_id=7)]}, "messages[0].content[0].tool_use_id"),
         ({"messages": [*CALLED, result(content=7)]}, "messages[2].content[0].content"),
         (
             {"messages": [*CALLED, result(content=[{"type": "tool_reference"}])]},

@@ -273,13 +273,13 @@ _GO = [said("Go.")]
             "input[0].content[0].file_data",
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
         ),
-        ("input[0].type", {"input": [{"type": "computer_call"}]}),
+        ("input[0].call_id", {"input": [{"type": "computer_call"}]}),
         (
             "input[0].encrypted_content",
-            {"input": [{"type": "compaction", "encrypted_content": "a"}]},
+            {"input": [{"type": "compaction", "encrypted_content": "leyline-compaction-1.a"}]},
         ),
         ("input[0].encrypted_content", {"input": [{"type": "compaction"}]}),
-        ("input[1].call_id", {"input": [*_GO, gave("1")]}),
+        ("input[1].call_id", {"input": [*_GO, gave("1", 3)]}),  # type: ignore[arg-type]
         ("input[1].call_id", {"input": [*_GO, called(call_id=3)]}),  # type: ignore[arg-type]
         ("input[1].arguments", {"input": [*_GO, called(arguments={})]}),
         ("instructions", {"instructions": 3}),

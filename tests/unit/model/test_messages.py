@@ -57,8 +57,8 @@ def test_arguments_are_compared_as_they_are() -> None:
             [{"role": "assistant", "tool_calls": [{**CALL, "leyline": {"forget": True}}]}],
             "messages[0].tool_calls[0].leyline",
         ),
-        ([{"role": "tool", "content": "r"}], "messages[0].tool_call_id"),
-        ([{"role": "tool", "content": "r", "tool_call_id": "c"}], "messages[0].tool_call_id"),
+        ([{"role": "tool", "content": "r", "tool_call_id": 1}], "messages[0].tool_call_id"),
+        ([{"role": "tool", "content": 3, "tool_call_id": "c"}], "messages[0].content"),
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].id"),
     ],
 )
@@ -70,12 +70,15 @@ def test_bad_messages_name_the_field(messages: Any, param: str) -> None:
 
 
 def test_unusual_messages_are_tolerated() -> None:
-    """Unknown members, other part types and content that is null beside tool calls pass."""
+    """Unknown members, other part types, content that is null beside tool calls or in a result, and
+    results whose call isn't there pass, as at engines."""
     messages = [
         {"role": "developer", "content": "d", "x": 1},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]},
         {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
-        {"role": "tool", "content": "r", "tool_call_id": "c1"},
+        {"role": "tool", "content": None, "tool_call_id": "c1"},
+        {"role": "tool", "content": "r", "tool_call_id": "gone"},
+        {"role": "tool"},
     ]
     assert check_messages(messages) == messages
 
@@ -153,12 +156,13 @@ def test_depth_is_limited_before_anything_recurses(kind: str) -> None:
 
 @given(st.integers(0, 4))
 def test_a_list_is_checked_from_where_it_is_new(known: int) -> None:
-    """Calls of earlier messages are known to later ones."""
+    """What has been checked isn't checked again."""
     messages: list[Message] = [
         {"role": "user", "content": [{"type": "text", "text": "a task"}]},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": "c1", "content": "a listing", "cache_control": {}},
         {"role": "user", "content": "a task"},
     ]
-    called = {"c1"} if known > 1 else set()
-    assert check_messages(messages, known, called) is messages
+    assert check_messages(messages, known) is messages
+    wrong: list[Message] = [{"role": "wizard"}] * known
+    assert check_messages([*wrong, *messages], known)

@@ -6,7 +6,7 @@ that of its earlier turns. ``cache_control`` moves from turn to turn and is left
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableSet, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -18,9 +18,11 @@ from leyline_policies.verbs import ANNOTATION
 
 from ...model.messages import Message, text_of
 from ...request.annotations import said_by_both
+from ..foreign import joined_texts, shown_text
 from .compaction import COMPACTION, Opens, last_compaction, opened, uncovered
 from .deferred import REFERENCE, changed_tool
-from .errors import FieldError
+from .errors import FieldError, UnreadableError
+from .history import rule_of
 
 Block = Mapping[str, Any]
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -43,6 +45,8 @@ _LOADED = "Tool loaded"
 _UNNAMED = "document.pdf"
 
 _ROLES = ("user", "assistant", "system")
+_APART = ("tool_result", COMPACTION)
+"""Blocks of a user's message that are no parts of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +71,27 @@ def system_prompt(system: object) -> Iterator[Placed]:
         yield Placed({"role": "system", "content": text}, "system")
 
 
-def conversation(messages: object, opens: Opens = lambda _: None) -> Iterator[Placed]:
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How a message is read."""
+
+    foreign: MutableSet[str]
+    """Takes the types of what only another provider can read."""
+    answered: bool
+    """True if an answer follows. What can't be read is then shown as it is in a history; else it is
+    refused, so that nothing that is asked now is lost in silence."""
+
+
+def conversation(
+    messages: object, opens: Opens = lambda _: None, foreign: MutableSet[str] | None = None
+) -> Iterator[Placed]:
     """Yield the chat messages of ``messages``: one for each, and one for each tool result.
 
     The last compaction stands in place of everything before it.
 
     Args:
         opens: opens compaction blocks.
+        foreign: takes the types of blocks that only another provider can read.
 
     Raises:
         FieldError: a field is wrong; the error names it and what it should be.
@@ -82,7 +100,7 @@ def conversation(messages: object, opens: Opens = lambda _: None) -> Iterator[Pl
         raise FieldError("messages", "messages must be a list of messages.")
     if not messages:
         raise FieldError("messages", "messages must hold at least one message.")
-    called: set[str] = set()
+    answer, seen = _last_answer(messages), set[str]() if foreign is None else foreign
     place = last_compaction(messages)
     for index, given in enumerate(messages):
         where = f"messages[{index}]"
@@ -96,7 +114,7 @@ def conversation(messages: object, opens: Opens = lambda _: None) -> Iterator[Pl
             continue
         # A message's annotation applies to all its parts; a tool result may have its own.
         note = {ANNOTATION: message[ANNOTATION]} if ANNOTATION in message else {}
-        for placed in _message(where, message, called):
+        for placed in _message(where, message, _Reading(seen, index < answer)):
             yield Placed(_noted(note, placed.message), placed.origin) if note else placed
 
 
@@ -107,7 +125,15 @@ def _noted(note: Message, message: Message) -> Message:
     return message | {ANNOTATION: said_by_both(note[ANNOTATION], message[ANNOTATION])}
 
 
-def _message(where: str, message: Mapping[str, Any], called: set[str]) -> Iterator[Placed]:
+def _last_answer(messages: Sequence[Any]) -> int:
+    """Return the number of the last answer; one that the request wants continued isn't it."""
+    for index in range(len(messages) - 2, -1, -1):
+        if isinstance(messages[index], dict) and messages[index].get("role") == "assistant":
+            return index
+    return -1
+
+
+def _message(where: str, message: Mapping[str, Any], reading: _Reading) -> Iterator[Placed]:
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         raise FieldError(f"{where}.role", f"{where}.role must be one of {', '.join(_ROLES)}.")
@@ -120,43 +146,41 @@ def _message(where: str, message: Mapping[str, Any], called: set[str]) -> Iterat
     elif not isinstance(content, list):
         raise FieldError(field, f"{field} must be a string or a list of content blocks.")
     elif role == "user":
-        yield from _user(where, content, called)
+        yield from _user(where, content, reading)
     else:
-        yield Placed(_assistant(field, content, called), where)
+        yield Placed(_assistant(field, content, reading), where)
 
 
-def _user(where: str, content: Sequence[Any], called: set[str]) -> Iterator[Placed]:
+def _user(where: str, content: Sequence[Any], reading: _Reading) -> Iterator[Placed]:
     parts: list[dict[str, Any]] = []
+    # Templates want the user's turn in its place, also if nothing of it can be shown.
+    empty = all(isinstance(raw, dict) and raw.get("type") not in _APART for raw in content)
     for number, raw in enumerate(content):
         place = f"{where}.content[{number}]"
         block = _block(place, raw)
         if block["type"] == COMPACTION:
             continue
         if block["type"] != "tool_result":
-            parts.append(_part(place, block))
+            parts += _parts(place, block, reading)
             continue
         if parts:
             yield Placed({"role": "user", "content": _plain(parts)}, where)
             parts = []
-        yield Placed(_result(place, block, called), place)
-    if parts or not content:
+        yield Placed(_result(place, block, reading), place)
+    if parts or empty:
         yield Placed({"role": "user", "content": _plain(parts)}, where)
 
 
-def _result(place: str, block: Block, called: set[str]) -> Message:
-    identifier = block.get("tool_use_id")
-    if not isinstance(identifier, str) or identifier not in called:
-        field = f"{place}.tool_use_id"
-        raise FieldError(
-            field, f"{field} must be the id of a tool_use block in an assistant message before it."
-        )
+def _result(place: str, block: Block, reading: _Reading) -> Message:
+    identifier = _string(place, block, "tool_use_id")
     content = block.get("content", "")
     field = f"{place}.content"
     shown: str | list[dict[str, Any]]
     if isinstance(content, str) or content is None:
         shown = content or ""
     elif isinstance(content, list):
-        parts = [_shown(f"{field}[{i}]", part) for i, part in enumerate(content)]
+        each = (_shown(f"{field}[{i}]", part, reading) for i, part in enumerate(content))
+        parts = [part for found in each for part in found]
         texts = [part["text"] for part in parts if part["type"] == "text"]
         # Templates differ in how they show a result's parts, if at all.
         shown = "\n".join(texts) if len(texts) == len(parts) else parts
@@ -168,12 +192,12 @@ def _result(place: str, block: Block, called: set[str]) -> Message:
     return message | ({ANNOTATION: block[ANNOTATION]} if ANNOTATION in block else {})
 
 
-def _shown(place: str, raw: object) -> dict[str, Any]:
-    """Return a part of a result."""
+def _shown(place: str, raw: object, reading: _Reading) -> list[dict[str, Any]]:
+    """Return a part of a result; none if it is left out."""
     block = _block(place, raw)
     if block["type"] == REFERENCE:
-        return {"type": "text", "text": _told(place, block, _LOADED)}
-    return _part(place, block)
+        return [{"type": "text", "text": _told(place, block, _LOADED)}]
+    return _parts(place, block, reading)
 
 
 def _told(place: str, block: Block, verb: str) -> str:
@@ -193,10 +217,10 @@ def _failed(message: Message) -> Message:
     return {**message, "content": f"{_FAILED}: {content}" if content else _FAILED}
 
 
-def _assistant(field: str, content: Sequence[Any], called: set[str]) -> Message:
+def _assistant(field: str, content: Sequence[Any], reading: _Reading) -> Message:
     """Return the assistant's message. Texts and thinking are joined as the engine gave them,
-    without a separator."""
-    texts: list[str] = []
+    without a separator; items of another provider are shown between them."""
+    texts: list[tuple[str, bool]] = []
     thinking: list[str] = []
     calls: list[dict[str, Any]] = []
     for number, raw in enumerate(content):
@@ -204,19 +228,16 @@ def _assistant(field: str, content: Sequence[Any], called: set[str]) -> Message:
         block = _block(place, raw)
         match block["type"]:
             case "text":
-                texts.append(_string(place, block, "text"))
+                texts.append((_string(place, block, "text"), False))
             case "thinking":
                 thinking.append(_string(place, block, "thinking"))
-            case "redacted_thinking":
-                pass  # encrypted by Anthropic, for its own models
             case "compaction":
                 pass  # opened before, or one that failed
             case "tool_use":
                 calls.append(_call(place, block))
-                called.add(calls[-1]["id"])
             case _:
-                raise _unknown(place, block, "text, thinking or tool_use in an assistant message")
-    text = "".join(texts)
+                texts.append((_foreign(block, reading), True))
+    text = joined_texts(texts)
     message: Message = {"role": "assistant", "content": text or (None if calls else "")}
     if any(thinking):
         message["reasoning_content"] = "".join(thinking)
@@ -235,6 +256,25 @@ def _call(place: str, block: Block) -> dict[str, Any]:
         raise FieldError(f"{place}.input", f"{place}.input is nested too deeply.") from None
     function = {"name": _string(place, block, "name"), "arguments": arguments}
     return {"id": _string(place, block, "id"), "type": "function", "function": function}
+
+
+def _parts(place: str, block: Block, reading: _Reading) -> list[dict[str, Any]]:
+    """Return the part of a user's message or of a result; none if it is left out."""
+    try:
+        return [_part(place, block)]
+    except UnreadableError:
+        if not reading.answered:
+            raise
+    text = _foreign(block, reading)
+    return [{"type": "text", "text": text}] if text else []
+
+
+def _foreign(block: Block, reading: _Reading) -> str:
+    """Return the text for a block that only another provider can read; empty for none."""
+    rule = rule_of(block)
+    if not rule.native:
+        reading.foreign.add(block["type"])
+    return shown_text(block, rule)
 
 
 def _part(place: str, block: Block) -> dict[str, Any]:
@@ -259,7 +299,7 @@ def _image(place: str, block: Block) -> str:
         case {"type": "url", "url": str(url)}:
             return url
     field = f"{place}.source"
-    raise FieldError(
+    raise UnreadableError(
         field, f"{field} must be of type base64 (media_type and data) or url; files aren't kept."
     )
 
@@ -278,7 +318,7 @@ def _document(place: str, block: Block) -> dict[str, Any]:
             file = {"filename": title or _UNNAMED, "file_data": f"data:{kind};base64,{data}"}
             return {"type": "file", "file": file}
         case _:
-            raise FieldError(
+            raise UnreadableError(
                 field, f"{field} must be of type text, content or base64: nothing is fetched here."
             )
     return {"type": "text", "text": "\n".join((*heads, *texts))}
@@ -330,8 +370,8 @@ def _string(place: str, block: Block, name: str) -> str:
     raise FieldError(f"{place}.{name}", f"{place}.{name} must be a string.")
 
 
-def _unknown(place: str, block: Block, known: str) -> FieldError:
-    return FieldError(
+def _unknown(place: str, block: Block, known: str) -> UnreadableError:
+    return UnreadableError(
         f"{place}.type", f"{place}.type: {block['type'][:80]!r} isn't taken here, only {known}."
     )
 

@@ -13,7 +13,10 @@ from typing import Any
 Tool = Mapping[str, Any]
 
 REFERENCE = "tool_reference"
-"""Type of the block that loads a tool; found in tool results."""
+"""Type of the block that loads a tool; found in results of tools and of searches for tools."""
+
+
+_SEARCHED = "tool_search_tool_result"
 
 
 def offered_tools(tools: Sequence[Any], messages: object) -> list[tuple[str, Any]]:
@@ -57,10 +60,18 @@ def _changes(messages: object) -> Iterator[tuple[str, str, Any]]:
             # A called tool was known; the block that loaded it may be gone from the history.
             elif block["type"] == "tool_use" and isinstance(block.get("name"), str):
                 yield "tool_use", where, block["name"]
-            elif block["type"] == "tool_result":
-                for place, part in _blocks(f"{where}.content", block.get("content")):
+            elif block["type"] in ("tool_result", _SEARCHED):
+                for place, part in _blocks(f"{where}.content", _results(block)):
                     if part["type"] == REFERENCE and (loaded := _of_block(part)) is not None:
                         yield REFERENCE, place, loaded
+
+
+def _results(block: Mapping[str, Any]) -> object:
+    """Return the blocks in a result; those of a search by Anthropic's servers are one level down."""
+    content = block.get("content")
+    if block["type"] == _SEARCHED:
+        return content.get("tool_references") if isinstance(content, dict) else None
+    return content
 
 
 def _blocks(where: str, content: object) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -36,6 +36,10 @@ class FieldError(ValueError):
         self.code = code
 
 
+class UnreadableError(FieldError):
+    """A block that only another provider can read. In a history it is no error."""
+
+
 def error_type(status: int) -> str:
     """Return Anthropic's ``error.type`` for an HTTP status."""
     return _TYPES.get(status, "api_error" if status >= _SERVER_FAULT else "invalid_request_error")

@@ -71,6 +71,8 @@ class ChatMapping:
     origins: tuple[str, ...]
     """Source field of each chat message."""
     stop_sequences: tuple[str, ...]
+    foreign: frozenset[str] = frozenset()
+    """Types of blocks that only another provider can read."""
 
     def in_request(self, text: str) -> str:
         """Return ``text`` with the client's own fields in place of the chat request's
@@ -99,7 +101,9 @@ def map_request(
         if body.get(name):
             message = f"{name} needs Anthropic's own servers; leave it out."
             raise FieldError(name, message, code=code)
-    placed = [*system_prompt(body.get("system")), *conversation(body.get("messages"), opens)]
+    foreign: set[str] = set()
+    talk = conversation(body.get("messages"), opens, foreign)
+    placed = [*system_prompt(body.get("system")), *talk]
     tools = chat_tools(body.get("tools"), body.get("messages"))
     stops = _stop_sequences(body.get("stop_sequences"))
     chat = {
@@ -121,7 +125,8 @@ def map_request(
     chat |= _output(body.get("output_config"), body.get("output_format"))
     if edits := _context_management(body.get("context_management")):
         chat["context_management"] = edits
-    return ChatMapping(chat, tuple(item.origin for item in placed), tuple(stops))
+    origins = tuple(item.origin for item in placed)
+    return ChatMapping(chat, origins, tuple(stops), frozenset(foreign))
 
 
 def _max_tokens(value: object) -> int:

@@ -1,7 +1,8 @@
-"""Map tool calls between items and chat messages.
+"""Map tool calls and their results between items and chat messages.
 
 A custom tool is a function with one string, ``input``; a tool in a namespace is a function whose
-name begins with the namespace's; the local shell is a function ``local_shell``.
+name begins with the namespace's; the local shell is a function ``local_shell``. Other tools of
+OpenAI's that a client carries out aren't offered; their calls in a history are calls of functions.
 """
 
 from __future__ import annotations
@@ -13,11 +14,24 @@ from typing import Any, Literal
 
 import msgspec
 
-from .content import Item, string
+from ..foreign import readable
+from .content import Foreign, Item, joined_content, string
 from .errors import FieldError
 
 SHELL = "local_shell"
 CUSTOM_MEMBER = "input"
+
+_CLIENTS = {
+    "shell_call": ("shell", ("action",)),
+    "apply_patch_call": ("apply_patch", ("operation",)),
+    "computer_call": ("computer", ("action", "actions")),
+}
+"""Tools of OpenAI's that a client carries out, by their calls: the function, and the members with
+its arguments."""
+
+CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call", *_CLIENTS})
+RESULTS = frozenset(f"{kind}_output" for kind in CALLS)
+
 _SHELL_MEMBERS = ("command", "timeout_ms", "working_directory", "env", "user")
 
 Kind = Literal["function", "custom", "local_shell"]
@@ -62,6 +76,12 @@ def chat_call(place: str, item: Item) -> dict[str, Any]:
         case "local_shell_call":
             kind, name = "local_shell", SHELL
             arguments = _shell_arguments(f"{place}.action", item.get("action"))
+        case str(known) if known in _CLIENTS:
+            kind = "function"
+            name, members = _CLIENTS[known]
+            shown = {member: item[member] for member in members if item.get(member)}
+            only = next(iter(shown.values())) if len(shown) == 1 else shown
+            arguments = _spaced(only if isinstance(only, dict) else shown)
         case _:
             kind, name = "function", string(place, item, "name")
             arguments = string(place, item, "arguments")
@@ -69,6 +89,40 @@ def chat_call(place: str, item: Item) -> dict[str, Any]:
     tool = Tool(kind, name, namespace if isinstance(namespace, str) else None)
     function = {"name": tool.chat_name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
+
+
+def chat_result(place: str, item: Item, foreign: Foreign) -> dict[str, Any]:
+    """Return an item as a ``tool`` message. Its call may be gone from the history, as for engines.
+
+    Args:
+        foreign: as for :func:`~.content.joined_content`.
+
+    Raises:
+        FieldError: a field is wrong; the error names it and what it should be.
+    """
+    # OpenAI's schema has no call_id for results of the local shell, and lets others leave it out.
+    named = item.get("call_id", item.get("id"))
+    if named is not None and not isinstance(named, str):
+        raise FieldError(f"{place}.call_id", f"{place}.call_id must be a string.")
+    output = item.get("output")
+    match item["type"]:
+        case "shell_call_output":
+            content: Any = "\n".join(readable(output))
+        case "apply_patch_call_output":
+            content = "\n".join(readable([item.get("status"), output]))
+        case "computer_call_output":
+            content = _screenshot(f"{place}.output", output, foreign)
+        case _:
+            content = joined_content(f"{place}.output", output, foreign)
+    identified = {} if named is None else {"tool_call_id": named}
+    return {"role": "tool", **identified, "content": content}
+
+
+def _screenshot(field: str, output: object, foreign: Foreign) -> Any:
+    """Return the content for the picture of a screen."""
+    if not isinstance(output, dict):
+        return joined_content(field, output, foreign)
+    return joined_content(field, [{**output, "type": "input_image"}], foreign)
 
 
 def opened_call(tool: Tool, item_id: str, call_id: str) -> dict[str, Any]:

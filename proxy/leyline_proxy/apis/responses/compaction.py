@@ -6,13 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...model.compaction import Compacted
+from ...model.compaction import SEALED, Compacted
 from ...model.fields import OPTIONS_FIELD
 from .errors import FieldError
 from .items import COMPACTION, TOOLS_ITEM, Placed, kind_of
 
 TRIGGER = "compaction_trigger"
 """Type of an item that asks for a compaction. It is the last one."""
+
+_FOREIGN = {
+    "role": "user",
+    "content": f"[{COMPACTION}] A summary of what came before is encrypted by another provider and "
+    "can't be read here.",
+}
+"""The message in place of a summary of another provider's."""
 
 CONTEXT = "context_management"
 _ENTRY = frozenset({"type", "compact_threshold"})
@@ -31,15 +38,18 @@ def unfolded(items: Sequence[Placed], opens: Opens) -> list[Placed]:
 
     Instructions and offers of tools stay. So do messages of the user if nothing else comes before
     the compaction: the client has chosen them, or has them from ``/v1/responses/compact``.
-    Otherwise those that the compaction carries take their place.
+    Otherwise those that the compaction carries take their place. A compaction of another provider
+    replaces nothing: a message says that it can't be read.
 
     Raises:
         FieldError: the compaction can't be opened.
     """
     kinds = [kind_of(item) for item in items]
-    if COMPACTION not in kinds:
-        return list(items)
-    last = len(kinds) - 1 - kinds[::-1].index(COMPACTION)
+    shown = [_shown(kind, item) for kind, item in zip(kinds, items, strict=True)]
+    own = [number for number, kind in enumerate(kinds) if kind == COMPACTION and not shown[number]]
+    if not own:
+        return [new or item for new, item in zip(shown, items, strict=True)]
+    last = own[-1]
     compacted = _opened(items[last], opens)
     roles = [_role(kind, item) for kind, item in zip(kinds[:last], items, strict=False)]
     chosen = "user" in roles and None not in roles
@@ -47,7 +57,8 @@ def unfolded(items: Sequence[Placed], opens: Opens) -> list[Placed]:
     front = [item for item, role in zip(items, roles, strict=False) if role in stay]
     messages = replace(compacted, kept=()).messages() if chosen else compacted.messages()
     opened = Placed({"type": COMPACTION, "messages": messages}, items[last].origin)
-    return [*front, opened, *items[last + 1 :]]
+    rest = zip(shown[last + 1 :], items[last + 1 :], strict=True)
+    return [*front, opened, *(new or item for new, item in rest)]
 
 
 def ends_with_trigger(items: Sequence[Placed]) -> bool:
@@ -89,6 +100,14 @@ def options_of(body: Mapping[str, Any]) -> dict[str, Any]:
         field = f"{OPTIONS_FIELD}.compact"
         raise FieldError(field, f"{field} and {CONTEXT} both ask for a compaction.")
     return {OPTIONS_FIELD: {**(options or {}), "compact": {"threshold_tokens": least}}}
+
+
+def _shown(kind: str, item: Placed) -> Placed | None:
+    """Return the item in place of a compaction of another provider; None for any other item."""
+    carried = item.value.get("encrypted_content")
+    if kind != COMPACTION or not isinstance(carried, str) or carried.startswith(SEALED):
+        return None
+    return Placed({"type": COMPACTION, "messages": (_FOREIGN,)}, item.origin)
 
 
 def _opened(item: Placed, opens: Opens) -> Compacted:

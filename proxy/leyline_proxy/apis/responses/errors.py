@@ -19,3 +19,7 @@ class FieldError(ValueError):
         self.param = param
         self.code = code
         self.missing = missing
+
+
+class UnreadableError(FieldError):
+    """A part that only another provider can read. In a history it is no error."""

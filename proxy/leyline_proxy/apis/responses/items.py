@@ -6,7 +6,7 @@ engine. The response in an item's id identifies its answer; without such ids, th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableSet, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,18 +14,16 @@ from leyline_policies.verbs import ANNOTATION
 
 from ...model.messages import Message
 from ...request.annotations import said_by_both
-from .calls import chat_call
-from .content import Item, joined_content, said_text, shown_content, string
+from ..foreign import joined_texts, shown_text
+from .calls import CALLS, RESULTS, chat_call, chat_result
+from .content import Foreign, Item, joined_content, said_text, shown_content
 from .errors import FieldError
+from .history import OF_USER, is_foreign, rule_of
 from .ids import answer_of
 from .reasoning import reasoning_text
 
 INSTRUCTIONS = "instructions"
 
-_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
-_RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
-_LEFT_OUT = frozenset({"web_search_call", "tool_search_call", "tool_search_output"})
-"""Items for work of OpenAI's servers in an earlier answer. The proxy can't know its results."""
 
 COMPACTION = "compaction"
 """Type of an item with a summary; opened, it holds the messages that stand for those before it."""
@@ -51,7 +49,7 @@ class _Answer:
 
     origin: str
     owner: str | None = None
-    texts: list[str] = field(default_factory=list)
+    texts: list[tuple[str, bool]] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     note: dict[str, Any] = field(default_factory=dict)
@@ -68,10 +66,10 @@ class _Answer:
 
     @property
     def empty(self) -> bool:
-        return not (self.said or self.calls or any(self.thinking))
+        return not (self.said or self.calls or self.texts or any(self.thinking))
 
     def message(self) -> Message:
-        text = "".join(self.texts)
+        text = joined_texts(self.texts)
         message: Message = {**self.note, "role": "assistant"}
         message["content"] = text or (None if self.calls else "")
         if any(self.thinking):
@@ -81,15 +79,20 @@ class _Answer:
         return message
 
 
-def conversation(instructions: object, items: Iterable[Placed]) -> list[Placed]:
+def conversation(
+    instructions: object, items: Sequence[Placed], foreign: MutableSet[str]
+) -> list[Placed]:
     """Return the chat messages of a request.
 
     Leading system messages become one, because many chat templates take only one.
 
+    Args:
+        foreign: takes the types of what only another provider can read.
+
     Raises:
         FieldError: a field is wrong; the error names it and what it should be.
     """
-    placed = [*_instructed(instructions), *_messages(items)]
+    placed = [*_instructed(instructions), *_messages(items, foreign)]
     opening = _opening(placed)
     if len(opening) < 2:
         return placed
@@ -118,12 +121,14 @@ def _instructed(instructions: object) -> Iterator[Placed]:
         yield Placed({"role": "system", "content": instructions}, INSTRUCTIONS)
 
 
-def _messages(items: Iterable[Placed]) -> Iterator[Placed]:
+def _messages(items: Sequence[Placed], foreign: MutableSet[str]) -> Iterator[Placed]:
     answer: _Answer | None = None
-    called: set[str] = set()
-    for item in items:
+    asked = _first_unanswered(items)
+    for index, item in enumerate(items):
         kind = kind_of(item)
-        if kind == TOOLS_ITEM or kind in _LEFT_OUT:
+        if not rule_of(kind).native:
+            foreign.add(kind)
+        if kind == TOOLS_ITEM or (is_foreign(kind) and not shown_text(item.value, rule_of(kind))):
             continue
         if _is_answer(kind, item.value):
             owner = answer_of(item.value.get("id"))
@@ -131,7 +136,7 @@ def _messages(items: Iterable[Placed]) -> Iterator[Placed]:
                 yield from _closed(answer)
                 answer = None
             answer = answer or _Answer(item.origin)
-            _add(answer, kind, owner, item, called)
+            _add(answer, kind, owner, item, foreign)
             continue
         if answer is not None:
             yield from _closed(answer)
@@ -139,7 +144,7 @@ def _messages(items: Iterable[Placed]) -> Iterator[Placed]:
         if kind == COMPACTION:
             yield from (Placed(each, item.origin) for each in item.value["messages"])
             continue
-        yield _other(kind, item, called)
+        yield _other(kind, item, foreign if index < asked else None)
     if answer is not None:
         yield from _closed(answer)
 
@@ -150,11 +155,23 @@ def _closed(answer: _Answer) -> Iterator[Placed]:
 
 
 def _is_answer(kind: str, item: Item) -> bool:
+    if is_foreign(kind):
+        return kind not in OF_USER and item.get("role") != "user"
     spoken = kind == "message" and item.get("role") == "assistant"
-    return spoken or kind == "reasoning" or kind in _CALLS
+    return spoken or kind == "reasoning" or kind in CALLS
 
 
-def _add(answer: _Answer, kind: str, owner: str | None, placed: Placed, called: set[str]) -> None:
+def _first_unanswered(items: Sequence[Placed]) -> int:
+    """Return the index after the last answer's items."""
+    for index in range(len(items) - 1, -1, -1):
+        if _is_answer(kind_of(items[index]), items[index].value):
+            return index + 1
+    return 0
+
+
+def _add(
+    answer: _Answer, kind: str, owner: str | None, placed: Placed, foreign: MutableSet[str]
+) -> None:
     item = placed.value
     answer.owner = answer.owner or owner
     if ANNOTATION in item:
@@ -166,14 +183,15 @@ def _add(answer: _Answer, kind: str, owner: str | None, placed: Placed, called: 
         answer.thinking.append(reasoning_text(item))
     elif kind == "message":
         answer.said = True
-        answer.texts.append(said_text(f"{placed.origin}.content", item.get("content")))
+        text = said_text(f"{placed.origin}.content", item.get("content"), foreign)
+        answer.texts.append((text, False))
+    elif kind in CALLS:
+        answer.calls.append(chat_call(placed.origin, item))
     else:
-        call = chat_call(placed.origin, item)
-        answer.calls.append(call)
-        called.add(call["id"])
+        answer.texts.append((shown_text(item, rule_of(kind)), True))
 
 
-def _other(kind: str, placed: Placed, called: set[str]) -> Placed:
+def _other(kind: str, placed: Placed, foreign: Foreign) -> Placed:
     """Return a message that isn't the assistant's."""
     item, place = placed.value, placed.origin
     note = {ANNOTATION: item[ANNOTATION]} if ANNOTATION in item else {}
@@ -184,22 +202,11 @@ def _other(kind: str, placed: Placed, called: set[str]) -> Placed:
             raise FieldError(f"{place}.role", f"{place}.role must be one of {known}.")
         # Templates show a system message's text, but not always its parts.
         shown = shown_content if role == "user" else joined_content
-        content = shown(f"{place}.content", item.get("content"))
+        content = shown(f"{place}.content", item.get("content"), foreign)
         return Placed({**note, "role": _ROLES[role], "content": content}, place)
-    if kind in _RESULTS:
-        name = "id" if kind == "local_shell_call_output" and "call_id" not in item else "call_id"
-        call_id = string(place, item, name)
-        if call_id not in called:
-            field = f"{place}.{name}"
-            raise FieldError(field, f"{field} must be the call_id of a call before it.")
-        content = joined_content(f"{place}.output", item.get("output"))
-        message = {**note, "role": "tool", "tool_call_id": call_id, "content": content}
-        return Placed(message, place)
-    raise FieldError(
-        f"{place}.type",
-        f"{place}.type: {kind[:80]!r} isn't taken here: only messages, reasoning, compactions, "
-        "calls of functions, custom tools and the local shell, and their outputs.",
-    )
+    if kind in RESULTS:
+        return Placed({**note, **chat_result(place, item, foreign)}, place)
+    return Placed({**note, "role": "user", "content": shown_text(item, rule_of(kind))}, place)
 
 
 def kind_of(placed: Placed) -> str:

@@ -79,6 +79,8 @@ class ChatMapping:
     """True if reasoning items must hold ``encrypted_content``."""
     truncates: bool
     """True if old items may be dropped to make the rest fit."""
+    foreign: frozenset[str] = frozenset()
+    """Types of items and parts that only another provider can read."""
     compacts: bool = False
     """True if the last item asks for a compaction."""
 
@@ -163,7 +165,8 @@ def map_request(
     placed = _placed(body, items, previous)
     compacts = ends_with_trigger(placed)
     placed = unfolded(placed[:-1] if compacts else placed, opens)
-    messages = conversation(body.get("instructions"), placed)
+    foreign: set[str] = set()
+    messages = conversation(body.get("instructions"), placed, foreign)
     book = read_tools([("tools", body.get("tools")), *_more_tools(placed)])
     chosen, book = choose_tools(body.get("tool_choice"), book)
     chat = {
@@ -194,6 +197,7 @@ def map_request(
         tools=book,
         carries_reasoning=_carries(body.get("include")),
         truncates=_truncates(body.get("truncation")),
+        foreign=frozenset(foreign),
         compacts=compacts,
     )
 
