@@ -34,6 +34,7 @@ from ..turns.turn import Turn
 from ..upstream.headers import RawHeaders
 from ..wiring.services import Services
 from .api import Api, ApiCall
+from .errors import anthropic_message
 from .limits import beside
 from .refusal import answer_of, refusal_of_answer
 
@@ -168,7 +169,7 @@ class MessagesCall(ApiCall):
         return self._mapping.stop_sequences if self._mapping is not None else ()
 
     def _document(self, error: ProxyError) -> dict[str, Any]:
-        message, param = error.message, error.param
+        message, param = anthropic_message(error), error.param
         if self._mapping is not None:
             # Proxy and engine speak of the chat request, which the client never saw.
             message = self._mapping.in_request(message)

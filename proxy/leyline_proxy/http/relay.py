@@ -279,9 +279,10 @@ class TurnRelay(Relay):
         if refused is not None:
             self.refused = True
             return self._call.error_event(refused)
-        if self._events is None:
+        shown = refusal_of_event(error)
+        if self._events is None and shown.overflow is None:
             return event
-        return self._call.error_event(refusal_of_event(error))
+        return self._call.error_event(shown)
 
     async def _account(self) -> dict[str, Any]:
         if not self._turn.enveloped:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from ...model.overflow import CODE
 from ..chat_answers import (
     AnswerError,
     called,
@@ -166,12 +167,15 @@ def ending(choice: Mapping[str, Any]) -> tuple[str, str | None]:
     return ("incomplete" if reason else "completed"), reason
 
 
-def failed_error(status: int, message: str) -> dict[str, Any]:
+def failed_error(status: int, message: str, code: str | None) -> dict[str, Any]:
     """Return the member ``error`` of a failed response.
 
     Args:
         status: the HTTP status of the error.
+        code: the error's code. The API has few; clients compact on that of a prompt too long.
     """
+    if code == CODE:
+        return {"code": CODE, "message": message}
     code = "server_error" if status >= _SERVER_FAULT else "invalid_prompt"
     return {"code": "rate_limit_exceeded" if status == _RATE_LIMIT else code, "message": message}
 

@@ -133,7 +133,7 @@ class ResponseEvents:
         self.ended = True
         yield self._event("error", code=code, message=message, param=param)
         document = self._opening.document(
-            "failed", self._output, model=self._model, error=failed_error(status, message)
+            "failed", self._output, model=self._model, error=failed_error(status, message, code)
         )
         yield self._event("response.failed", response={**document, "usage": None})
 
