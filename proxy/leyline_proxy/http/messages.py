@@ -29,7 +29,7 @@ from ..model.fields import OPTIONS_FIELD
 from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
 from ..tenants import Tenant
 from ..turns import Account
-from ..turns.settled import planned_loss
+from ..turns.settled import planned_loss, planned_usage
 from ..turns.turn import Turn
 from ..upstream.headers import RawHeaders
 from ..wiring.services import Services
@@ -128,6 +128,7 @@ class MessagesCall(ApiCall):
             head=head,
             before=self._before,
             compaction=self.compaction,
+            usage=planned_usage(turn),
         )
 
     def compacts(self, chat: ChatRequest, report: CompactionReport) -> None:

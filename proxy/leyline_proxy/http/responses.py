@@ -34,6 +34,7 @@ from ..model.history import OWN_HEADER, session_key
 from ..model.stored_response import StoredResponse
 from ..request.compaction import forced
 from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
+from ..request.prewarm import prewarms
 from ..sessions.stored_responses import ResponseSource
 from ..tenants import Tenant
 from ..turns import Account
@@ -130,6 +131,7 @@ class ResponsesCall(ApiCall):
             shown=shown_request(given.body, store=given.store),
             tools=mapping.tools,
             carries_reasoning=mapping.carries_reasoning,
+            alone=prewarms(mapping.body),
         )
 
     async def _ask(self, tenant: Tenant, raw: bytes) -> _Asked:

@@ -9,6 +9,7 @@ from functools import partial
 from time import perf_counter
 
 import httpx
+import msgspec
 import orjson
 import structlog
 from starlette.requests import Request
@@ -20,6 +21,7 @@ from leyline_engine.contract import RECORD_MEMBER
 from ..apis.chat_answers import AnswerError
 from ..apis.events import Events
 from ..apis.native import NativeApi
+from ..apis.prewarm import emptied
 from ..apis.recall_calls import asked_in
 from ..errors import ClientDisconnected, ProxyError, UpstreamUnreachableError
 from ..observe.turn_traces import note_failover, note_planned
@@ -107,7 +109,7 @@ class TurnExchange(Exchange):
             note_planned(turn)
             self._call.planned(turn)
             self.extra_headers["x-leyline-session"] = turn.identity.session_id
-            if chat.compaction is not None:
+            if chat.compaction is not None and not chat.prewarms:
                 sign = partial(self._sign, send) if chat.stream else None
                 step = await self._compacting.step(turn, receive, sign)
                 self._spent_s += step.spent_s
@@ -238,7 +240,7 @@ class TurnExchange(Exchange):
         api = self._api.native
         if api is None or turn.request.offers_recall or not _passes_natively(api, turn):
             return None
-        if turn.request.compaction is not None or self._call.unfolds:
+        if turn.request.compaction is not None or self._call.unfolds or turn.request.prewarms:
             return None
         # Of two equal members a server may take either; the proxy judged the request by the last.
         if repeats_members(self._raw) or not api.passes(decode_body(self._raw)):
@@ -253,6 +255,9 @@ class TurnExchange(Exchange):
         if upstream.status_code != httpx.codes.OK:
             return await self._refusal(turn, upstream, body)
         body, member = take_member(body, RECORD_MEMBER) if turn.enveloped else (body, None)
+        prewarms = turn.request.prewarms
+        if prewarms:
+            body = msgspec.json.encode(emptied(answer_of(body)))
         # Before the turn counts: an answer that can't be passed on must not change the session.
         answer = answer_of(body)
         note_answer(answer)
@@ -268,13 +273,14 @@ class TurnExchange(Exchange):
             shown = self._call.whole(body, answer) if api is None else body
         except AnswerError as error:
             raise unfit_answer(error) from error
-        turn.request.clock.token(document_size(answer.get("choices")))
+        if not prewarms:
+            turn.request.clock.token(document_size(answer.get("choices")))
         account = await self.services.ends.settle(
             turn,
             usage,
             came=record_in(turn, member) if member is not None else None,
             aside=aside,
-            quotable=api is None and is_text(answer),
+            quotable=api is None and is_text(answer) and not prewarms,
         )
         self._pending = False
         self._loop.account(turn, account)
