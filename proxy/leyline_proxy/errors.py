@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .model.overflow import CODE, Overflow
+from .overflow import CODE, Overflow
 
 
 class ProxyError(Exception):

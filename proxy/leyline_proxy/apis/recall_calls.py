@@ -127,10 +127,18 @@ class RecallScreen:
             said = map(_arguments, held[:-1])
             self._arguments.setdefault(number, []).extend([*said, arguments])
             del self._held[number]
-            return []
-        # Others may split a name, or send it after the id or the arguments.
-        undecided = RECALL_TOOL.startswith(call.name) and not (call.begun and call.name)
-        return [] if undecided else self._released(number)
+        return self._decided()
+
+    def _decided(self) -> list[Any]:
+        """Return the held parts of the client's own calls; calls keep their order."""
+        shown: list[Any] = []
+        for number in sorted(self._held):
+            call = self._calls.calls[number]
+            # Others may split a name, or send it after the id or the arguments.
+            if RECALL_TOOL.startswith(call.name) and not (call.begun and call.name):
+                break
+            shown += self._released(number)
+        return shown
 
     def _released(self, number: int) -> list[Mapping[str, Any]]:
         """Return the parts so far of a call that is the client's own."""

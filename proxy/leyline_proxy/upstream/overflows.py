@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..model.overflow import CODE, Overflow
+from ..overflow import CODE, Overflow
 
 _N = r"(?P<prompt>\d[\d,]*)"
 _M = r"(?P<limit>\d[\d,]*)"

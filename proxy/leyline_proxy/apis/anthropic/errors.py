@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...model.overflow import Overflow
+from ...overflow import Overflow
 
 _TYPES = {
     400: "invalid_request_error",

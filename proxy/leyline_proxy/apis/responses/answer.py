@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ...model.overflow import CODE
+from ...overflow import CODE
 from ..chat_answers import (
     AnswerError,
     Called,
