@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from .overflow import CODE, Overflow
+
 
 class ProxyError(Exception):
     """A failure with a status, a stable code and, if one field is wrong, its name."""
@@ -24,6 +26,9 @@ class ProxyError(Exception):
         self.param = param
         if code is not None:
             self.code = code
+
+    overflow: Overflow | None = None
+    """The figures of a prompt that is too long; None for other errors."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -54,6 +59,20 @@ class BodyTooLargeError(BadRequestError):
     def headers(self) -> dict[str, str]:
         # The rest of the body may still come, and is no request.
         return {"connection": "close"}
+
+
+class PromptTooLongError(BadRequestError):
+    """The engine refuses a prompt that doesn't fit into the model's context window.
+
+    Args:
+        reason: the engine's words.
+    """
+
+    code = CODE
+
+    def __init__(self, overflow: Overflow, reason: str = "") -> None:
+        super().__init__(overflow.message(reason), param="messages")
+        self.overflow = overflow
 
 
 class MediaTypeError(BadRequestError):

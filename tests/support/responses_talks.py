@@ -98,7 +98,7 @@ def streamed(chunks: Sequence[dict[str, Any]], **options: Any) -> tuple[Talk, di
 
 
 TEXT = st.text(alphabet='ab \n{}"\\é€😀', max_size=8)
-_FUNCTION = st.builds(json.dumps, st.dictionaries(TEXT, TEXT, max_size=2)) | TEXT
+_FUNCTION = st.builds(json.dumps, st.dictionaries(TEXT, TEXT, max_size=2)) | TEXT.filter(bool)
 _CUSTOM = st.builds(lambda text: json.dumps({"input": text}, ensure_ascii=False), TEXT)
 _SHELL = st.builds(
     lambda words: json.dumps({"command": words}, ensure_ascii=False),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 OWN_MEMBERS = ("context_management", "leyline")
 """Members that the proxy adds to a chat answer, and to answers in other APIs."""
 
+NAMELESS = "The engine's answer has a tool call without a name."
+MIXED = "The engine adds to the arguments of a tool call that has ended."
 CUT_OFF = "The engine ended its stream before its answer was complete."
 """An :class:`AnswerError`'s message for an answer without an end."""
 
@@ -24,11 +29,13 @@ class StreamedAnswer:
         self.extra: dict[str, Any] = {}
         """The proxy's own members."""
         self._finish: Mapping[str, Any] | None = None
+        self._begun = False
 
     def read(self, chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Read a chunk, and return its addition to the answer, if any."""
-        if isinstance(chunk.get("usage"), Mapping):
-            self.usage = chunk["usage"]
+        usage = chunk.get("usage")
+        if isinstance(usage, Mapping) and usage:
+            self.usage = usage
         self.extra |= {name: chunk[name] for name in OWN_MEMBERS if name in chunk}
         choice = first_choice(chunk)
         if choice is None:
@@ -36,6 +43,10 @@ class StreamedAnswer:
         if choice.get("finish_reason"):
             self._finish = choice
         delta = choice.get("delta")
+        if not isinstance(delta, Mapping) and not self._begun:
+            # Gateways whose engine doesn't stream send its whole answer.
+            delta = choice.get("message")
+        self._begun = self._begun or bool(delta)
         return delta if isinstance(delta, Mapping) else None
 
     @property
@@ -55,13 +66,44 @@ def first_choice(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
     choices = document.get("choices")
     found = choices if isinstance(choices, list) else ()
     return next(
-        (each for each in found if isinstance(each, dict) and each.get("index", 0) == 0), None
+        (each for each in found if isinstance(each, dict) and each.get("index") in (None, 0)), None
     )
 
 
-def reasoning_of(said: Mapping[str, Any]) -> str | None:
-    """Return the model's reasoning in a message or a delta, under either name."""
-    return text_or_none(said.get("reasoning_content")) or text_or_none(said.get("reasoning"))
+def content_of(said: Mapping[str, Any]) -> str:
+    """Return the text of a message or a delta, whose content may be a list of parts."""
+    return "".join(_texts(said.get("content"), ("text", "output_text")))
+
+
+def reasoning_of(said: Mapping[str, Any]) -> str:
+    """Return the model's reasoning in a message or a delta, under any of its names."""
+    for name in ("reasoning_content", "reasoning", "reasoning_details"):
+        if text := "".join(_texts(said.get(name), _REASONING)):
+            return text
+    content = said.get("content")
+    return "".join(_texts(content, ("thinking", "reasoning"))) if isinstance(content, list) else ""
+
+
+_REASONING = ("text", "thinking", "reasoning", "reasoning.text", "reasoning_text")
+
+
+def _texts(value: object, kinds: Sequence[str]) -> Iterator[str]:
+    """Yield the texts of a value: a text, or parts of certain types, which may be nested once."""
+    if isinstance(value, str):
+        yield value
+    for part in value if isinstance(value, list) else ():
+        if isinstance(part, str) and "text" in kinds:
+            yield part
+        elif isinstance(part, Mapping) and part.get("type", "text") in kinds:
+            inner = part.get("text") or part.get("thinking")
+            yield from (inner,) if isinstance(inner, str) else _texts_inside(inner)
+
+
+def _texts_inside(parts: object) -> Iterator[str]:
+    for part in parts if isinstance(parts, list) else ():
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if isinstance(text, str):
+            yield text
 
 
 def text_or_none(value: object) -> str | None:
@@ -69,17 +111,58 @@ def text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def called(call: object) -> tuple[Mapping[str, Any], str, object]:
-    """Return a tool call, the name of its function, and the arguments as written.
+def arguments_text(value: object) -> str:
+    """Return a call's arguments as text: engines write JSON, an object, or null."""
+    if isinstance(value, str) or value is None:
+        return value or ""
+    # Not orjson: numbers may have any size.
+    return msgspec.json.encode(value).decode()
+
+
+def whole_arguments(text: str) -> str:
+    """Return the arguments of a whole call; of one that has none, an empty object."""
+    return "{}" if text in ("", "null") else text
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A tool call of a whole answer."""
+
+    id: str | None
+    """None if the engine gave it none of its own."""
+    name: str
+    arguments: str
+
+
+def call_parts(said: Mapping[str, Any]) -> list[Any]:
+    """Return the tool calls of a message, or the parts of some in a delta; also one that is alone,
+    and one in OpenAI's first form."""
+    calls = said.get("tool_calls")
+    if isinstance(calls, Mapping):
+        return [calls]
+    if isinstance(calls, list) and calls:
+        return calls
+    function = said.get("function_call")
+    return [{"function": function}] if isinstance(function, Mapping) and function else []
+
+
+def calls_of(said: Mapping[str, Any]) -> list[Called]:
+    """Return the calls of a whole answer.
 
     Raises:
-        AnswerError: the call names no function.
+        AnswerError: one names no function.
     """
-    function = call.get("function") if isinstance(call, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not name:
-        raise AnswerError("The engine's answer has a tool call without a name.")
-    return call, str(name), function.get("arguments")
+    found: list[Called] = []
+    for call in call_parts(said):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not name:
+            raise AnswerError(NAMELESS)
+        identifier = str(call.get("id") or "") or None
+        taken = any(each.id == identifier for each in found)
+        arguments = arguments_text(function.get("arguments"))
+        found.append(Called(None if taken else identifier, str(name), arguments))
+    return found
 
 
 def prompt_tokens(usage: Mapping[str, Any], account: Mapping[str, Any] | None) -> tuple[int, int]:

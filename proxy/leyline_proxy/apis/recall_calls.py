@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..model.asides import RECALL_TOOL
-from .chat_answers import first_choice, reasoning_of, text_or_none
+from .chat_answers import arguments_text, call_parts, content_of, first_choice, reasoning_of
+from .streamed_calls import StreamedCalls
+
+_CALLS = ("tool_calls", "function_call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def asked_in(answer: Mapping[str, Any]) -> RecallAsked | None:
     )
     if not calls:
         return None
-    text, reasoning = text_or_none(said.get("content")) or "", reasoning_of(said) or ""
+    text, reasoning = content_of(said), reasoning_of(said)
     own = tuple(str(call.get("id") or "") for call in made if _name(call) != RECALL_TOOL)
     return RecallAsked(calls, text, reasoning, own)
 
@@ -51,7 +54,7 @@ def without_calls(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return a whole answer without calls of the recall tool; one without others is complete."""
     said, choice = _message(answer), first_choice(answer) or {}
     kept = [call for call in _calls(said) if _name(call) != RECALL_TOOL]
-    message = {name: value for name, value in said.items() if name != "tool_calls" or kept}
+    message = {name: value for name, value in said.items() if name not in _CALLS or kept}
     if kept:
         message["tool_calls"] = kept
     shown = {**choice, "message": message}
@@ -66,7 +69,11 @@ def with_start(answer: Mapping[str, Any], text: str) -> dict[str, Any]:
     if not text:
         return {**answer}
     said, choice = _message(answer), first_choice(answer) or {}
-    content = text + (text_or_none(said.get("content")) or "")
+    content = said.get("content")
+    if isinstance(content, list):
+        content = [{"type": "text", "text": text}, *content]
+    else:
+        content = text + content_of(said)
     return {**answer, "choices": [{**choice, "message": {**said, "content": content}}]}
 
 
@@ -78,12 +85,10 @@ class RecallScreen:
 
     def __init__(self) -> None:
         self._own: dict[int, int] = {}
-        """The client's numbers of its calls, by the engine's."""
-        self._names: dict[int, str] = {}
-        """Names of all calls, by the engine's numbers."""
+        """The client's numbers of its calls, by those among all."""
+        self._calls = StreamedCalls()
         self._held: dict[int, list[Mapping[str, Any]]] = {}
         """Parts of calls whose name may still become the tool's."""
-        self._ids: dict[int, str] = {}
         self._arguments: dict[int, list[str]] = {}
         self._text: list[str] = []
         self._reasoning: list[str] = []
@@ -94,48 +99,46 @@ class RecallScreen:
         Args:
             last: True for the delta that ends the answer.
         """
-        self._text.append(text_or_none(delta.get("content")) or "")
-        self._reasoning.append(reasoning_of(delta) or "")
-        calls = delta.get("tool_calls")
-        calls = calls if isinstance(calls, list) else []
+        self._text.append(content_of(delta))
+        self._reasoning.append(reasoning_of(delta))
+        calls = call_parts(delta)
         shown = [kept for call in calls for kept in self._shown(call)]
         if last:
             shown += [kept for number in [*self._held] for kept in self._released(number)]
         if shown == calls:
             return delta
-        rest = {name: value for name, value in delta.items() if name != "tool_calls"}
+        rest = {name: value for name, value in delta.items() if name not in _CALLS}
         if shown:
             rest["tool_calls"] = shown
         return rest if any(value for name, value in rest.items() if name != "role") else None
 
-    def _shown(self, call: object) -> list[Any]:
+    def _shown(self, part: object) -> list[Any]:
         """Return the parts of calls that the client gets for one part."""
-        if not isinstance(call, Mapping):
-            return [call]
-        number = self._number(call)
-        self._ids[number] = self._ids.get(number) or str(call.get("id") or "")
+        taken = self._calls.take(part) if isinstance(part, Mapping) else None
+        if taken is None or not isinstance(part, Mapping):
+            return []
+        call, arguments = taken
+        number = call.number
         if number in self._own:
-            return [self._numbered(call, number)]
+            return [self._numbered(part, number)]
         held = self._held.setdefault(number, [])
-        held.append(call)
-        if number not in self._arguments:
-            # Others may split a name, or send it after the id.
-            name = self._names[number] = self._names.get(number, "") + _name(call)
-            begun = bool(name) and any(map(_arguments, held))
-            if name != RECALL_TOOL:
-                undecided = RECALL_TOOL.startswith(name) and not begun
-                return [] if undecided else self._released(number)
-        self._arguments.setdefault(number, []).extend(map(_arguments, self._held.pop(number)))
-        return []
+        held.append(part)
+        if number in self._arguments or call.name == RECALL_TOOL:
+            said = map(_arguments, held[:-1])
+            self._arguments.setdefault(number, []).extend([*said, arguments])
+            del self._held[number]
+        return self._decided()
 
-    def _number(self, call: Mapping[str, Any]) -> int:
-        """Return the engine's number of a call; without one, a part with an id or a name begins
-        another call."""
-        number = call.get("index")
-        if isinstance(number, int):
-            return number
-        latest = max(self._names, default=-1)
-        return latest + 1 if call.get("id") or _name(call) else max(0, latest)
+    def _decided(self) -> list[Any]:
+        """Return the held parts of the client's own calls; calls keep their order."""
+        shown: list[Any] = []
+        for number in sorted(self._held):
+            call = self._calls.calls[number]
+            # Others may split a name, or send it after the id or the arguments.
+            if RECALL_TOOL.startswith(call.name) and not (call.begun and call.name):
+                break
+            shown += self._released(number)
+        return shown
 
     def _released(self, number: int) -> list[Mapping[str, Any]]:
         """Return the parts so far of a call that is the client's own."""
@@ -151,13 +154,13 @@ class RecallScreen:
         """The calls so far; None if there are none."""
         if not self._arguments:
             return None
-        order = sorted(self._names)
+        ids = [call.id or "" for call in self._calls.calls]
         calls = tuple(
-            ToolCall(self._ids[number], "".join(self._arguments[number]), order.index(number))
+            ToolCall(ids[number], "".join(self._arguments[number]), number)
             for number in sorted(self._arguments)
         )
         text, reasoning = "".join(self._text), "".join(self._reasoning)
-        own = tuple(self._ids[number] for number in sorted(self._own))
+        own = tuple(ids[number] for number in sorted(self._own))
         return RecallAsked(calls, text, reasoning, own)
 
 
@@ -167,8 +170,7 @@ def _message(answer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _calls(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    calls = said.get("tool_calls")
-    return [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    return [call for call in call_parts(said) if isinstance(call, Mapping)]
 
 
 def _name(call: Mapping[str, Any]) -> str:
@@ -178,5 +180,4 @@ def _name(call: Mapping[str, Any]) -> str:
 
 def _arguments(call: Mapping[str, Any]) -> str:
     function = call.get("function")
-    found = function.get("arguments") if isinstance(function, Mapping) else None
-    return found if isinstance(found, str) else ""
+    return arguments_text(function.get("arguments")) if isinstance(function, Mapping) else ""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
+from ..apis.prewarm import emptied
 from ..budgets import Reservation
 from ..tenants import Tenant
 from ..turns.accounting import tokens_of_usage
@@ -14,7 +16,7 @@ from ..turns.prompt_size import members_size, text_size
 from ..turns.settled import generated_tokens
 from ..wiring.services import Services
 from .relay import Relay
-from .sse import DONE, ChunkFacts, event_data
+from .sse import DONE, ChunkFacts, chunk_facts, event_data, with_data
 
 
 class BareCharge:
@@ -82,14 +84,22 @@ class BareCharge:
 
 
 class ChargedRelay(Relay):
-    """Relays a bare completion, and charges it before its end is passed on."""
+    """Relays a bare completion, and charges it before its end is passed on.
 
-    def __init__(self, charge: BareCharge) -> None:
+    Args:
+        prewarms: True if the client gets nothing of what was generated.
+    """
+
+    def __init__(self, charge: BareCharge, *, prewarms: bool = False) -> None:
         super().__init__()
         self._charge = charge
+        self._prewarms = prewarms
 
     async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
         """Return the event."""
+        if self._prewarms:
+            event = with_data(event, emptied)
+            facts = replace(chunk_facts(event), bears_token=False)
         self._charge.came += facts.bears_token
         if facts.usage is not None:
             self._charge.usage = facts.usage

@@ -26,7 +26,7 @@ from starlette.types import Receive
 from leyline_engine.contract import RECORD_MEMBER
 from leyline_policies.verbs import Verbs, evict
 
-from ..apis.chat_answers import count, first_choice, prompt_tokens, text_or_none
+from ..apis.chat_answers import content_of, count, first_choice, prompt_tokens
 from ..errors import ClientDisconnected, ProxyError, UpstreamRefusalError
 from ..model.clock import TurnClock
 from ..model.compaction import (
@@ -210,7 +210,7 @@ class Compacting:
     ) -> CompactionReport:
         choice = first_choice(answer) or {}
         said = choice.get("message")
-        text = text_or_none(said.get("content")) if isinstance(said, Mapping) else None
+        text = content_of(said) if isinstance(said, Mapping) else None
         if text is None or not text.strip():
             raise UpstreamRefusalError(
                 502, "The model wrote no summary.", kind="upstream_error", code="no_summary"

@@ -11,13 +11,16 @@ from functools import partial
 from uuid import uuid4
 
 import httpx
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..apis.prewarm import emptied
 from ..errors import ClientDisconnected
 from ..plan.outgoing import salted, without_reserved
 from ..request.parse import decode_body, model_of, stream_of
+from ..request.prewarm import for_one_token, prewarms
 from ..tenants import Tenant
 from ..turns.cache_scope import check_scope
 from ..upstream.client import read
@@ -27,7 +30,7 @@ from ..wiring.services import Services
 from .bare_charges import BareCharge, ChargedRelay, prompt_tokens_of, usage_in
 from .exchange import Exchange
 from .limits import beside, until_disconnect
-from .refusal import refusal_of_answer, refusal_response
+from .refusal import answer_of, refusal_of_answer, refusal_response
 from .time_limit import within
 
 COMPLETIONS_PATH = "/v1/completions"
@@ -40,6 +43,8 @@ class CompletionExchange(Exchange):
 
     def __init__(self, services: Services, request: Request) -> None:
         super().__init__(services, request, COMPLETIONS_PATH)
+        self._prewarms = False
+        """True if the prompt is prefilled and nothing is generated."""
 
     async def serve(
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
@@ -56,6 +61,9 @@ class CompletionExchange(Exchange):
         check_scope(tenant, replica.status)
         searched = await self.services.prompts.searched(tenant, raw, body, replica.status)
         content = salted(without_reserved(searched, body), tenant.cache_salt)
+        self._prewarms = prewarms(body)
+        if self._prewarms:
+            content = for_one_token(content, body)
         room = self.services.charges.completion_room(body)
         charge = BareCharge(
             self.services, tenant, model, prompt=prompt_tokens_of(body), answer=room
@@ -106,9 +114,11 @@ class CompletionExchange(Exchange):
                 return refusal_response(upstream, refused, self.extra_headers)
             if streamed is None:
                 body = await read(upstream)
+                if self._prewarms:
+                    body = msgspec.json.encode(emptied(answer_of(body)))
                 headers = {**downstream_headers(upstream.headers), **self.extra_headers}
                 return Response(body, headers=headers)
-            relay = ChargedRelay(streamed)
+            relay = ChargedRelay(streamed, prewarms=self._prewarms)
             await self.send_relayed(relay, upstream, send)
         self.complete = True
         if relay.broken:

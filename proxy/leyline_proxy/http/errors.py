@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ..apis.anthropic.errors import error_document
+from ..apis.anthropic.errors import error_document, too_long
 from ..errors import BadRequestError, MethodError, NotFoundError, ProxyError
 from ..telemetry.logging import frames_of
 from .path_hints import (
@@ -76,13 +76,22 @@ def as_proxy_error(error: Exception) -> ProxyError:
     return ProxyError("The proxy failed on this request; the log of the proxy says where.")
 
 
+def anthropic_message(error: ProxyError) -> str:
+    """Return an error's text for Anthropic's API."""
+    if error.overflow is None:
+        return error.message
+    return too_long(error.overflow, error.message)
+
+
 def anthropic_response(error: ProxyError) -> Response:
     """Return ``error`` in the shape of Anthropic's API, for failures outside of an exchange."""
     request_id = f"req_{uuid4().hex}"
     account = {"code": error.code, "param": error.param, **error.members}
     return Response(
         orjson.dumps(
-            error_document(error.status, error.message, request_id=request_id, account=account)
+            error_document(
+                error.status, anthropic_message(error), request_id=request_id, account=account
+            )
         ),
         status_code=error.status,
         headers={**error.headers, "request-id": request_id},

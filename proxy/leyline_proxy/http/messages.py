@@ -30,10 +30,11 @@ from ..model.fields import OPTIONS_FIELD
 from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
 from ..tenants import Tenant
 from ..turns import Account
-from ..turns.settled import planned_loss
+from ..turns.settled import planned_loss, planned_usage
 from ..turns.turn import Turn
 from ..wiring.services import Services
 from .api import Api, ApiCall, unfit_answer
+from .errors import anthropic_message
 from .limits import beside
 from .refusal import answer_of, refusal_of_answer
 
@@ -125,6 +126,7 @@ class MessagesCall(ApiCall):
             head=head,
             before=self._before,
             compaction=self.compaction,
+            usage=planned_usage(turn),
         )
 
     def compacts(self, chat: ChatRequest, report: CompactionReport) -> None:
@@ -166,7 +168,7 @@ class MessagesCall(ApiCall):
         return self._mapping.stop_sequences if self._mapping is not None else ()
 
     def _document(self, error: ProxyError) -> dict[str, Any]:
-        message, param = error.message, error.param
+        message, param = anthropic_message(error), error.param
         if self._mapping is not None:
             # Proxy and engine speak of the chat request, which the client never saw.
             message = self._mapping.in_request(message)

@@ -109,7 +109,7 @@ SCHEMAS: dict[str, Schema] = {
     "MessageRequest": _object(
         {
             "model": _MODEL,
-            "max_tokens": {"type": "integer", "minimum": 1},
+            "max_tokens": {"type": "integer", "minimum": 0},
             "messages": {
                 "type": "array",
                 "minItems": 1,

@@ -10,8 +10,14 @@ import httpx
 import orjson
 from starlette.responses import Response
 
-from ..errors import ProxyError, UpstreamRefusalError, UpstreamUnreachableError
+from ..errors import (
+    PromptTooLongError,
+    ProxyError,
+    UpstreamRefusalError,
+    UpstreamUnreachableError,
+)
 from ..upstream.headers import downstream_headers
+from ..upstream.overflows import overflow_of
 from .errors import error_response
 
 _STATUS_OF_TYPE = {
@@ -30,8 +36,11 @@ _OWN_CREDENTIALS = frozenset({401, 403, 407})
 
 
 def refusal_response(upstream: httpx.Response, body: bytes, headers: Mapping[str, str]) -> Response:
-    """Return the engine's non-200 answer, with its own body if that is OpenAI-shaped."""
+    """Return the engine's non-200 answer, with its own body if that is OpenAI-shaped and doesn't
+    say in other words than OpenAI's that the prompt is too long."""
     status = upstream.status_code
+    if (error := overflow_in(status, body)) is not None:
+        return error_response(error, dict(headers))
     if httpx.codes.is_error(status) and status not in _OWN_CREDENTIALS and _is_shaped(body):
         kept = {**downstream_headers(upstream.headers), **headers}
         return Response(body, status_code=status, headers=kept)
@@ -48,7 +57,16 @@ def refusal_of_answer(status: int, body: bytes) -> ProxyError:
         )
     if not httpx.codes.is_error(status):
         return UpstreamUnreachableError(f"The engine answered with status {status}.")
-    return _shape(status, body)
+    return overflow_in(status, body) or _shape(status, body)
+
+
+def overflow_in(status: int, body: bytes) -> PromptTooLongError | None:
+    """Return the error for an engine's refusal of a prompt that is too long; None for others."""
+    if not httpx.codes.is_error(status):
+        return None
+    error, reason = _told(_object(body))
+    overflow = overflow_of(status, reason, error)
+    return None if overflow is None else PromptTooLongError(overflow, reason)
 
 
 def answer_of(body: bytes) -> dict[str, Any]:
@@ -86,11 +104,14 @@ def refusal_of_event(error: Mapping[str, Any]) -> ProxyError:
     status = code if isinstance(code, int) and not isinstance(code, bool) else None
     if status is None and isinstance(code, str) and code.isdigit():
         status = int(code)
-    if status is None or not httpx.codes.is_error(status):
+    told = status is not None and httpx.codes.is_error(status)
+    if status is None or not told:
         status = _STATUS_OF_TYPE.get(kind.lower(), 502)
     if status in _OWN_CREDENTIALS:
         status = 502
     message = str(error.get("message") or "The engine refused the request.")
+    if (overflow := overflow_of(status if told else None, message, error)) is not None:
+        return PromptTooLongError(overflow, message)
     return UpstreamRefusalError(
         status, message, kind=kind, code=code if isinstance(code, str) else "upstream_error"
     )
@@ -102,16 +123,45 @@ def _is_shaped(body: bytes) -> bool:
 
 
 def _shape(status: int, body: bytes) -> ProxyError:
-    """Return an error for a body. SGLang and FastAPI servers may nest nothing:
-    ``{"object": "error", "message": …}``."""
-    document = _object(body)
-    if isinstance(document.get("error"), dict):
-        document = document["error"]
-    message = document.get("message") or document.get("detail") or document.get("error")
-    text = message if isinstance(message, str) else f"The engine answered with status {status}."
+    """Return an error for a body."""
+    error, reason = _told(_object(body))
     client_fault = status < httpx.codes.INTERNAL_SERVER_ERROR
     kind = "invalid_request_error" if client_fault else "upstream_error"
-    return UpstreamRefusalError(status, text, kind=kind, code="upstream_error")
+    text, code = reason or f"The engine answered with status {status}.", error.get("code")
+    # Flat errors have the status there.
+    named = isinstance(code, str) and code and not code.isdigit()
+    return UpstreamRefusalError(
+        status, text, kind=kind, code=str(code) if named else "upstream_error"
+    )
+
+
+def _told(document: Mapping[str, Any], depth: int = 2) -> tuple[Mapping[str, Any], str]:
+    """Return an error's members and its reason, however deep they are.
+
+    SGLang and vLLM may nest nothing (``{"object": "error", "message": …}``). FastAPI has a
+    ``detail``: a text, a list of faults, or, of gateways, the whole answer of an engine.
+    """
+    for name in ("error", "message", "detail"):
+        value = document.get(name)
+        inner = _object(value.encode()) if isinstance(value, str) else value
+        if isinstance(inner, Mapping) and inner and depth:
+            return _told(inner, depth - 1)
+        if isinstance(value, str) and value:
+            return document, value
+        if isinstance(value, list) and (faults := [*map(_fault, value)]):
+            return document, "; ".join(fault for fault in faults if fault)
+    return document, ""
+
+
+def _fault(fault: object) -> str:
+    """Return one of FastAPI's faults, without what the request had there."""
+    if isinstance(fault, str):
+        return fault
+    if not isinstance(fault, Mapping):
+        return ""
+    where, text = fault.get("loc"), fault.get("msg")
+    place = ".".join(map(str, where[1:] or where)) if isinstance(where, list) else ""
+    return f"{place}: {text}" if place and text else str(text or "")
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from leyline_engine.contract import RECORD_MEMBER, TurnRecord
 from ..apis.chat_answers import CUT_OFF, AnswerError
 from ..apis.events import Events, encoded
 from ..apis.native import NativeApi
+from ..apis.prewarm import emptied
 from ..errors import AnswerTooLargeError, ProxyError, UpstreamUnreachableError
 from ..telemetry.tracing import current_trace
 from ..telemetry.tracing.usage import note_answer
@@ -33,6 +35,7 @@ from .sse import (
     event_data,
     take_from_event,
     tells_nothing,
+    with_data,
 )
 
 
@@ -183,8 +186,11 @@ class TurnRelay(Relay):
             return await self._error(event, facts.error)
         if self._native is not None:
             return await self._passed_natively(event, self._native)
-        self._note(facts.usage or self._usage, bears_token=facts.bears_token)
         event = self._without_record(event)
+        if self._turn.request.prewarms:
+            event = with_data(event, emptied)
+            facts = replace(chunk_facts(event), bears_token=False, is_text=False)
+        self._note(facts.usage or self._usage, bears_token=facts.bears_token)
         if self._recalls is not None:
             event = await self._recalls.passed(event, facts)
         if facts.finishes and not self._marked:
@@ -279,9 +285,10 @@ class TurnRelay(Relay):
         if refused is not None:
             self.refused = True
             return self._call.error_event(refused)
-        if self._events is None:
+        shown = refusal_of_event(error)
+        if self._events is None and shown.overflow is None:
             return event
-        return self._call.error_event(refusal_of_event(error))
+        return self._call.error_event(shown)
 
     async def _account(self) -> dict[str, Any]:
         if not self._turn.enveloped:

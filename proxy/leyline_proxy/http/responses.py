@@ -34,6 +34,7 @@ from ..model.history import OWN_HEADER, session_key
 from ..model.stored_response import StoredResponse
 from ..request.compaction import forced
 from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
+from ..request.prewarm import prewarms
 from ..sessions.stored_responses import ResponseSource
 from ..tenants import Tenant
 from ..turns import Account
@@ -42,7 +43,7 @@ from ..wiring.services import Services
 from .api import Api, ApiCall
 from .errors import error_event, error_response
 from .limits import beside
-from .refusal import answer_of, refusal_response
+from .refusal import answer_of, overflow_in, refusal_response
 from .response_chain import read_chain, resolve_references
 from .response_fit import fitting
 
@@ -127,6 +128,7 @@ class ResponsesCall(ApiCall):
             shown=shown_request(given.body, store=given.store),
             tools=mapping.tools,
             carries_reasoning=mapping.carries_reasoning,
+            alone=prewarms(mapping.body),
         )
 
     async def _ask(self, tenant: Tenant, raw: bytes) -> _Asked:
@@ -277,6 +279,8 @@ class ResponsesCall(ApiCall):
         self, upstream: httpx.Response, body: bytes, headers: Mapping[str, str]
     ) -> Response:
         """Return the engine's own error, with the client's fields."""
+        if (error := overflow_in(upstream.status_code, body)) is not None:
+            return self.error(error, headers)
         refused = refusal_response(upstream, body, headers)
         document = answer_of(bytes(refused.body))
         error = document["error"]
@@ -289,7 +293,9 @@ class ResponsesCall(ApiCall):
     def _in_request(self, error: ProxyError) -> ProxyError:
         """Express an error in the request's fields: the proxy and the engine name fields of the
         chat request, which the client never saw."""
-        if self._mapping is not None:
+        if error.overflow is not None:
+            error.param = "input"
+        elif self._mapping is not None:
             error.message = self._mapping.in_request(error.message)
             error.param = self._mapping.in_request(error.param) if error.param else error.param
         return error

@@ -6,7 +6,7 @@ Events keep their exact bytes, terminator included, so that joining them gives t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -125,14 +125,15 @@ TEXT_ENDS = (None, "stop", "length")
 
 
 class _Choice(msgspec.Struct):
+    # Some servers write empty texts or lists in place of null and of empty objects.
     finish_reason: Any = None
-    delta: dict[str, Any] | None = None
-    text: str | None = None
+    delta: Any = None
+    text: Any = None
 
     def bears_token(self) -> bool:
-        delta = self.delta or {}
+        delta = self.delta if isinstance(self.delta, dict) else {}
         said = self.text or any(value for name, value in delta.items() if name != "role")
-        return bool(said) or self.finish_reason is not None
+        return bool(said) or bool(self.finish_reason)
 
 
 def is_text(answer: Mapping[str, Any]) -> bool:
@@ -145,7 +146,7 @@ def is_text(answer: Mapping[str, Any]) -> bool:
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
-    usage: dict[str, Any] | None = None
+    usage: Any = None
     error: Any = None
 
 
@@ -165,11 +166,23 @@ def chunk_facts(event: bytes) -> ChunkFacts:
     choices = chunk.choices or ()
     return ChunkFacts(
         bears_token=any(choice.bears_token() for choice in choices),
-        finishes=any(choice.finish_reason is not None for choice in choices),
-        is_text=all(choice.finish_reason in TEXT_ENDS for choice in choices),
-        usage=chunk.usage,
+        finishes=any(choice.finish_reason for choice in choices),
+        is_text=all((choice.finish_reason or None) in TEXT_ENDS for choice in choices),
+        usage=chunk.usage if isinstance(chunk.usage, dict) else None,
         error=error,
     )
+
+
+def with_data(event: bytes, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> bytes:
+    """Return an event with other data; unchanged if its data is no JSON object."""
+    try:
+        data = msgspec.json.decode(event_data(event))
+    except msgspec.DecodeError:
+        return event
+    if not isinstance(data, dict):
+        return event
+    # Not orjson: numbers may have any size.
+    return b"data: %b\n\n" % msgspec.json.encode(change(data))
 
 
 def take_from_event(event: bytes, name: str) -> tuple[bytes, bytes | None]:

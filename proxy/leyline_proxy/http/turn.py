@@ -8,6 +8,7 @@ from dataclasses import replace
 from time import perf_counter
 
 import httpx
+import msgspec
 import orjson
 import structlog
 from starlette.requests import Request
@@ -19,6 +20,7 @@ from leyline_engine.contract import RECORD_MEMBER
 from ..apis.chat_answers import AnswerError
 from ..apis.events import Events
 from ..apis.native import NativeApi
+from ..apis.prewarm import emptied
 from ..apis.recall_calls import asked_in
 from ..errors import ClientDisconnected, ProxyError, UpstreamUnreachableError
 from ..observe.turn_traces import note_failover, note_planned
@@ -110,7 +112,7 @@ class TurnExchange(Exchange):
             self._call.planned(turn)
             self.extra_headers["x-leyline-session"] = turn.identity.session_id
             self._plan = turn.planned.plan.planned.value
-            if chat.compaction is not None:
+            if chat.compaction is not None and not chat.prewarms:
                 step = await self._compacting.step(turn, receive, self.signs)
                 self._spent_s += step.spent_s
                 if step.paused is not None:
@@ -247,7 +249,7 @@ class TurnExchange(Exchange):
             return None
         if not _passes_natively(api, turn):
             return None
-        if turn.request.compaction is not None or self._call.unfolds:
+        if turn.request.compaction is not None or self._call.unfolds or turn.request.prewarms:
             return None
         # Of two equal members a server may take either; the proxy judged the request by the last.
         if repeats_members(self._raw) or not api.passes(decode_body(self._raw)):
@@ -262,6 +264,9 @@ class TurnExchange(Exchange):
         if upstream.status_code != httpx.codes.OK:
             return await self._refusal(turn, upstream, body)
         body, member = take_member(body, RECORD_MEMBER) if turn.enveloped else (body, None)
+        prewarms = turn.request.prewarms
+        if prewarms:
+            body = msgspec.json.encode(emptied(answer_of(body)))
         # Before the turn counts: an answer that can't be passed on must not change the session.
         answer = answer_of(body)
         note_answer(answer)
@@ -277,13 +282,14 @@ class TurnExchange(Exchange):
             shown = self._call.whole(body, answer) if api is None else body
         except AnswerError as error:
             raise unfit_answer(error) from error
-        turn.request.clock.token(document_size(answer.get("choices")))
+        if not prewarms:
+            turn.request.clock.token(document_size(answer.get("choices")))
         account = await self.services.ends.settle(
             turn,
             usage,
             came=record_in(turn, member) if member is not None else None,
             aside=aside,
-            quotable=api is None and is_text(answer),
+            quotable=api is None and is_text(answer) and not prewarms,
         )
         self._pending = False
         self._loop.account(turn, account)

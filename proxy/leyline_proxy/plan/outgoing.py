@@ -29,6 +29,7 @@ from ..model.fields import OPTIONS_FIELD
 from ..model.prepared import Prepared
 from ..request.context_management import CONTEXT_FIELD
 from ..request.parse import ChatRequest
+from ..request.prewarm import for_one_token
 from ..request.values import decode
 from ..request.wire import RESERVED, add_members, remove_members, replace_messages, split_body
 from ..settings.cache_scope import MEMBER
@@ -222,6 +223,8 @@ def outgoing_body(
     body = without_reserved(request.raw, request.body)
     messages = [(sent.client_index, sent.message) for sent in prepared.sent]
     body = replace_messages(body, messages, prepared.client)
+    if request.prewarms:
+        body = for_one_token(body, request.body)
     if carried:
         return _carrying(body, envelope, salt)
     body = salted(body, salt)

@@ -143,6 +143,16 @@ def reach_by_messages(
     return Reach(stretches, held > 0, estimated=True, moved=moved, context=context, turn=last.turn)
 
 
+def unedited(reach: Reach) -> int:
+    """Return the tokens from the prompt's beginning that a retained turn has, up to an edit."""
+    held = 0
+    for stretch in reach.stretches:
+        if stretch.first or stretch.start != held:
+            break
+        held = stretch.end
+    return held
+
+
 def cause_label(cause: str) -> str:
     """Return the cause of an edit without names."""
     kind = cause.partition(":")[0]

@@ -24,6 +24,7 @@ from .compaction import merged_wish
 from .context_management import CONTEXT_FIELD, parse_context_management
 from .declared import DeclaredEditError, check_declared
 from .options import RequestOptions, parse_options
+from .prewarm import prewarms
 from .values import check_arguments, decode
 
 
@@ -59,6 +60,11 @@ class ChatRequest:
     """The session whose prompt it makes, once that is known."""
     continues: str | None = None
     """Id of the session whose compaction the request carries; None for none."""
+
+    @cached_property
+    def prewarms(self) -> bool:
+        """True if its prompt is prefilled and nothing is generated."""
+        return prewarms(self.body)
 
     @property
     def computed_by(self) -> str:

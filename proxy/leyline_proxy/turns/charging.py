@@ -18,6 +18,7 @@ from ..budgets import Budgets, Reservation
 from ..budgets.errors import UnpricedModelError
 from ..edits.policy_facts import reading_renderer, token_counter
 from ..model.budgets import Amount
+from ..request.prewarm import prewarms
 from ..telemetry.metrics import Metrics
 from .prompt_size import members_size, message_size
 from .settled import SettledTurn, generated_tokens
@@ -66,12 +67,16 @@ class TurnCharges:
 
     def answer_room(self, body: Mapping[str, Any]) -> int:
         """Return the tokens that a chat request holds for its answers."""
+        if prewarms(body):
+            return 0
         # Engines obey one of two limits, and not all the same one.
         limits = _counts(body, "max_completion_tokens", "max_tokens")
         return self._room(limits, max(_counts(body, "n"), default=1) or 1)
 
     def completion_room(self, body: Mapping[str, Any]) -> int:
         """Return the tokens that a bare completion holds for the answers to its prompts."""
+        if prewarms(body):
+            return 0
         answers = max(_counts(body, "n", "best_of"), default=1) or 1
         prompt = body.get("prompt")
         several = isinstance(prompt, Sequence) and not isinstance(prompt, str)

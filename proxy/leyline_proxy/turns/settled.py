@@ -13,6 +13,7 @@ from ..model.paid import Paid
 from ..model.sentences import sentences_of
 from ..model.session import RetainedTurn
 from ..plan.busts import CacheAccount, expected_loss, settle
+from ..plan.reach import unedited
 from ..plan.synthesis import TurnPlan
 from .accounting import cached_of_usage, retained_turn
 from .recall_reports import RecallOutcome
@@ -121,6 +122,24 @@ def planned_loss(turn: Turn) -> int:
     """Return the tokens that a turn will lose if its engine has, and does, all that is planned."""
     plan = turn.planned.plan
     return expected_loss(plan.reach, _copies(plan))
+
+
+def planned_usage(turn: Turn) -> dict[str, Any] | None:
+    """Return the counts of a turn's prompt as they are planned, as a chat completion's ``usage``;
+    None if its tokens aren't known here."""
+    rendered, plan, capability = turn.planned.rendered, turn.planned.plan, turn.status.capability
+    if rendered is None or not rendered.tokens:
+        return None
+    prompt = len(rendered.tokens)
+    layout = capability.kv if capability is not None else None
+    page = layout.page_tokens if layout is not None else 1
+    held = 0 if plan.reach.moved or plan.reach.estimated else unedited(plan.reach) // page * page
+    copied = sum(end - max(start, held) for start, end in _copies(plan) if end > held)
+    # The last token is always computed.
+    return {
+        "prompt_tokens": prompt,
+        "prompt_tokens_details": {"cached_tokens": min(held + copied, prompt - 1)},
+    }
 
 
 def _copies(plan: TurnPlan) -> list[tuple[int, int]]:

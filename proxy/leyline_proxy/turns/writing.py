@@ -25,7 +25,7 @@ import structlog
 from leyline_engine.contract import RECORD_MEMBER, TurnRecord, edit_envelope, sign_envelope
 from leyline_policies.context import Completion
 
-from ..apis.chat_answers import first_choice, text_or_none
+from ..apis.chat_answers import content_of, first_choice
 from ..model.places import after_turn
 from ..model.session import Session
 from ..plan.outgoing import edit_payload
@@ -309,5 +309,5 @@ def _with_text(session: Session, text: _Text) -> Session:
 def text_of_answer(answer: Mapping[str, Any]) -> str | None:
     """Return the text of a chat answer, cut if it is too long; None if it has none."""
     said = (first_choice(answer) or {}).get("message")
-    text = text_or_none(said.get("content")) if isinstance(said, Mapping) else None
+    text = content_of(said) if isinstance(said, Mapping) else None
     return text[:LONGEST_ANSWER] if text is not None and text.strip() else None

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from anthropic.lib.streaming._messages import accumulate_event
+from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from leyline_proxy.apis.anthropic.request import map_request
+from leyline_proxy.apis.anthropic.stream import MessageEvents
+
+_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 Talk = list[dict[str, Any]]
 TOOL = {"name": "ls", "input_schema": {"type": "object"}}
@@ -92,3 +99,33 @@ def talks(draw: st.DrawFn) -> Talk:
             said.append({"type": "tool_use", "id": ids[-1], "name": "ls", "input": given})
         messages.append({"role": "assistant", "content": said})
     return messages
+
+
+def events_of(chunks: Sequence[dict[str, Any]], stops: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """All events of a stream."""
+    events = MessageEvents(message_id="msg_1", model="m", stop_sequences=stops)
+    found = [event for each in chunks for event in events.feed(each)]
+    return found + list(events.close())
+
+
+def read(events: Sequence[dict[str, Any]]) -> Message:
+    """Return what the SDK makes of a stream's events; they are in order, and each block is
+    closed."""
+    snapshot: Any = None
+    buffers: dict[int, bytes] = {}
+    opened: list[int] = []
+    for event in events:
+        if event["type"] == "ping":
+            continue
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(opened)
+            opened.append(event["index"])
+        elif event["type"].startswith("content_block"):
+            assert event["index"] == opened[-1], "a delta of a block that isn't open"
+        typed = _EVENT.validate_python(event)
+        snapshot = accumulate_event(event=typed, current_snapshot=snapshot, json_bufs=buffers)
+    stopped = [event["index"] for event in events if event["type"] == "content_block_stop"]
+    assert stopped == opened
+    assert events[0]["type"] == "message_start"
+    assert events[-1]["type"] == "message_stop"
+    return Message.model_validate(snapshot.model_dump())

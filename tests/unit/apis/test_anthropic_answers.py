@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from anthropic.lib.streaming._messages import accumulate_event
-from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types import Message
+from anthropic_talks import events_of, read
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 from support.responses_talks import piece as chunk
 
 from leyline_proxy.apis.anthropic.answer import map_answer, map_usage
@@ -19,7 +18,6 @@ from leyline_proxy.apis.anthropic.request import map_request
 from leyline_proxy.apis.anthropic.stream import MessageEvents
 from leyline_proxy.apis.chat_answers import AnswerError
 
-EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 USAGE = {
     "prompt_tokens": 10,
     "completion_tokens": 4,
@@ -45,36 +43,6 @@ def call_part(index: int | None, **function: str) -> dict[str, Any]:
     """A delta of one tool call; ``id`` is the call's own."""
     identifier = function.pop("id", None)
     return {"tool_calls": [{"index": index, "id": identifier, "function": function}]}
-
-
-def events_of(chunks: Sequence[dict[str, Any]], stops: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """All events of a stream."""
-    events = MessageEvents(message_id="msg_1", model="m", stop_sequences=stops)
-    found = [event for each in chunks for event in events.feed(each)]
-    return found + list(events.close())
-
-
-def read(events: Sequence[dict[str, Any]]) -> Message:
-    """Return what the SDK makes of a stream's events; they are in order, and each block is
-    closed."""
-    snapshot: Any = None
-    buffers: dict[int, bytes] = {}
-    opened: list[int] = []
-    for event in events:
-        if event["type"] == "ping":
-            continue
-        if event["type"] == "content_block_start":
-            assert event["index"] == len(opened)
-            opened.append(event["index"])
-        elif event["type"].startswith("content_block"):
-            assert event["index"] == opened[-1], "a delta of a block that isn't open"
-        typed = EVENT.validate_python(event)
-        snapshot = accumulate_event(event=typed, current_snapshot=snapshot, json_bufs=buffers)
-    stopped = [event["index"] for event in events if event["type"] == "content_block_stop"]
-    assert stopped == opened
-    assert events[0]["type"] == "message_start"
-    assert events[-1]["type"] == "message_stop"
-    return Message.model_validate(snapshot.model_dump())
 
 
 def test_blocks_stand_in_the_order_of_generation() -> None:
@@ -301,19 +269,19 @@ def test_a_name_may_come_behind_its_arguments() -> None:
     assert (use.id, use.input) == ("c0", {"a": 1})
 
 
-FIRST, SECOND = (chunk(call_part(i, id=f"c{i}", name="ls", arguments="{")) for i in (0, 1))
+FIRST, SECOND = (chunk(call_part(i, id=f"c{i}", name="ls", arguments="{}")) for i in (0, 1))
 NAMELESS = chunk(call_part(0, id="c0", arguments="{}"))
 
 
 @pytest.mark.parametrize(
     "chunks",
     [
-        [FIRST, SECOND, chunk(call_part(0, arguments="}"))],
+        [FIRST, SECOND, chunk(call_part(0, arguments="{}")), chunk({}, "tool_calls")],
         [NAMELESS, chunk({}, "tool_calls")],
         [NAMELESS, chunk({"content": "a"})],
         [chunk({"content": "a"})],
     ],
-    ids=["mixed", "nameless", "nameless before text", "torn"],
+    ids=["after its end", "nameless", "nameless before text", "torn"],
 )
 def test_what_cannot_be_told_is_an_error(chunks: list[dict[str, Any]]) -> None:
     """No call gets another's arguments, and no torn answer passes for a whole one."""

@@ -30,6 +30,7 @@ def test_every_event_is_one_of_the_sdks(
     and its end."""
     events, _ = streamed(data.draw(chunked(message)), carries=carries)
     opened: dict[str, int] = {}
+    done: set[str] = set()
     for number, event in enumerate(events):
         _EVENT.validate_python(event)
         assert event["sequence_number"] == number
@@ -38,9 +39,11 @@ def test_every_event_is_one_of_the_sdks(
             opened[event["item"]["id"]] = event["output_index"]
         elif event["type"] == "response.output_item.done":
             assert opened[event["item"]["id"]] == event["output_index"]
+            done.add(event["item"]["id"])
         elif "item_id" in event:
             assert opened[event["item_id"]] == event["output_index"]
-            assert event["output_index"] == len(opened) - 1
+            assert event["item_id"] not in done
+    assert done == opened.keys()
     assert kinds(events)[:2] == ["created", "in_progress"]
     assert kinds(events)[-1] == "completed"
 
@@ -167,15 +170,15 @@ def test_a_failure_ends_the_response(status: int, code: str) -> None:
         [piece({"content": "a"})],
         [piece({"tool_calls": [{"index": 0, "id": "c1"}]}), piece({}, "tool_calls")],
         [
-            piece({"tool_calls": [{"index": 0, "function": {"name": "ls"}}]}),
-            piece({"tool_calls": [{"index": 1, "function": {"name": "ls"}}]}),
+            piece({"tool_calls": [{"index": 0, "function": {"name": "ls", "arguments": "{}"}}]}),
+            piece({"tool_calls": [{"index": 1, "function": {"name": "ls", "arguments": "{}"}}]}),
             piece({"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}),
             piece({}, "tool_calls"),
         ],
     ],
 )
 def test_what_cant_be_told_is_an_error(chunks: Talk) -> None:
-    """No end, a call without a name, arguments of several calls mixed."""
+    """No end, a call without a name, arguments that go on after their end."""
     with pytest.raises(AnswerError):
         streamed(chunks)
 

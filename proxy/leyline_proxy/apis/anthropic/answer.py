@@ -9,13 +9,16 @@ import msgspec
 
 from ..chat_answers import (
     AnswerError,
-    called,
+    Called,
+    calls_of,
+    content_of,
     count,
     detail,
     first_choice,
     prompt_tokens,
     reasoning_of,
     text_or_none,
+    whole_arguments,
 )
 from .blocks import INVALID_JSON
 
@@ -62,9 +65,9 @@ def map_answer(
     if thinking := reasoning_of(said):
         content.append({"type": "thinking", "thinking": thinking, "signature": SIGNATURE})
     refusal = text_or_none(said.get("refusal"))
-    texts = (text_or_none(said.get("content")), refusal)
+    texts = (content_of(said), refusal)
     content += [{"type": "text", "text": text} for text in texts if text]
-    calls = said.get("tool_calls") or ()
+    calls = calls_of(said)
     content += [_tool_use(call, f"{message_id}-{i}") for i, call in enumerate(calls)]
     return {
         **message_head(message_id, answer.get("model")),
@@ -127,22 +130,16 @@ def map_usage(usage: Mapping[str, Any] | None, account: Mapping[str, Any] | None
     return mapped
 
 
-def _tool_use(call: object, fallback: str) -> dict[str, Any]:
-    call, name, arguments = called(call)
+def _tool_use(call: Called, fallback: str) -> dict[str, Any]:
     return {
         "type": "tool_use",
-        "id": str(call.get("id") or fallback),
-        "name": name,
-        "input": _input(arguments),
+        "id": call.id or fallback,
+        "name": call.name,
+        "input": _input(whole_arguments(call.arguments)),
     }
 
 
-def _input(arguments: object) -> dict[str, Any]:
-    if isinstance(arguments, dict):
-        return arguments
-    text = str(arguments or "")
-    if not text.strip():
-        return {}
+def _input(text: str) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...overflow import Overflow
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -43,6 +45,26 @@ class UnreadableError(FieldError):
 def error_type(status: int) -> str:
     """Return Anthropic's ``error.type`` for an HTTP status."""
     return _TYPES.get(status, "api_error" if status >= _SERVER_FAULT else "invalid_request_error")
+
+
+def too_long(overflow: Overflow, message: str) -> str:
+    """Return the text for a prompt that is too long, in the API's own words.
+
+    Clients read the figures from it. Some ask for a shorter answer if that is enough.
+
+    Args:
+        message: the error's text in other words; kept if figures are missing.
+    """
+    prompt, limit, answer = overflow.prompt, overflow.limit, overflow.answer
+    if prompt is None or limit is None:
+        return f"prompt is too long. {message}"
+    text = f"prompt is too long: {overflow.total} tokens > {limit} maximum"
+    if answer is None:
+        return text
+    return (
+        f"{text} (input length and `max_tokens` exceed context limit: {prompt} + {answer} > "
+        f"{limit}, decrease input length or `max_tokens` and try again)"
+    )
 
 
 def error_document(

@@ -130,9 +130,11 @@ def map_request(
 
 
 def _max_tokens(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    raise FieldError("max_tokens", "max_tokens must be a number of tokens, 1 or more.")
+    raise FieldError(
+        "max_tokens", "max_tokens must be a number of tokens; 0 prefills the prompt only."
+    )
 
 
 def _stop_sequences(value: object) -> list[str]:

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from ...overflow import CODE
 from ..chat_answers import (
     AnswerError,
-    called,
+    Called,
+    calls_of,
+    content_of,
     count,
     detail,
     first_choice,
     prompt_tokens,
     reasoning_of,
     text_or_none,
+    whole_arguments,
 )
 from .calls import whole_call
 from .ids import output_id, response_id
@@ -66,7 +70,7 @@ class Opening:
     before: tuple[Mapping[str, Any], ...] = ()
     """Items in front of the model's: a compaction."""
     alone: bool = False
-    """True if these are the whole answer."""
+    """True if these are the whole answer; without any, the answer is empty."""
 
     def item_id(self, kind: str, index: int) -> str:
         """Return the id of an item."""
@@ -152,8 +156,7 @@ def map_answer(answer: Mapping[str, Any], opening: Opening) -> dict[str, Any]:
     if choice is None or not isinstance(said, Mapping):
         raise AnswerError("The engine's answer is no chat completion.")
     status, reason = ending(choice)
-    calls = said.get("tool_calls")
-    output = _output(said, calls if isinstance(calls, list) else [], opening)
+    output = _output(said, calls_of(said), opening, status)
     if output:
         output[-1]["status"] = status
     output = [{**item} for item in opening.before] + output
@@ -166,12 +169,15 @@ def ending(choice: Mapping[str, Any]) -> tuple[str, str | None]:
     return ("incomplete" if reason else "completed"), reason
 
 
-def failed_error(status: int, message: str) -> dict[str, Any]:
+def failed_error(status: int, message: str, code: str | None) -> dict[str, Any]:
     """Return the member ``error`` of a failed response.
 
     Args:
         status: the HTTP status of the error.
+        code: the error's code. The API has few; clients compact on that of a prompt too long.
     """
+    if code == CODE:
+        return {"code": CODE, "message": message}
     code = "server_error" if status >= _SERVER_FAULT else "invalid_prompt"
     return {"code": "rate_limit_exceeded" if status == _RATE_LIMIT else code, "message": message}
 
@@ -218,7 +224,7 @@ def _counted(prompt: int, cached: int, output: int, thought: int = 0) -> dict[st
 
 
 def _output(
-    said: Mapping[str, Any], calls: Sequence[Any], opening: Opening
+    said: Mapping[str, Any], calls: Sequence[Called], opening: Opening, status: str
 ) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     start = len(opening.before)
@@ -229,7 +235,7 @@ def _output(
         carried = opening.carries_reasoning
         items.append(reasoning_item(identifier, reasoning, carried=carried, status="completed"))
     parts: list[dict[str, Any]] = []
-    if text := text_or_none(said.get("content")):
+    if text := content_of(said):
         parts.append(text_part(text))
     if refusal := text_or_none(said.get("refusal")):
         parts.append({"type": "refusal", "refusal": refusal})
@@ -237,16 +243,16 @@ def _output(
         identifier = opening.item_id("message", start + len(items))
         items.append(message_item(identifier, parts or [text_part("")], "completed"))
     first = start + len(items)
-    return items + [_call(call, opening, first + i) for i, call in enumerate(calls)]
+    cut = len(calls) - 1 if status == "incomplete" else None
+    return items + [_call(call, opening, first + i, cut=i == cut) for i, call in enumerate(calls)]
 
 
-def _call(call: object, opening: Opening, index: int) -> dict[str, Any]:
-    call, name, arguments = called(call)
-    tool = opening.tools.called(name)
+def _call(call: Called, opening: Opening, index: int, *, cut: bool) -> dict[str, Any]:
+    tool = opening.tools.called(call.name)
     return whole_call(
         tool,
         opening.item_id(tool.item_type, index),
-        str(call.get("id") or opening.call_id(index)),
-        arguments if isinstance(arguments, str) else "",
+        call.id or opening.call_id(index),
+        call.arguments if cut else whole_arguments(call.arguments),
         "completed",
     )

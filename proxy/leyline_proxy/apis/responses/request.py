@@ -245,10 +245,10 @@ def _more_tools(items: Sequence[Placed]) -> list[tuple[str, object]]:
 def _limit(value: object) -> dict[str, Any]:
     if value is None:
         return {}
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return {"max_tokens": value}
     field = "max_output_tokens"
-    raise FieldError(field, f"{field} must be a number of tokens, 1 or more.")
+    raise FieldError(field, f"{field} must be a number of tokens; 0 prefills the prompt only.")
 
 
 def _reasoning(config: object, given: object) -> dict[str, Any]:
