@@ -63,6 +63,24 @@ class MediaTypeError(BadRequestError):
     code = "unsupported_media_type"
 
 
+class PromptTooLongError(BadRequestError):
+    """The prompt can't fit into the model's context.
+
+    Args:
+        size: bytes of the prompt's text.
+        context: tokens of the context.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(self, size: int, context: int) -> None:
+        super().__init__(
+            f"The prompt is too long: its text has {size:,} bytes, and the model's context is "
+            f"{context:,} tokens. Send fewer or shorter messages.",
+            param="messages",
+        )
+
+
 class UnauthorizedError(ProxyError):
     """No API key, or one that belongs to no tenant."""
 
@@ -229,6 +247,11 @@ class UnsupportedError(ProxyError):
     status = 501
     kind = "invalid_request_error"
     code = "unsupported"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        # The clients of OpenAI and Anthropic retry every status above 499.
+        return {"x-should-retry": "false"}
 
 
 class UpstreamFailedError(ProxyError):

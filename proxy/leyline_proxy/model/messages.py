@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
 import xxhash
 
+from leyline_engine.contract import TEXT_PARTS
 from leyline_policies.verbs import ANNOTATION
 
 Message = dict[str, Any]
@@ -21,6 +22,9 @@ _NEVER_SENT_KEYS = frozenset({ANNOTATION})
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _OPAQUE_KEYS = frozenset({"arguments"})
 """Members that hold the caller's own data, compared without normalisation."""
+
+_WORDS = frozenset({*TEXT_PARTS, "thinking", "redacted_thinking", "reasoning"})
+"""Types of content parts that are words, or are never shown to a model."""
 
 _TEXT_KEYS = frozenset({"role", "content", "tool_call_id"})
 
@@ -59,6 +63,16 @@ def is_text_only(message: Message) -> bool:
         and isinstance(message.get("role"), str)
         and isinstance(message.get("tool_call_id", ""), str)
     )
+
+
+def has_media(messages: Iterable[Message]) -> bool:
+    """Return True if a content has a picture, a sound, a file or another part that is no text."""
+    contents = (message.get("content") for message in messages)
+    return any(isinstance(content, list) and any(map(_is_media, content)) for content in contents)
+
+
+def _is_media(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") not in _WORDS
 
 
 def _canonical_message(message: Message) -> dict[str, Any]:

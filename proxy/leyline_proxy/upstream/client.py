@@ -48,6 +48,8 @@ GATEWAY_FAILURES = frozenset({502, 503, 504})
 
 _NO_ANSWER = frozenset({401, 403, 408, 425, 429, 500, 502, 504})  # its KV may still be there
 
+_NO_ROUTE = frozenset({404, 405, 501})
+
 _BUSY = "All connections to the engine are in use (max_upstream_connections)."
 _SIDE_BUSY = "The engine leaves too many small questions unanswered."
 
@@ -72,8 +74,21 @@ class NoCapability:
     """False if the same request may soon get another answer."""
 
 
+class TokensRefusedError(Exception):
+    """The engine refuses to tokenise a request, with the answer that it gives to the same turn.
+
+    Args:
+        body: of the answer.
+    """
+
+    def __init__(self, answer: httpx.Response, body: bytes) -> None:
+        super().__init__(f"status {answer.status_code}")
+        self.answer = answer
+        self.body = body
+
+
 class UpstreamClient:
-    """One engine. All methods raise only the errors of :mod:`leyline_proxy.errors`.
+    """One engine. Methods raise the errors of :mod:`leyline_proxy.errors`, and those they name.
 
     Args:
         link: its read timeout is the time to the first byte.
@@ -227,6 +242,17 @@ class UpstreamClient:
         Args:
             path: see :attr:`RendererDocument.tokens_path`.
         """
+        try:
+            return await self.tokens_of(body, path)
+        except TokensRefusedError:
+            return None
+
+    async def tokens_of(self, body: Mapping[str, Any], path: str) -> list[int] | None:
+        """Return the engine's token ids as :meth:`tokenize`; None if it doesn't report them.
+
+        Raises:
+            TokensRefusedError: it refuses the request.
+        """
         async with self.open(
             "POST",
             path,
@@ -234,9 +260,11 @@ class UpstreamClient:
             content=msgspec.json.encode(body),
             timeout_s=self._small_timeout_s,
         ) as response:
-            await read(response)
-        if response.status_code != httpx.codes.OK:
+            answer = await read(response)
+        if response.status_code in _NO_ROUTE:
             return None
+        if response.status_code != httpx.codes.OK:
+            raise TokensRefusedError(response, answer)
         try:
             return msgspec.convert(response.json()["tokens"], list[int])
         except (ValueError, KeyError, TypeError):
