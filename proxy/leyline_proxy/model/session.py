@@ -262,6 +262,8 @@ class Session:
     """Calls of the recall tool that the client doesn't see, oldest first."""
     recalled: bool = False
     """True if any evicted text was put back: KV may hold it under another message's name."""
+    tools: tuple[int, ...] = ()
+    """Digests of the names of its tools in their first order; empty if that isn't kept."""
 
     @property
     def last(self) -> RetainedTurn | None:

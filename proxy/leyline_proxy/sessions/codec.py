@@ -28,7 +28,7 @@ from ..model.prepared import Change, Fingerprinted, Prepared, SentMessage
 from ..model.session import RetainedTurn, Session
 from ..model.spans import SpanName, SpanNames
 
-FORMAT = 11
+FORMAT = 12
 """Version in every session; another one is a miss. Change it with any change of stored content."""
 
 MAX_RECORD = 1 << 28
