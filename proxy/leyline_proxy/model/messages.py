@@ -48,8 +48,8 @@ class MessageError(ValueError):
 def fingerprint(message: Message) -> int:
     """Return the xxh3-64 of the message's canonical form.
 
-    Key order, volatile markers and null members don't matter, nor whether a text is a string or a
-    single text part.
+    Volatile markers and null members don't matter, nor key order outside arguments, nor whether a
+    text is a string or a single text part.
     """
     canonical = message if is_text_only(message) else _canonical_message(message)
     return int(xxhash.xxh3_64_intdigest(_encoder.encode(canonical)))
@@ -94,10 +94,16 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, list):
         return [_canonical(item) if isinstance(item, _CONTAINERS) else item for item in value]
     return {
-        key: _canonical(item) if isinstance(item, _CONTAINERS) and key not in _OPAQUE_KEYS else item
+        key: _canonical_member(key, item) if isinstance(item, _CONTAINERS) else item
         for key, item in value.items()
         if item is not None and key not in VOLATILE_KEYS
     }
+
+
+def _canonical_member(key: str, value: Any) -> Any:
+    """Return the canonical form of an object's member; templates show the caller's own data in its
+    order."""
+    return [msgspec.json.encode(value).decode()] if key in _OPAQUE_KEYS else _canonical(value)
 
 
 def text_of(message: Message) -> str:

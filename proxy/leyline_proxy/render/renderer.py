@@ -9,7 +9,6 @@ from copy import copy
 from typing import Any
 
 import jinja2
-import msgspec
 
 from leyline_engine.contract import ChatDialect, ChatMessage
 
@@ -29,7 +28,7 @@ from .memoised import (
 )
 from .template import ChatTemplate, chat_environment
 from .tokens import BYTES_PER_CHAR, PieceTokenizer
-from .tool_digest import ToolDigests, digest_of
+from .tool_digest import ToolDigests, digest_of, in_order
 
 TEXT_MEMORY_BYTES = 896 << 20
 """Bytes for rendered messages and tokens."""
@@ -336,10 +335,11 @@ class ChatRenderer:
 def steering_digest(body: Mapping[str, Any]) -> str:
     """Return a digest of a request's members, apart from messages, that may affect its prompt.
 
-    Nothing is known of the template here, which may show the members of a tool in their order.
+    Nothing is known of the template here, which may show members in their order.
     """
-    tools = msgspec.json.encode(body.get("tools")).decode()
-    return digest_of([tools, *(body.get(name) for name in STEERING if name != "tools")])
+    given = {name: body.get(name) for name in STEERING}
+    options = given.pop("chat_template_kwargs")
+    return digest_of([in_order(given), in_order(options if isinstance(options, dict) else {})])
 
 
 def _size_of(texts: Sequence[str], enough: int) -> int:

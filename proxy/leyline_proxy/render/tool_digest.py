@@ -42,15 +42,16 @@ class ToolDigests:
 
         So the order of a tool's members counts only if the template shows it.
         """
+        options = in_order(template_kwargs)
         if not tools or not self._shows_tools:
-            return digest_of([None, template_kwargs])
+            return digest_of([None, options])
         key = xxhash.xxh3_64_intdigest(msgspec.json.encode([tools, template_kwargs]))
         with self._lock:
             known = self._known.get(key)
             if known is not None:
                 self._known.move_to_end(key)
                 return known
-        found = digest_of([self._shown(tools, template_kwargs), template_kwargs])
+        found = digest_of([self._shown(tools, template_kwargs), options])
         with self._lock:
             self._known[key] = found
             while len(self._known) > _MAX_REMEMBERED:
@@ -75,6 +76,11 @@ class ToolDigests:
             except Exception:  # noqa: S112 - a template may raise anything; the other probe remains
                 continue
         return texts
+
+
+def in_order(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return options whose own order doesn't count, but that of the members of each."""
+    return {name: msgspec.json.encode(value).decode() for name, value in options.items()}
 
 
 def digest_of(context: Any) -> str:

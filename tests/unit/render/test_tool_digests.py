@@ -62,5 +62,6 @@ def test_equal_texts_of_tools_have_equal_digests(
     assert (of(OTHER, {}) == first) is other
     assert of(ONE, {"enable_thinking": True}) != first
     assert of(ONE, {"a": 1, "b": 2}) == of(ONE, {"b": 2, "a": 1})
+    assert of(None, {"a": {"x": 1, "y": 2}}) != of(None, {"a": {"y": 2, "x": 1}})
     renderer = renderer_of(tokenizer_of(template), template)
     assert renderer._digests.of(ONE, {}) == first, "another process finds the same"
