@@ -63,24 +63,6 @@ class MediaTypeError(BadRequestError):
     code = "unsupported_media_type"
 
 
-class PromptTooLongError(BadRequestError):
-    """The prompt can't fit into the model's context.
-
-    Args:
-        size: bytes of the prompt's text.
-        context: tokens of the context.
-    """
-
-    code = "context_length_exceeded"
-
-    def __init__(self, size: int, context: int) -> None:
-        super().__init__(
-            f"The prompt is too long: its text has {size:,} bytes, and the model's context is "
-            f"{context:,} tokens. Send fewer or shorter messages.",
-            param="messages",
-        )
-
-
 class UnauthorizedError(ProxyError):
     """No API key, or one that belongs to no tenant."""
 
@@ -237,7 +219,6 @@ class RequestTimeoutError(ProxyError):
 
     @property
     def headers(self) -> dict[str, str]:
-        # The rest of the body may still come, and is no request.
         return {"connection": "close"}
 
 
@@ -250,8 +231,7 @@ class UnsupportedError(ProxyError):
 
     @property
     def headers(self) -> dict[str, str]:
-        # The clients of OpenAI and Anthropic retry every status above 499.
-        return {"x-should-retry": "false"}
+        return {"x-should-retry": "false"}  # else clients retry a 501
 
 
 class UpstreamFailedError(ProxyError):

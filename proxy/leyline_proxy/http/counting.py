@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..errors import ProxyError
 from ..tenants import Tenant
-from ..upstream.client import TokensRefusedError
+from ..upstream.tokens import TokensRefusedError
 from ..wiring.services import Services
 from .api import Api, read_call
 from .exchange import Exchange

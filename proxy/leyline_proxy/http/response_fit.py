@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from ..apis.responses.truncation import Unit, droppable, with_dropped
-from ..errors import PromptTooLongError, UnsupportedError
+from ..errors import UnsupportedError
+from ..plan.draft import LongPromptError
 from ..request.parse import ChatRequest, parse_chat
-from ..upstream.client import TokensRefusedError
+from ..upstream.tokens import TokensRefusedError
 from ..wiring.services import Services
 
 _LEAST_ANSWER = 1024
@@ -62,7 +63,7 @@ async def _fits(services: Services, chat: ChatRequest, room: int) -> bool:
     """Return True if a request's prompt has at most so many tokens."""
     try:
         counted = await services.turns.count_prompt(chat)
-    except PromptTooLongError:
+    except LongPromptError:
         return False
     return int(counted["input_tokens"]) <= room
 

@@ -12,6 +12,7 @@ import structlog
 from leyline_engine.contract import TOKENS_PATH
 
 from ..edits.editing import Edited
+from ..errors import BadRequestError
 from ..model.messages import has_media
 from ..model.prepared import Prepared
 from ..model.rendered import Rendered
@@ -24,6 +25,24 @@ log = structlog.get_logger("leyline.turn")
 
 LONGEST_TOKEN = 16
 """Bytes of a prompt's text per token of the context window; with more, it won't fit."""
+
+
+class LongPromptError(BadRequestError):
+    """The prompt can't fit into the model's context.
+
+    Args:
+        size: bytes of the prompt's text.
+        context: tokens of the context.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(self, size: int, context: int) -> None:
+        super().__init__(
+            f"The prompt is too long: its text has {size:,} bytes, and the model's context is "
+            f"{context:,} tokens. Send fewer or shorter messages.",
+            param="messages",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from ..edits.editing import Edited
 from ..edits.editor import Editor
 from ..edits.policy_facts import reading_renderer, token_counter
 from ..errors import (
-    PromptTooLongError,
     ProxyError,
     UnsupportedError,
     UpstreamUnreachableError,
@@ -28,9 +27,9 @@ from ..model.prepared import Prepared, Quarantined
 from ..request.context_management import CONTEXT_FIELD, applied_edits
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
-from ..upstream.client import TokensRefusedError
 from ..upstream.replica import Replica
-from .draft import Draft, draft_turn
+from ..upstream.tokens import TokensRefusedError, tokenize, tokens_of
+from .draft import Draft, LongPromptError, draft_turn
 from .plan_input import PlanInput
 from .planning import Planned, plan_turn
 from .reaching import with_reach
@@ -134,7 +133,7 @@ class Planner:
             session_id: None for an unknown session.
 
         Raises:
-            PromptTooLongError: the prompt can't fit into the context.
+            LongPromptError: the prompt can't fit into the context.
             UpstreamFailedError: the engine is needed for it, and can't be reached.
             TokensRefusedError: the engine refuses the request.
             UnsupportedError: the tokens can't be counted.
@@ -181,14 +180,14 @@ class Planner:
             return len(draft.rendered.tokens)
         capability, path = given.status.capability, given.status.rendering.tokens_path
         if draft.size is not None and capability is not None:
-            raise PromptTooLongError(draft.size, capability.max_context)
+            raise LongPromptError(draft.size, capability.max_context)
         if draft.question is None and not given.status.up:
             raise UpstreamUnreachableError(f"The engine is down: {given.status.problem}")
         if draft.question is None:
             raise _uncountable("this engine's chat template isn't known here")
         with self._metrics.stage("ask"):
             try:
-                tokens = await replica.client.tokens_of(draft.question, path)
+                tokens = await tokens_of(replica.client, draft.question, path)
             except ProxyError:
                 replica.handshake.report_failure()
                 raise
@@ -206,7 +205,7 @@ class Planner:
         with self._metrics.stage("ask"):
             try:
                 path = given.status.rendering.tokens_path
-                return await replica.client.tokenize(draft.question, path)
+                return await tokenize(replica.client, draft.question, path)
             except ProxyError:
                 replica.handshake.report_failure()
                 return None

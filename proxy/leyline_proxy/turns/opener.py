@@ -328,7 +328,7 @@ class TurnOpener:
         Raises:
             NotFoundError: no engine serves the model.
             BadRequestError, ForbiddenError: the request's ``leyline`` options.
-            PromptTooLongError, TokensRefusedError, UnsupportedError: see :meth:`Planner.count`.
+            LongPromptError, TokensRefusedError, UnsupportedError: see :meth:`Planner.count`.
         """
         allowed = request.tenant.upstreams
         await self._pool.check_model(request.model, allowed)

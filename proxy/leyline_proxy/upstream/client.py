@@ -17,7 +17,6 @@ from leyline_engine.contract import (
     RECEIPT_PATH,
     RENDERER_PATH,
     SIGNATURE_HEADER,
-    TOKENIZE_PATH,
     Capability,
     ClaimCommand,
     ClaimReply,
@@ -48,8 +47,6 @@ GATEWAY_FAILURES = frozenset({502, 503, 504})
 
 _NO_ANSWER = frozenset({401, 403, 408, 425, 429, 500, 502, 504})  # its KV may still be there
 
-_NO_ROUTE = frozenset({404, 405, 501})
-
 _BUSY = "All connections to the engine are in use (max_upstream_connections)."
 _SIDE_BUSY = "The engine leaves too many small questions unanswered."
 
@@ -74,21 +71,8 @@ class NoCapability:
     """False if the same request may soon get another answer."""
 
 
-class TokensRefusedError(Exception):
-    """The engine refuses to tokenise a request, with the answer that it gives to the same turn.
-
-    Args:
-        body: of the answer.
-    """
-
-    def __init__(self, answer: httpx.Response, body: bytes) -> None:
-        super().__init__(f"status {answer.status_code}")
-        self.answer = answer
-        self.body = body
-
-
 class UpstreamClient:
-    """One engine. Methods raise the errors of :mod:`leyline_proxy.errors`, and those they name.
+    """One engine. All methods raise only the errors of :mod:`leyline_proxy.errors`.
 
     Args:
         link: its read timeout is the time to the first byte.
@@ -233,42 +217,6 @@ class UpstreamClient:
     async def renderer(self) -> RendererDocument | None:
         """Return the engine's chat template and tokenizer, or None if it doesn't give them."""
         return _document(await self.get(RENDERER_PATH), RendererDocument)
-
-    async def tokenize(
-        self, body: Mapping[str, Any], path: str = TOKENIZE_PATH
-    ) -> list[int] | None:
-        """Return the engine's token ids of ``body`` (messages and tools); None on a refusal.
-
-        Args:
-            path: see :attr:`RendererDocument.tokens_path`.
-        """
-        try:
-            return await self.tokens_of(body, path)
-        except TokensRefusedError:
-            return None
-
-    async def tokens_of(self, body: Mapping[str, Any], path: str) -> list[int] | None:
-        """Return the engine's token ids as :meth:`tokenize`; None if it doesn't report them.
-
-        Raises:
-            TokensRefusedError: it refuses the request.
-        """
-        async with self.open(
-            "POST",
-            path,
-            headers=[(b"content-type", b"application/json")],
-            content=msgspec.json.encode(body),
-            timeout_s=self._small_timeout_s,
-        ) as response:
-            answer = await read(response)
-        if response.status_code in _NO_ROUTE:
-            return None
-        if response.status_code != httpx.codes.OK:
-            raise TokensRefusedError(response, answer)
-        try:
-            return msgspec.convert(response.json()["tokens"], list[int])
-        except (ValueError, KeyError, TypeError):
-            return None
 
     async def complete(self, body: Mapping[str, Any], timeout_s: float | None = None) -> str | None:
         """Return the text of the engine's answer to a chat request; None on a refusal.
