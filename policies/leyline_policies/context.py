@@ -22,6 +22,11 @@ from leyline_policies.policy import Message, Policy, wants_context
 MAX_STATE_BYTES = 16 * 1024
 """Largest state of one policy, as JSON."""
 
+PICTURE_TOKENS = 1600
+"""Estimate of the tokens of a picture, however many bytes it has: models take a screen at about
+that."""
+
+_PICTURES = frozenset({"image_url", "input_image", "image"})
 State = dict[str, Any]
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,47}")
 S = TypeVar("S")
@@ -80,9 +85,23 @@ def texts_of(message: Message) -> Iterator[str]:
             yield str(body.get("arguments") or body.get("input") or "")
 
 
+def picture_tokens(message: Message) -> int:
+    """Estimate the tokens of a message's pictures: :data:`PICTURE_TOKENS` for each."""
+    content = message.get("content")
+    if type(content) is not list:
+        return 0
+    return PICTURE_TOKENS * sum(map(is_picture, content))
+
+
+def is_picture(part: object) -> bool:
+    """Return True if a part of a content is a picture, in any API's form."""
+    return isinstance(part, dict) and part.get("type") in _PICTURES
+
+
 def approximate_tokens(message: Message) -> int:
-    """Estimate a message's tokens: a quarter of its characters, and three for its frame."""
-    return sum(map(len, texts_of(message))) // 4 + 3
+    """Estimate a message's tokens: a quarter of its characters, three for its frame, and
+    :data:`PICTURE_TOKENS` for each picture."""
+    return sum(map(len, texts_of(message))) // 4 + 3 + picture_tokens(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,7 +281,6 @@ class RequestTimeoutError(ProxyError):
 
     @property
     def headers(self) -> dict[str, str]:
-        # The rest of the body may still come, and is no request.
         return {"connection": "close"}
 
 
@@ -291,6 +290,10 @@ class UnsupportedError(ProxyError):
     status = 501
     kind = "invalid_request_error"
     code = "unsupported"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}  # else clients retry a 501
 
 
 class UpstreamFailedError(ProxyError):

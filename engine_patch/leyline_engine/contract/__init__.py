@@ -21,7 +21,13 @@ from .capability import (
     engine_actions,
 )
 from .carriage import CARRIED, METADATA, UNPACKS, packed, unpacked, with_carriage
-from .chat import ChatDialect, ChatMessage, normalize_messages, template_takes_parts
+from .chat import (
+    TEXT_PARTS,
+    ChatDialect,
+    ChatMessage,
+    normalize_messages,
+    template_takes_parts,
+)
 from .claim import (
     MAX_TTL_S,
     Claim,
@@ -181,6 +187,7 @@ __all__ = [
     "REUSE_ACTION",
     "SGLANG",
     "SIGNATURE_HEADER",
+    "TEXT_PARTS",
     "THIS_RELEASE",
     "TOKENIZE_PATH",
     "TOKENS_PATH",

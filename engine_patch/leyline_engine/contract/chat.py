@@ -27,6 +27,9 @@ class ChatDialect(StrEnum):
     """Messages as vLLM's chat completions prepare them."""
 
 
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of content parts that are text, with the member that has it."""
+
 _TEXT_ONLY_ROLES = frozenset({"tool", "function"})
 """Roles whose contents are text by the API's definition; templates that loop over a user's parts
 still print a result's parts as data (GLM-4.6: Python's repr)."""

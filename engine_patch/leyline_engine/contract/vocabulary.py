@@ -50,6 +50,8 @@ class Reason(StrEnum):
     """Proxies alone give this: nothing that the edits concern was cached."""
     STANDING = "standing"
     """Proxies alone give this: the cache holds the messages as earlier edits left them."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """Proxies alone give this: the prompt's text is longer than the context can hold."""
 
 
 class Outcome(StrEnum):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from leyline_policies.context import Context
+from leyline_policies.context import Context, is_picture
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
 _ROLES = frozenset({"user", "tool", "function"})
-_TYPES = frozenset({"image_url", "input_image", "image"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class DropImages:
 def _images_in(message: Message) -> int:
     if type(message.get("content")) is not list or message.get("role") not in _ROLES:
         return 0
-    return sum(_is_image(part) for part in message["content"])
+    return sum(is_picture(part) for part in message["content"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +65,10 @@ class _Without:
         left = self.count
         parts = []
         for part in message["content"]:
-            drops = left > 0 and _is_image(part)
+            drops = left > 0 and is_picture(part)
             left -= drops
             parts.append(_stub(part) if drops else part)
         return edit(message, content=parts, cause="image")
-
-
-def _is_image(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") in _TYPES
 
 
 def _stub(part: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from weakref import ref
 
 from leyline_policies import EditCost, Memo, Policy, approximate_tokens
-from leyline_policies.context import texts_of
+from leyline_policies.context import picture_tokens, texts_of
 from leyline_policies.faults import OnFault
 
 from ..model.messages import Message
@@ -189,11 +189,13 @@ def known_objects(
 
 
 def token_counter(renderer: ChatRenderer | None) -> Callable[[Message], int]:
-    """Return a function that counts a message's tokens, if possible with the model's tokenizer."""
+    """Return a function that counts a message's tokens, if possible with the model's tokenizer;
+    those of pictures are an estimate."""
     if renderer is None:
         return approximate_tokens
 
     def count(message: Message) -> int:
-        return _FRAME_TOKENS + sum(len(renderer.encode(text)) for text in texts_of(message) if text)
+        words = sum(len(renderer.encode(text)) for text in texts_of(message) if text)
+        return _FRAME_TOKENS + words + picture_tokens(message)
 
     return count

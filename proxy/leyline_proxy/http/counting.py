@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..errors import ProxyError
 from ..tenants import Tenant
+from ..upstream.tokens import TokensRefusedError
 from ..wiring.services import Services
 from .api import Api, read_call
 from .exchange import Exchange
@@ -34,9 +35,14 @@ class CountExchange(Exchange):
         """Count the tokens, and answer with the count."""
         chat = await read_call(self._call, tenant, raw, receive)
         self.model = self.services.pool.label(chat.model)
-        tokens = await until_disconnect(receive, self.services.turns.count_prompt(chat))
-        body = orjson.dumps(self._call.counted(tokens))
-        response = Response(body, headers=self.extra_headers, media_type="application/json")
+        response: Response
+        try:
+            tokens = await until_disconnect(receive, self.services.turns.count_prompt(chat))
+        except TokensRefusedError as refused:
+            response = self._call.refused(refused.answer, refused.body, self.extra_headers)
+        else:
+            body = orjson.dumps(self._call.counted(tokens))
+            response = Response(body, headers=self.extra_headers, media_type="application/json")
         await self.answer(response, scope, receive, send)
 
     def failure(self, error: ProxyError) -> Response:

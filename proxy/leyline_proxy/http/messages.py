@@ -88,7 +88,8 @@ class MessagesCall(ApiCall):
         tenant, prints = turn.request.tenant.name, self.services.prints
         chain = prints.chain(turn.request.fingerprints)
         model, fingerprints = turn.request.computed_by, turn.request.fingerprints
-        made = print_of(self._mapping, model, fingerprints, chain[-1] if chain else 0)
+        tools = turn.request.body.get("tools")
+        made = print_of(self._mapping, model, fingerprints, chain[-1] if chain else 0, tools)
         if (previous := self._asked.previous) is not None:
             before = prints.get(tenant, previous)
             self._diagnosis = diagnosis(before, made, chain, planned_loss(turn))

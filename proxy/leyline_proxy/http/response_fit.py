@@ -9,7 +9,9 @@ import msgspec
 
 from ..apis.responses.truncation import Unit, droppable, with_dropped
 from ..errors import UnsupportedError
+from ..plan.draft import LongPromptError
 from ..request.parse import ChatRequest, parse_chat
+from ..upstream.tokens import TokensRefusedError
 from ..wiring.services import Services
 
 _LEAST_ANSWER = 1024
@@ -39,15 +41,15 @@ async def fitting(services: Services, chat: ChatRequest, body: Mapping[str, Any]
         return chat
     units = droppable(chat.messages)
     try:
-        if await _tokens(services, chat) + room <= window or not units:
+        if await _fits(services, chat, window - room) or not units:
             return chat
         # Find the fewest units that are enough, or all of them.
         few, many = 1, len(units)
         while few < many:
             middle = (few + many) // 2
-            tokens = await _tokens(services, _without(chat, body, units[:middle]))
-            few, many = (few, middle) if tokens + room <= window else (middle + 1, many)
-    except UnsupportedError:
+            fits = await _fits(services, _without(chat, body, units[:middle]), window - room)
+            few, many = (few, middle) if fits else (middle + 1, many)
+    except (UnsupportedError, TokensRefusedError):
         return chat
     return _without(chat, body, units[:few])
 
@@ -57,9 +59,13 @@ def _without(chat: ChatRequest, body: Mapping[str, Any], units: list[Unit]) -> C
     return parse_chat(raw, chat.headers, chat.tenant, clock=chat.clock)
 
 
-async def _tokens(services: Services, chat: ChatRequest) -> int:
-    counted = await services.turns.count_prompt(chat)
-    return int(counted["input_tokens"])
+async def _fits(services: Services, chat: ChatRequest, room: int) -> bool:
+    """Return True if a request's prompt has at most so many tokens."""
+    try:
+        counted = await services.turns.count_prompt(chat)
+    except LongPromptError:
+        return False
+    return int(counted["input_tokens"]) <= room
 
 
 def _window(services: Services, chat: ChatRequest) -> int | None:

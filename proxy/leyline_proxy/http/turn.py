@@ -26,6 +26,7 @@ from ..errors import ClientDisconnected, ProxyError, UpstreamUnreachableError
 from ..observe.turn_traces import note_failover, note_planned
 from ..plan.outgoing import without_reserved
 from ..request.parse import ChatRequest, decode_body
+from ..request.tool_order import native_in_first_order
 from ..request.wire import put_members, repeats_members, take_member
 from ..telemetry.tracing.usage import note_answer
 from ..tenants import Tenant
@@ -230,11 +231,14 @@ class TurnExchange(Exchange):
         if (api := self._native) is None:
             return open_chat(self.services, turn, self._call.headers_upstream())
         credentials = turn.request.tenant.forward_credentials
+        raw, session = self._raw, turn.identity.session
+        if turn.request.moved_tools and session is not None:
+            raw = native_in_first_order(raw, decode_body(raw), session.tools)
         return turn.replica.forward(
             "POST",
             api.path,
             headers=self._call.headers_upstream(native=True),
-            content=without_reserved(self._raw),
+            content=without_reserved(raw),
             own=[
                 *self.services.routing.headers(turn),
                 *(turn.replica.client.key_headers if not credentials else ()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -21,6 +21,10 @@ SHARE_PATTERN = r"^[A-Za-z0-9._:@/-]{0,128}$"
 GROUP_PATTERN = r"^[A-Za-z0-9._:@/-]{1,128}$"
 GroupName = Annotated[str, msgspec.Meta(pattern=GROUP_PATTERN)]
 ShareName = Annotated[str, msgspec.Meta(pattern=SHARE_PATTERN)]
+
+
+ToolOrder = Literal["sent", "first"]
+"""The order of a request's tools: as they were sent, or as the session had them first."""
 
 
 class OptionError(ValueError):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 import xxhash
 
+from leyline_engine.contract import TEXT_PARTS
 from leyline_policies.verbs import ANNOTATION
 
 Message = dict[str, Any]
@@ -21,6 +22,9 @@ _NEVER_SENT_KEYS = frozenset({ANNOTATION})
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _OPAQUE_KEYS = frozenset({"arguments"})
 """Members that hold the caller's own data, compared without normalisation."""
+
+_WORDS = frozenset({*TEXT_PARTS, "thinking", "redacted_thinking", "reasoning"})
+"""Types of content parts that are words, or are never shown to a model."""
 
 _TEXT_KEYS = frozenset({"role", "content", "tool_call_id"})
 
@@ -44,8 +48,8 @@ class MessageError(ValueError):
 def fingerprint(message: Message) -> int:
     """Return the xxh3-64 of the message's canonical form.
 
-    Key order, volatile markers and null members don't matter, nor whether a text is a string or a
-    single text part.
+    Volatile markers and null members don't matter, nor key order outside arguments, nor whether a
+    text is a string or a single text part.
     """
     canonical = message if is_text_only(message) else _canonical_message(message)
     return int(xxhash.xxh3_64_intdigest(_encoder.encode(canonical)))
@@ -59,6 +63,16 @@ def is_text_only(message: Message) -> bool:
         and isinstance(message.get("role"), str)
         and isinstance(message.get("tool_call_id", ""), str)
     )
+
+
+def has_media(messages: Iterable[Message]) -> bool:
+    """Return True if a content has a picture, a sound, a file or another part that is no text."""
+    contents = (message.get("content") for message in messages)
+    return any(isinstance(content, list) and any(map(_is_media, content)) for content in contents)
+
+
+def _is_media(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") not in _WORDS
 
 
 def _canonical_message(message: Message) -> dict[str, Any]:
@@ -80,10 +94,16 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, list):
         return [_canonical(item) if isinstance(item, _CONTAINERS) else item for item in value]
     return {
-        key: _canonical(item) if isinstance(item, _CONTAINERS) and key not in _OPAQUE_KEYS else item
+        key: _canonical_member(key, item) if isinstance(item, _CONTAINERS) else item
         for key, item in value.items()
         if item is not None and key not in VOLATILE_KEYS
     }
+
+
+def _canonical_member(key: str, value: Any) -> Any:
+    """Return the canonical form of an object's member; templates show the caller's own data in its
+    order."""
+    return [msgspec.json.encode(value).decode()] if key in _OPAQUE_KEYS else _canonical(value)
 
 
 def text_of(message: Message) -> str:

@@ -265,6 +265,8 @@ class Session:
     name: str = field(default="", repr=False)
     """The caller's name for people, if the id is another text; else empty. It may hold any text, so
     it is stored as prompt text is, and only its tenant and the operator see it."""
+    tools: tuple[int, ...] = ()
+    """Digests of the names of its tools in their first order; empty if that isn't kept."""
 
     @property
     def last(self) -> RetainedTurn | None:

@@ -34,7 +34,8 @@ from ..request.values import decode
 from ..request.wire import RESERVED, add_members, remove_members, replace_messages, split_body
 from ..settings.cache_scope import MEMBER
 from .named import NamedCopies
-from .planning import PlanInput, Planned, sink_of
+from .plan_input import PlanInput
+from .planning import Planned, sink_of
 from .recalled import recalled_extents
 from .synthesis import TurnPlan
 

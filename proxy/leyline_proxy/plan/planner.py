@@ -3,31 +3,35 @@ a prompt can't be rendered here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 
+from leyline_engine.contract import TOKENS_PATH
+
 from ..admission.turn_threads import TurnThreads
 from ..edits.editing import Edited
 from ..edits.editor import Editor
 from ..edits.policy_facts import reading_renderer, token_counter
-from ..errors import ProxyError, UnsupportedError
+from ..errors import (
+    ProxyError,
+    UnsupportedError,
+    UpstreamUnreachableError,
+)
+from ..model.messages import has_media
 from ..model.prepared import Prepared, Quarantined
 from ..request.context_management import CONTEXT_FIELD, applied_edits
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.replica import Replica
-from .planning import (
-    Draft,
-    PlanInput,
-    Planned,
-    draft_turn,
-    plan_turn,
-    prompt_question,
-)
+from ..upstream.tokens import TokensRefusedError, tokenize, tokens_of
+from .draft import Draft, LongPromptError, draft_turn
+from .plan_input import PlanInput
+from .planning import Planned, plan_turn
 from .reaching import with_reach
 from .verdicts import found_verdicts, standing_verdicts
 
@@ -91,9 +95,8 @@ class Planner:
         draft, planned = await self._worked(given, work, inline=inline)
         if planned is not None:
             return planned
-        question = prompt_question(given, draft)
         with given.request.clock.waiting():
-            tokens = await self._tokens(question, given, replica) if question is not None else None
+            tokens = await self._tokens(draft, given, replica)
         plan = partial(self._plan, given, draft, tokens)
         return await self._worked(given, plan, inline=inline)
 
@@ -105,8 +108,7 @@ class Planner:
     ) -> tuple[Draft, Planned | None]:
         """Return the draft, and also the plan unless the engine must be asked first."""
         draft = draft_of()
-        asks = prompt_question(given, draft) is not None
-        return draft, None if asks else self._plan(given, draft)
+        return draft, self._plan(given, draft) if draft.question is None else None
 
     def _plan(self, given: PlanInput, draft: Draft, tokens: Sequence[int] | None = None) -> Planned:
         planned = plan_turn(given, draft, self._metrics, tokens)
@@ -124,22 +126,30 @@ class Planner:
         self, given: PlanInput, session_id: str | None, replica: Replica
     ) -> dict[str, Any]:
         """Return the prompt tokens of an unsent turn, before and after its edits. Text that must
-        not reach the engine is left out of both.
+        not reach the engine is left out of both. The number before is None if only the edits make
+        the prompt one that the engine takes, or that can be counted.
 
         Args:
             session_id: None for an unknown session.
 
         Raises:
-            UnsupportedError: the engine's chat template isn't known, so tokens can't be counted.
+            LongPromptError: the prompt can't fit into the context.
+            UpstreamFailedError: the engine is needed for it, and can't be reached.
+            TokensRefusedError: the engine refuses the request.
+            UnsupportedError: the tokens can't be counted.
             PolicyFailedClosedError, BadRequestError: the request must not be sent.
         """
-        draft = await self._worked(given, partial(self._draft, given, session_id))
+        work = partial(self._draft, given, session_id, runs=False)
+        draft = await self._worked(given, work)
         counted: dict[str, Any] = {"input_tokens": await self._prompt_tokens(given, draft, replica)}
         if given.policies:
-            work = partial(self._draft, given, None, only_forgets=True)
+            work = partial(self._draft, given, None, only_forgets=True, runs=False)
             original = await self._worked(given, work)
+            before: int | None = None
+            with suppress(ProxyError, TokensRefusedError):
+                before = await self._prompt_tokens(given, original, replica)
             counted[CONTEXT_FIELD] = {
-                "original_input_tokens": await self._prompt_tokens(given, original, replica),
+                "original_input_tokens": before,
                 "applied_edits": self.applied(given, draft.edited.prepared),
             }
         return counted
@@ -151,32 +161,55 @@ class Planner:
         return applied_edits(prepared, requested, count) if requested else []
 
     def _draft(
-        self, given: PlanInput, session_id: str | None, *, only_forgets: bool = False
+        self,
+        given: PlanInput,
+        session_id: str | None,
+        *,
+        only_forgets: bool = False,
+        runs: bool = True,
     ) -> Draft:
         standing = standing_verdicts(given, self._verdict_key)
         condemned = {place: Quarantined(each.policy, each.why) for place, each in standing.items()}
         asked = replace(given.edits, condemned=condemned)
         edited = self._editor.edit(asked, session_id, only_forgets=only_forgets)
-        return replace(draft_turn(given, edited, self._metrics), standing=standing)
+        return replace(draft_turn(given, edited, self._metrics, runs=runs), standing=standing)
 
     async def _prompt_tokens(self, given: PlanInput, draft: Draft, replica: Replica) -> int:
+        """Return the number of a prompt's tokens. Raises as :meth:`count`."""
         if draft.rendered is not None:
             return len(draft.rendered.tokens)
-        question = prompt_question(given, draft)
-        tokens = await self._tokens(question, given, replica) if question is not None else None
-        if tokens is None:
-            raise UnsupportedError(
-                "Prompt tokens can't be counted: this engine's chat template isn't known here."
-            )
-        return len(tokens)
-
-    async def _tokens(
-        self, question: Mapping[str, Any], given: PlanInput, replica: Replica
-    ) -> list[int] | None:
-        """Return the engine's own tokens of a prompt, or None."""
+        capability, path = given.status.capability, given.status.rendering.tokens_path
+        if draft.size is not None and capability is not None:
+            raise LongPromptError(draft.size, capability.max_context)
+        if draft.question is None and not given.status.up:
+            raise UpstreamUnreachableError(f"The engine is down: {given.status.problem}")
+        if draft.question is None:
+            raise _uncountable("this engine's chat template isn't known here")
         with self._metrics.stage("ask"):
             try:
-                return await replica.client.tokenize(question, given.status.rendering.tokens_path)
+                tokens = await tokens_of(replica.client, draft.question, path)
+            except ProxyError:
+                replica.handshake.report_failure()
+                raise
+        if tokens is None:
+            raise _uncountable("this engine doesn't report them")
+        if path != TOKENS_PATH and has_media(draft.edited.prepared.messages):
+            # There, a picture is one token of the template, whatever it takes in the prompt.
+            raise _uncountable("this engine doesn't report how many its pictures or sounds take")
+        return len(tokens)
+
+    async def _tokens(self, draft: Draft, given: PlanInput, replica: Replica) -> list[int] | None:
+        """Return the engine's own tokens of a prompt, or None."""
+        if draft.question is None:
+            return None
+        with self._metrics.stage("ask"):
+            try:
+                path = given.status.rendering.tokens_path
+                return await tokenize(replica.client, draft.question, path)
             except ProxyError:
                 replica.handshake.report_failure()
                 return None
+
+
+def _uncountable(why: str) -> UnsupportedError:
+    return UnsupportedError(f"Prompt tokens can't be counted: {why}.")

@@ -3,112 +3,43 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 
 from leyline_engine.contract import (
     ATTENTION_SINK,
-    TOKENS_PATH,
     LiteralSegment,
     Mode,
     Outcome,
     Reason,
     Recompute,
 )
-from leyline_policies import Policy
 
-from ..edits.editing import Edited, EditInput
-from ..edits.materialised import Recall, Shelf
-from ..model.asides import Aside, RecalledTexts
 from ..model.derived import Derived
 from ..model.diff import diff_messages
 from ..model.prepared import Prepared
 from ..model.rendered import Rendered
 from ..model.session import Departed, EditRecord, RetainedTurn, Session
 from ..model.spans import ANYTHING, SpanNames
-from ..model.undeclared import UndeclaredRules
 from ..model.verdicts import Verdict
 from ..model.vocabulary import Decision
-from ..render import STEERING, RenderError
 from ..request.identify import demands_forget
-from ..request.parse import ChatRequest
-from ..request.resemblance import offers_tools
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.handshake import UpstreamStatus
 from .derivation import derived_texts
+from .draft import Draft
 from .forgetting import all_to_forget, is_unreachable, spans_to_forget
 from .naming import name_spans
+from .plan_input import PlanInput
 from .stripped import Decode
 from .synthesis import TurnPlan, demands_of, synthesize
 from .uncached import uncached_edits
 
 log = structlog.get_logger("leyline.turn")
-
-LONGEST_TOKEN = 16
-"""Body bytes per token of the context window; with more, a prompt can't possibly fit."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanInput:
-    """All inputs of a plan."""
-
-    turn: str
-    """The turn's name."""
-    request: ChatRequest
-    policies: Sequence[Policy]
-    rules: UndeclaredRules
-    session: Session | None
-    status: UpstreamStatus
-    index: int
-    """Number of the turn in its session."""
-    replica: str = ""
-    """Name of the intended upstream."""
-    named: bool = True
-    """True if the caller gave the session its id."""
-    traced: bool = True
-    """True if earlier turns of a session unknown here can be found by its id."""
-    before: Session | None = None
-    """The session that a new one continues under another id; for the account alone."""
-    told: RecalledTexts | None = None
-    """Evicted texts to put back; None if nothing may be."""
-    appended: tuple[Aside, ...] = ()
-    """Asides of this turn, with texts that its working set brings back."""
-    shelf: Shelf | None = None
-    """The request's working set, and the store; None if it names none."""
-    retells: bool = False
-    """True if the request is a transcript of the session, to be summarised."""
-    demanded: tuple[str, ...] = ()
-    """Names that the turn forgets whatever its list shows."""
-
-    @property
-    def edits(self) -> EditInput:
-        """The part that the messages to send depend on."""
-        asked = self.request, self.policies, self.session, self.status, self.index
-        asides = (*(self.session.asides if self.session else ()), *self.appended)
-        return EditInput(*asked, recall=Recall(asides, self.told, self.shelf))
-
-    @property
-    def last(self) -> RetainedTurn | None:
-        """The latest turn of the conversation; None if there is none."""
-        return next((turn for turn in reversed(self.comparable) if not turn.is_apart), None)
-
-    @property
-    def retained(self) -> tuple[RetainedTurn, ...]:
-        return self.session.turns if self.session else ()
-
-    @property
-    def comparable(self) -> tuple[RetainedTurn, ...]:
-        """Retained turns that the prompt may continue, or quote: of one name, a request for a title
-        is no part of an agent's work, and a transcript continues nothing."""
-        if self.retells:
-            return ()
-        if self.rules.trust != "opening" or not offers_tools(self.request):
-            return self.retained
-        return tuple(turn for turn in self.retained if not turn.is_lone or turn.retells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,42 +59,13 @@ class Planned:
     """Texts that are derived from what is forgotten; None if nothing is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A turn up to its prompt."""
-
-    edited: Edited
-    rendered: Rendered | None
-    """None if the prompt can't be rendered here as the engine would."""
-    standing: Mapping[int, Verdict] = field(default_factory=dict)
-    """Verdicts of earlier turns, by index in the client's list."""
-
-
-def draft_turn(given: PlanInput, edited: Edited, metrics: Metrics) -> Draft:
-    """Render a turn's messages, as far as possible without the engine."""
-    with metrics.stage("render"):
-        return Draft(edited, _render(given, edited.prepared))
-
-
-def prompt_question(given: PlanInput, draft: Draft) -> dict[str, Any] | None:
-    """Return the question to the engine for the tokens of a prompt that wasn't rendered here; None
-    if its tokens are of no use."""
-    if draft.rendered is not None or not given.status.splices or not _is_renderable(given):
-        return None
-    body = given.request.body
-    names = body if given.status.rendering.tokens_path == TOKENS_PATH else STEERING
-    steering = {name: body[name] for name in names if body.get(name) is not None}
-    messages = draft.edited.prepared.messages
-    return {**steering, "model": given.request.model, "messages": messages}
-
-
 def plan_turn(
     given: PlanInput, draft: Draft, metrics: Metrics, tokens: Sequence[int] | None = None
 ) -> Planned:
     """Plan a turn. A failed plan never fails the turn, which is then sent unspliced.
 
     Args:
-        tokens: the engine's answer to :func:`prompt_question`.
+        tokens: the engine's answer to :attr:`Draft.question`.
     """
     prepared, rendered = draft.edited.prepared, draft.rendered
     if tokens is not None:
@@ -175,6 +77,8 @@ def plan_turn(
             names, forget = _named(given, prepared, rendered)
         with metrics.stage("decide"):
             plan = _synthesize(given, prepared, rendered, names, forget)
+            if draft.size is not None:
+                plan = _too_long(plan)
     except Exception as error:  # a fault in here costs the splice, never the request
         log.error("synthesis_failed", error=type(error).__name__, frames=frames_of(error))
         names, plan = None, _failed(given, prepared)
@@ -273,21 +177,6 @@ def _change(prepared: Prepared, sent: int | None, client: int | None) -> tuple[s
     return "undeclared", "exact"
 
 
-def _render(given: PlanInput, prepared: Prepared) -> Rendered | None:
-    rendering = given.status.rendering
-    if rendering.renderer is None or not rendering.proven or not _is_renderable(given):
-        return None
-    try:
-        return rendering.renderer.read_by(given.request.reader).render_request(
-            prepared.messages, given.request.body, lasting=True
-        )
-    except RenderError:
-        return None  # left to the engine, which renders or refuses
-    except Exception as error:  # a chat template may raise anything; the engine will report it
-        log.warning("render_failed", error=type(error).__name__)
-        return None
-
-
 def _located(given: PlanInput, prepared: Prepared, tokens: Sequence[int]) -> Rendered | None:
     renderer = given.status.rendering.renderer
     if renderer is None:
@@ -298,14 +187,6 @@ def _located(given: PlanInput, prepared: Prepared, tokens: Sequence[int]) -> Ren
     except Exception as error:  # the request is served without a plan
         log.warning("locate_failed", error=type(error).__name__)
         return None
-
-
-def _is_renderable(given: PlanInput) -> bool:
-    """Return True if the known renderer can render the request's prompt."""
-    capability = given.status.capability
-    if capability is None or not capability.is_of(given.request.model):
-        return False
-    return len(given.request.raw) <= capability.max_context * LONGEST_TOKEN
 
 
 def _named(
@@ -393,6 +274,13 @@ def _unrendered(given: PlanInput, prepared: Prepared, forget: tuple[str, ...]) -
     spliceable = any(record.mode == "amortize" for record in edits)
     reason = Reason.UNSUPPORTED_RUNTIME if spliceable else Reason.REPREFILLED
     return TurnPlan(forget=forget, edits=edits, planned=Outcome.REPREFILLED, reason=reason)
+
+
+def _too_long(plan: TurnPlan) -> TurnPlan:
+    """Return the plan of a prompt without tokens, with the reason that it has none."""
+    if plan.reason is not Reason.UNSUPPORTED_RUNTIME:
+        return plan
+    return replace(plan, reason=Reason.PROMPT_TOO_LONG)
 
 
 def sink_of(status: UpstreamStatus) -> int:

@@ -10,7 +10,8 @@ from ..model.session import RetainedTurn
 from ..model.spans import SpanNames
 from ..render import steering_digest
 from .candidates import consider, quoting
-from .planning import PlanInput, Planned, decode_of, edited_by_messages
+from .plan_input import PlanInput
+from .planning import Planned, decode_of, edited_by_messages
 from .quotes import find_quotes
 from .reach import Moved, Reach, reach_by_messages, reach_of
 

@@ -12,7 +12,7 @@ from ..model.prepared import Prepared
 from ..model.spans import SpanNames
 from ..model.verdicts import MAX_VERDICTS, Verdict, VerdictIndex, demanded, keyed_print
 from .naming import name_spans
-from .planning import PlanInput
+from .plan_input import PlanInput
 
 _ALLOW = "allow"
 

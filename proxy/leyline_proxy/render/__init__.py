@@ -1,7 +1,14 @@
 """Rendering of chats to tokens in the proxy, exactly as in the engine."""
 
 from .dialect_choice import dialect_of
-from .dialects import RenderError
+from .dialects import PromptTooLargeError, RenderError
 from .renderer import STEERING, ChatRenderer, steering_digest
 
-__all__ = ["STEERING", "ChatRenderer", "RenderError", "dialect_of", "steering_digest"]
+__all__ = [
+    "STEERING",
+    "ChatRenderer",
+    "PromptTooLargeError",
+    "RenderError",
+    "dialect_of",
+    "steering_digest",
+]

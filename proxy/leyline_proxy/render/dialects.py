@@ -13,13 +13,25 @@ from typing import Any, Protocol
 
 import orjson
 
-from leyline_engine.contract import ChatMessage, normalize_messages
+from leyline_engine.contract import TEXT_PARTS, ChatMessage, normalize_messages
 
 Tool = Mapping[str, Any]
 
 
 class RenderError(ValueError):
     """A conversation that can't be rendered here as the engine would."""
+
+
+class PromptTooLargeError(RenderError):
+    """A prompt whose text is too long to be tokenised.
+
+    Args:
+        size: bytes of the text.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__("the prompt's text is too long")
+        self.size = size
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +57,7 @@ class Dialect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ContractDialect:
-    """The dialect of :mod:`leyline_engine.contract.chat`.
+    """The dialect of :mod:`leyline_engine.contract.chat`. Contents are text.
 
     Args:
         parts: True if the template takes lists of content parts.
@@ -67,6 +79,9 @@ class ContractDialect:
 
     def message(self, message: ChatMessage) -> ChatMessage:
         """See :class:`Dialect`."""
+        content = message.get("content")
+        if isinstance(content, list) and not all(map(_is_text, content)):
+            raise RenderError("a content has parts that are no text")
         return normalize_messages([message], parts=self.parts)[0]
 
 
@@ -206,6 +221,11 @@ def required(holder: object, name: str, kind: type[Any]) -> Any:
     if value is None:
         raise RenderError(f"{name} is missing")
     return value
+
+
+def _is_text(part: object) -> bool:
+    member = TEXT_PARTS.get(str(part.get("type"))) if isinstance(part, Mapping) else None
+    return isinstance(part, Mapping) and member is not None and isinstance(part.get(member), str)
 
 
 def _each(holder: Mapping[str, Any], name: str, shown: Callable[[Any], Any]) -> list[Any] | None:

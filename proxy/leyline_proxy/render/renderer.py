@@ -9,8 +9,6 @@ from copy import copy
 from typing import Any
 
 import jinja2
-import msgspec
-import xxhash
 
 from leyline_engine.contract import ChatDialect, ChatMessage
 
@@ -18,7 +16,7 @@ from ..model.rendered import MessageSpan, Rendered
 from ..model.text_memory import NO_SESSION, Left, Reader
 from .continuing import Beginnings
 from .dialect_choice import dialect_of
-from .dialects import Dialect, RenderError
+from .dialects import Dialect, PromptTooLargeError, RenderError
 from .marks import CharSpan, content_spans, unique_spans
 from .memoised import (
     Conversation,
@@ -30,6 +28,7 @@ from .memoised import (
 )
 from .template import ChatTemplate, chat_environment
 from .tokens import BYTES_PER_CHAR, PieceTokenizer
+from .tool_digest import ToolDigests, digest_of, in_order
 
 TEXT_MEMORY_BYTES = 896 << 20
 """Bytes for rendered messages and tokens."""
@@ -87,6 +86,7 @@ class ChatRenderer:
         # Tokens take the most memory; they are expensive to compute.
         of_messages, of_tokens = max_remembered_bytes // 6, max_remembered_bytes // 3
         self._template = ChatTemplate(chat_template, special_tokens)
+        self._digests = ToolDigests(self._template, chat_template)
         self._dialect = dialect or dialect_of(ChatDialect.LEYLINE, chat_template)
         self._tokenizer = PieceTokenizer(
             tokenizer_json,
@@ -152,6 +152,7 @@ class ChatRenderer:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
         lasting: bool = False,
+        max_bytes: int | None = None,
     ) -> Rendered:
         """Return token ids and the span of each message's content.
 
@@ -159,8 +160,10 @@ class ChatRenderer:
 
         Args:
             lasting: True if the messages never change, so equal identity means equal content.
+            max_bytes: of the prompt's text; None for any number.
 
         Raises:
+            PromptTooLargeError: the prompt's text has more.
             RenderError: the template refuses the conversation.
         """
         prompt = self.lay_out(
@@ -170,7 +173,9 @@ class ChatRenderer:
             template_kwargs=template_kwargs,
             lasting=lasting,
         )
-        return self.tokenise(prompt, _digest([tools, template_kwargs or {}]))
+        if max_bytes is not None and (size := _size_of(prompt.texts, max_bytes)) > max_bytes:
+            raise PromptTooLargeError(size)
+        return self.tokenise(prompt, self._digests.of(tools, template_kwargs or {}))
 
     def render_request(
         self,
@@ -179,13 +184,15 @@ class ChatRenderer:
         *,
         add_generation_prompt: bool = True,
         lasting: bool = False,
+        max_bytes: int | None = None,
     ) -> Rendered:
         """Return the prompt of the chat request ``body`` with ``messages`` in place of its own.
 
         Args:
-            lasting: see :meth:`render`.
+            lasting, max_bytes: see :meth:`render`.
 
         Raises:
+            PromptTooLargeError: see :meth:`render`.
             RenderError: the template refuses it, or the engine may render it in another way.
         """
         asked = self._dialect.asked(body)
@@ -195,6 +202,7 @@ class ChatRenderer:
             add_generation_prompt=add_generation_prompt,
             template_kwargs=asked.kwargs,
             lasting=lasting,
+            max_bytes=max_bytes,
         )
 
     def locate(
@@ -325,12 +333,24 @@ class ChatRenderer:
 
 
 def steering_digest(body: Mapping[str, Any]) -> str:
-    """Return a digest of a request's members, apart from messages, that affect its prompt."""
-    return _digest([body.get(name) for name in STEERING])
+    """Return a digest of a request's members, apart from messages, that may affect its prompt.
+
+    Nothing is known of the template here, which may show members in their order.
+    """
+    given = {name: body.get(name) for name in STEERING}
+    options = given.pop("chat_template_kwargs")
+    return digest_of([in_order(given), in_order(options if isinstance(options, dict) else {})])
 
 
-def _digest(context: Any) -> str:
-    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(context, order="deterministic"))
+def _size_of(texts: Sequence[str], enough: int) -> int:
+    """Return the bytes of texts; fewer if they are certainly no more than ``enough``."""
+    chars = sum(map(len, texts))
+    if 4 * chars <= enough:
+        return chars
+    return sum(
+        len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        for text in texts
+    )
 
 
 def _failure(error: Exception) -> RenderError:

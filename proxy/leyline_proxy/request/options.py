@@ -8,7 +8,14 @@ import msgspec
 
 from leyline_engine.contract import MAX_BOUNDARY, MAX_GROUPS
 
-from ..model.fields import OPTIONS_FIELD, GroupName, OptionError, ShareName, field_error
+from ..model.fields import (
+    OPTIONS_FIELD,
+    GroupName,
+    OptionError,
+    ShareName,
+    ToolOrder,
+    field_error,
+)
 from ..model.undeclared import UNDECLARED_KEYS, OwnMode, UndeclaredRules
 from .compaction import CompactOption
 from .declared import EDITS_FIELD, DeclaredEdit
@@ -24,6 +31,8 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """The mode of thinking that the template strips; None for the tenant's setting."""
     compaction_edits: OwnMode | None = None
     """The mode of a history that gives way to a summary; None for the tenant's setting."""
+    tool_order: ToolOrder | None = None
+    """The order of the tools: as sent, or as the session had them first; None for the tenant's."""
     edits: list[DeclaredEdit] = []
     """At most as many as a request may have messages."""
     boundary: Annotated[int, msgspec.Meta(ge=0, le=MAX_BOUNDARY)] | None = None

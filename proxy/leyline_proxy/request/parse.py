@@ -50,6 +50,8 @@ class ChatRequest:
     clock: TurnClock = field(default_factory=TurnClock)
     read: ReadBody | None = field(default=None, repr=False)
     """The body as remembered for the next turn; None if it isn't."""
+    moved_tools: int = 0
+    """Number of tools at another place than the client's."""
     offers_recall: bool = False
     """True if the body offers the model the recall tool."""
     compaction: CompactionWish | None = None

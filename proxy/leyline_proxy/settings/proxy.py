@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from ..model.fields import ToolOrder
 from ..model.name_rule import NameRule
 from ..model.undeclared import OwnMode
 from .api_keys import check_tenant, parse_key
@@ -124,6 +125,9 @@ class Settings(
     compaction_edits: OwnMode = "amortize"
     """A history that gives way to a summary which the model wrote in the same session:
     ``amortize`` splices the summary where it is quoted, and what is left, ``exact`` prefills."""
+    tool_order: ToolOrder = "sent"
+    """``first`` sends a session's tools in the order in which it first had them, and new ones after
+    them: a client that reconnects to tool servers may have them in another order."""
     allow_request_policy: bool = True
     """Whether a request may choose its policy (``leyline.policy``)."""
     cache_scope: CacheScope = "shared"

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, SecretStr
 
 from leyline_engine.contract import MAX_GROUPS
 
-from ..model.fields import GROUP_PATTERN, SHARE_PATTERN
+from ..model.fields import GROUP_PATTERN, SHARE_PATTERN, ToolOrder
 from ..model.undeclared import OwnMode
 from .budgets import Budget
 from .cache_scope import CacheScope
@@ -28,6 +28,7 @@ class TenantSettings(TenantLimitSettings):
     undeclared: dict[str, str] | None = None
     reasoning_edits: OwnMode | None = None
     compaction_edits: OwnMode | None = None
+    tool_order: ToolOrder | None = None
     allow_request_policy: bool | None = None
     share: Annotated[str, Field(pattern=SHARE_PATTERN)] = ""
     """Lets each of the tenant's sessions use KV that another one spliced. By default, none does."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 from leyline_policies import Policy, SpecError, load_pipeline
 
 from ..model.budgets import WindowLimit
+from ..model.fields import ToolOrder
 from ..model.undeclared import UndeclaredRules
 from ..settings import Settings, TenantSettings, secret_of
 from ..settings.budgets import window_limits
@@ -43,6 +44,8 @@ class Tenant:
     policies: tuple[Policy, ...]
     undeclared: UndeclaredRules
     allow_request_policy: bool
+    tool_order: ToolOrder = "sent"
+    """The order of a request's tools: as sent, or as its session had them first."""
     share: str = ""
     """Scope that may see the splices of the tenant's turns; empty for each session alone."""
     reuse: Reuse = "off"
@@ -91,6 +94,7 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
             compaction=own.compaction_edits or settings.compaction_edits,
         ),
         allow_request_policy=settings.allow_request_policy if allow is None else allow,
+        tool_order=own.tool_order or settings.tool_order,
         share=own.share,
         reuse=settings.reuse if own.reuse is None else own.reuse,
         reuse_groups=own.reuse_groups,

@@ -123,6 +123,8 @@ def caller_account(
         account["forgets_owed"] = forgets_owed
     if turn.planned.plan.omitted:
         account["edits_omitted"] = turn.planned.plan.omitted
+    if turn.request.moved_tools:
+        account["tools_moved"] = turn.request.moved_tools
     if turn.planned.prepared.working_set is not None:
         account["context"] = _working_set(turn.planned.prepared.working_set, recalled)
     if turn.identity.shown_name:

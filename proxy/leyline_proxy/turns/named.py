@@ -12,7 +12,8 @@ from ..model.rendered import MessageSpan
 from ..model.session import Session
 from ..plan.named import NamedCopies, name_copies, served_extents
 from ..plan.outgoing import asks_for_recalls, asks_for_reuse
-from ..plan.planning import PlanInput, Planned, sink_of
+from ..plan.plan_input import PlanInput
+from ..plan.planning import Planned, sink_of
 from ..plan.recalled import recalled_extents
 from ..sessions.contents import ContentIndex, ContentPlace
 from ..telemetry.logging import frames_of

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
+
+import anyio
 
 from leyline_policies import Policy
 from leyline_policies.context import Completion
@@ -18,11 +21,13 @@ from ..model.text_memory import Reader
 from ..model.undeclared import UndeclaredRules
 from ..plan.forgetting import is_unvouched, untraced_before
 from ..plan.outgoing import outgoing_body, turn_envelope
-from ..plan.planner import Planner
-from ..plan.planning import PlanInput, Planned
+from ..plan.plan_input import PlanInput
+from ..plan.planner import INLINE_BYTES, Planner
+from ..plan.planning import Planned
 from ..request.bodies import BodyMemory
 from ..request.identify import Identity, demands_forget, identify, sent_before
 from ..request.parse import ChatRequest
+from ..request.tool_order import in_first_order, keeps_order
 from ..sessions import SessionStore
 from ..telemetry.metrics import Metrics
 from ..upstream.pool import Names, ReplicaPool
@@ -111,7 +116,7 @@ class TurnOpener:
             with self._metrics.stage("identify"):
                 identity = await self._identify(request, again)
             identity = await self._sender(request, identity, effective, avoid)
-            request = self._of_session(request, identity)
+            request = await self._of_session(request, identity)
         try:
             replica = await self._chosen(request, identity, avoid)
             with request.clock.working():
@@ -290,14 +295,14 @@ class TurnOpener:
             retells=identity.retells,
         )
 
-    def _of_session(self, request: ChatRequest, identity: Identity) -> ChatRequest:
+    async def _of_session(self, request: ChatRequest, identity: Identity) -> ChatRequest:
         """Return a request that makes its session's prompt, and remember its body."""
         session = identity.session
         demands = session.demands if session is not None else 0
         reader = Reader(request.tenant.name, identity.session_id, demands)
         if self._bodies is not None and request.read is not None:
             self._bodies.remember(reader, request.read)
-        return replace(request, reader=reader)
+        return await _ordered(replace(request, reader=reader), session)
 
     async def _identify(self, request: ChatRequest, again: Turn | None) -> Identity:
         """Return the session of a request; it stays the same if another engine is tried."""
@@ -323,7 +328,7 @@ class TurnOpener:
         Raises:
             NotFoundError: no engine serves the model.
             BadRequestError, ForbiddenError: the request's ``leyline`` options.
-            UnsupportedError: the engine's chat template isn't known, so tokens can't be counted.
+            LongPromptError, TokensRefusedError, UnsupportedError: see :meth:`Planner.count`.
         """
         allowed = request.tenant.upstreams
         await self._pool.check_model(request.model, allowed)
@@ -336,9 +341,17 @@ class TurnOpener:
         )
         status, session = replica.status, identity.session
         index = session.next_index if session is not None else 0
-        given = PlanInput("count", request, policies, rules, session, status, index)
         reader = Reader(request.tenant.name, session.id if session is not None else "")
-        given = replace(given, request=replace(request, reader=reader))
+        request = await _ordered(replace(request, reader=reader), session)
+        given = PlanInput("count", request, policies, rules, session, status, index)
         given = await self._plans.with_texts(given, identity)
         known = identity.session_id if session is not None else None
         return await self._planner.count(given, known, replica)
+
+
+async def _ordered(request: ChatRequest, session: Session | None) -> ChatRequest:
+    """Return a request with its tools in the order that its session keeps."""
+    if session is None or not session.tools or not keeps_order(request):
+        return request
+    work = partial(in_first_order, request, session.tools)
+    return work() if len(request.raw) <= INLINE_BYTES else await anyio.to_thread.run_sync(work)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from leyline_policies.context import texts_of
+from leyline_policies.context import is_picture, picture_tokens, texts_of
 
 from ..model.messages import Message
 
@@ -48,12 +48,13 @@ def message_size(message: Message, count: TokenCounter | None) -> int:
     """Return the tokens that a message is charged as, pictures and further members included.
 
     Args:
-        count: counts what a template writes of a message; None if its tokenizer is unknown.
+        count: counts what a template writes of a message, and pictures; None if its tokenizer is
+            unknown.
     """
     if count is not None:
         known = count(message)
     else:
-        known = text_size("".join(texts_of(message))) + _FRAME_TOKENS
+        known = text_size("".join(texts_of(message))) + _FRAME_TOKENS + picture_tokens(message)
     return known + document_size([*_uncounted(message)])
 
 
@@ -75,7 +76,7 @@ def _uncounted(message: Message) -> Iterator[object]:
     yield from (value for name, value in message.items() if name not in _COUNTED and value)
     content, calls = message.get("content"), message.get("tool_calls")
     if isinstance(content, list):
-        yield from (part for part in content if not _is_text(part))
+        yield from (part for part in content if not _is_text(part) and not is_picture(part))
     elif content is not None and not isinstance(content, str):
         yield content
     for call in calls if isinstance(calls, list) else ():

@@ -25,7 +25,8 @@ from ..model.working_set import PieceReport
 from ..parts.recalling import RecallableParts
 from ..parts.store import MAX_PARTS, Owner, PartStoreError
 from ..plan.forgetting import forgotten_texts
-from ..plan.planning import PlanInput, Planned
+from ..plan.plan_input import PlanInput
+from ..plan.planning import Planned
 from ..request.identify import Identity
 from ..request.parse import ChatRequest
 from ..request.recall import RecallBody

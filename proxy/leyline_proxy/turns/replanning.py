@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from ..model.asides import Aside, RecallCall, RecalledTexts, anchor_of
 from ..model.forgotten import has_lost, without_written
+from ..plan.plan_input import PlanInput
 from ..plan.planner import Planner
-from ..plan.planning import PlanInput, Planned
+from ..plan.planning import Planned
 from ..request.identify import Identity
 from ..upstream.replica import Replica
 from .erasure import Erasures

@@ -15,6 +15,7 @@ from ..model.verdicts import with_verdicts
 from ..plan.derivation import readings_after
 from ..request.client_name import client_name
 from ..request.identify import NAMED
+from ..request.tool_order import tools_after
 from .placing import Placing
 from .questions import is_same
 from .settled import SettledTurn
@@ -94,6 +95,7 @@ def session_after(
     kept = replace(source, index=index) if source is not None else None
     if kept is not None:
         current = without_old_lists(current, kept)
+    current = replace(current, tools=tools_after(current.tools, turn.request))
     current = _with_readings(current, settled, kept)
     overtaken = session is not None and session.demands > turn.demands
     current = _with_recalls(_with_policies(current, turn, written), settled, overtaken=overtaken)

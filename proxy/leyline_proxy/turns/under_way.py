@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..model.session import Session
-from ..plan.planning import PlanInput
+from ..plan.plan_input import PlanInput
 from ..request.identify import Identity, Openings
 from ..sessions import SessionStore
 from ..sessions.store import SessionChange

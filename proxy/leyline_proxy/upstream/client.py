@@ -17,7 +17,6 @@ from leyline_engine.contract import (
     RECEIPT_PATH,
     RENDERER_PATH,
     SIGNATURE_HEADER,
-    TOKENIZE_PATH,
     Capability,
     ClaimCommand,
     ClaimReply,
@@ -218,29 +217,6 @@ class UpstreamClient:
     async def renderer(self) -> RendererDocument | None:
         """Return the engine's chat template and tokenizer, or None if it doesn't give them."""
         return _document(await self.get(RENDERER_PATH), RendererDocument)
-
-    async def tokenize(
-        self, body: Mapping[str, Any], path: str = TOKENIZE_PATH
-    ) -> list[int] | None:
-        """Return the engine's token ids of ``body`` (messages and tools); None on a refusal.
-
-        Args:
-            path: see :attr:`RendererDocument.tokens_path`.
-        """
-        async with self.open(
-            "POST",
-            path,
-            headers=[(b"content-type", b"application/json")],
-            content=msgspec.json.encode(body),
-            timeout_s=self._small_timeout_s,
-        ) as response:
-            await read(response)
-        if response.status_code != httpx.codes.OK:
-            return None
-        try:
-            return msgspec.convert(response.json()["tokens"], list[int])
-        except (ValueError, KeyError, TypeError):
-            return None
 
     async def complete(self, body: Mapping[str, Any], timeout_s: float | None = None) -> str | None:
         """Return the text of the engine's answer to a chat request; None on a refusal.

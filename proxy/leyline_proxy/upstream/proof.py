@@ -23,6 +23,7 @@ from ..render import ChatRenderer, dialect_of
 from ..render.renderer import TEXT_MEMORY_BYTES
 from .client import UpstreamClient
 from .renderer_document import RendererDocument
+from .tokens import tokenize
 
 log = structlog.get_logger("leyline.handshake")
 
@@ -204,7 +205,7 @@ async def examine_rendering(
     equal, problem = 0, ""
     answered = False
     for number, probe in enumerate(PROBES):
-        theirs = await client.tokenize({"model": model, **probe.body}, document.tokens_path)
+        theirs = await tokenize(client, {"model": model, **probe.body}, document.tokens_path)
         ours = await anyio.to_thread.run_sync(_render, renderer, probe)
         answered = answered or theirs is not None
         if ours is None:

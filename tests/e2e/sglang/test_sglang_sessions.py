@@ -21,6 +21,7 @@ from leyline_proxy.upstream.aiohttp_transport import AiohttpTransport
 from leyline_proxy.upstream.client import UpstreamClient
 from leyline_proxy.upstream.link import Link
 from leyline_proxy.upstream.proof import PROBES, examine_rendering
+from leyline_proxy.upstream.tokens import tokenize
 
 SHORTEN = "truncate_older_than:n=5,max_chars=60 | drop_failed_calls"
 SECRET = "domain=clover"
@@ -237,7 +238,7 @@ def test_random_conversations_render_as_in_sglang(engine: SglangServer) -> None:
             assert renderer is not None
             rendered = refused = 0
             for messages, members in random_conversations(200):
-                theirs = await client.tokenize({"model": MODEL, **members, "messages": messages})
+                theirs = await tokenize(client, {"model": MODEL, **members, "messages": messages})
                 try:
                     ours = renderer.render_request(messages, members).tokens.tolist()
                 except RenderError:

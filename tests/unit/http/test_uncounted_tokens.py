@@ -12,6 +12,8 @@ import pytest
 from support.fake_engine import DONE, MODEL, Answer, FakeEngine, chat_json, chunk, proxy_before
 from test_budget_paths import BARE, CHAT, COMPLETIONS, EMBEDDINGS, RED, SSE, TURN, red, used
 
+from leyline_policies.context import PICTURE_TOKENS
+
 AUDIO = "/v1/audio/transcriptions"
 LONG = "tokens that somebody pays for, " * 40
 SIZE = len(LONG) // 4
@@ -100,8 +102,9 @@ MESSAGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("where", [*UNSEEN, *MESSAGES])
 async def test_nothing_in_front_of_an_engine_without_usage_is_free(where: str) -> None:
-    """Tools, formats, documents, reasoning, names, pictures and sounds cost their bytes, if the
-    engine counts nothing; a member that no model reads costs nothing."""
+    """Tools, formats, documents, reasoning, names and sounds cost their bytes, if the engine counts
+    nothing, and a picture costs what models take a screen at; a member that no model reads costs
+    nothing."""
     charges = []
     first = {"role": "user", "content": "Hi."}
     message = MESSAGES.get(where, first)
@@ -115,7 +118,8 @@ async def test_nothing_in_front_of_an_engine_without_usage_is_free(where: str) -
         body = {**TURN, "messages": [said, first], "stream": True, **(more or {})}
         charges.append(await charged(engine, CHAT, json=body))
     assert 0 < charges[0] == charges[1] < 20
-    assert charges[0] + SIZE <= charges[2] <= charges[0] + SIZE + 60
+    size = PICTURE_TOKENS if where == "picture" else SIZE
+    assert charges[0] + size <= charges[2] <= charges[0] + size + 60
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,12 @@ def test_markers_order_and_shape_leave_the_fingerprint(text: str, role: str) -> 
 
 
 def test_arguments_are_compared_as_they_are() -> None:
-    """A tool argument that happens to be called like a marker is data."""
-    first = {"role": "assistant", "tool_calls": [{"function": {"arguments": {"cache_control": 1}}}]}
-    second = {"role": "assistant", "tool_calls": [{"function": {"arguments": {}}}]}
-    assert fingerprint(first) != fingerprint(second)
+    """A tool argument that happens to be called like a marker is data, and a template shows
+    arguments in their order."""
+    given = ({"cache_control": 1}, {}, {"a": {"x": 1, "y": 2}}, {"a": {"y": 2, "x": 1}}, "{}")
+    calls = [[{"function": {"arguments": arguments}}] for arguments in given]
+    prints = {fingerprint({"role": "assistant", "tool_calls": each}) for each in calls}
+    assert len(prints) == len(given)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from leyline_engine.contract import (
 from leyline_proxy.model.undeclared import UndeclaredRules
 from leyline_proxy.plan.named import NamedCopies
 from leyline_proxy.plan.outgoing import asks_for_reuse, reuse_payload
-from leyline_proxy.plan.planning import PlanInput
+from leyline_proxy.plan.plan_input import PlanInput
 from leyline_proxy.request.parse import parse_chat
 from leyline_proxy.tenants.tenant import Tenant
 from leyline_proxy.upstream.handshake import UpstreamStatus

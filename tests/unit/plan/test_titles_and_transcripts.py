@@ -14,7 +14,7 @@ from leyline_proxy.model.messages import Message
 from leyline_proxy.model.sentences import sentences_of
 from leyline_proxy.model.session import RetainedTurn
 from leyline_proxy.model.undeclared import UndeclaredRules
-from leyline_proxy.plan.planning import PlanInput
+from leyline_proxy.plan.plan_input import PlanInput
 from leyline_proxy.request.parse import parse_chat
 from leyline_proxy.settings import Settings
 from leyline_proxy.tenants import build_directory

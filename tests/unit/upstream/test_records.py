@@ -33,6 +33,7 @@ from leyline_proxy.telemetry.metrics import Metrics
 from leyline_proxy.turns.accounting import NO_RECEIPT
 from leyline_proxy.upstream.breaker import Breaker, BreakerState
 from leyline_proxy.upstream.records import Came, RecordRoute
+from leyline_proxy.upstream.tokens import tokenize
 from leyline_proxy.wiring.upstreams import build_pool
 
 CHAT = "/v1/chat/completions"
@@ -138,7 +139,7 @@ async def test_handshakes_have_connections_of_their_own() -> None:
     with serving(engine) as origin:
         pool = build_pool(Settings(upstream=origin), None, Metrics())
         client = pool.first.client
-        hanging = [asyncio.create_task(client.tokenize({})) for _ in range(80)]
+        hanging = [asyncio.create_task(tokenize(client, {})) for _ in range(80)]
         await asyncio.sleep(0.1)
         async with asyncio.timeout(2):
             status = await pool.first.handshake.refresh()
@@ -146,7 +147,7 @@ async def test_handshakes_have_connections_of_their_own() -> None:
             await asking.ask("m", (0.0,), asking.deadline(), due=False)
         client._small_timeout_s = 0.05
         with pytest.raises(UpstreamUnreachableError) as busy:
-            await client.tokenize({})
+            await tokenize(client, {})
         for task in hanging:
             task.cancel()
         await asyncio.gather(*hanging, return_exceptions=True)

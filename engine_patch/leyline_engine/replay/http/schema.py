@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from leyline_engine.contract import (
+    TEXT_PARTS,
     ClaimCommand,
     ClaimError,
     LedgerQuestion,
@@ -32,7 +33,6 @@ MAX_NATIVE_LOGPROBS = 1 << 20
 _PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _MAX_STOPS = 16
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -309,7 +309,7 @@ def _check_message(message: Mapping[str, Any], where: str) -> None:
 def _check_part(part: object, where: str) -> None:
     match part:
         case {"type": str(kind), **rest}:
-            key = _TEXT_PARTS.get(kind)
+            key = TEXT_PARTS.get(kind)
             if key is None:
                 raise ApiError(
                     400,

@@ -91,13 +91,14 @@ def asked_diagnostics(body: Mapping[str, Any]) -> Asked | None:
 
 
 def print_of(
-    mapping: ChatMapping, model: str, fingerprints: Sequence[int], end: int
+    mapping: ChatMapping, model: str, fingerprints: Sequence[int], end: int, tools: object
 ) -> RequestPrint:
     """Return a request as hashes.
 
     Args:
         fingerprints: of its chat messages.
         end: hash of all of them.
+        tools: as they are sent.
     """
     first = next(
         (at for at, origin in enumerate(mapping.origins) if origin.startswith("messages")),
@@ -107,7 +108,7 @@ def print_of(
     return RequestPrint(
         model=model,
         system=_digest(fingerprints[:first]),
-        tools=_digest(chat.get("tools")),
+        tools=_digest(tools),
         options=_digest([chat.get(name) for name in _OPTIONS]),
         messages=len(fingerprints),
         chain=end,
