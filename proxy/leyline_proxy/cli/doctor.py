@@ -154,12 +154,13 @@ def _findings(flags: Mapping[str, Any], prometheus: str | None, timeout: float) 
     configure_logging("error", "console")
     broken: list[Finding] = []
     try:
-        part: ReadablePart | None = ReadablePart(serve.read_settings(flags))
+        part = ReadablePart(serve.read_settings(flags))
     except (OSError, ValueError) as error:
         broken = config_findings(faults_of(error, serve.sources_of(flags)))
-        part = readable_part(partial(serve.read_settings, flags), error)
-        if part is None:
+        readable = readable_part(partial(serve.read_settings, flags), error)
+        if readable is None:
             return broken
+        part = readable
     checks = checks_for(Situation(part.settings, flags["config"], prometheus, timeout))
     checks = without_missing(checks, part)
     console = Console(stderr=True)

@@ -184,7 +184,8 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
     """No one has to fix one, start again, and meet the next."""
     config = tmp_path / "leyline.yaml"
     config.write_text("port: x\nlog_level: loud\nmodle: m\n")
-    assert faults(config).count("fix: ") == 3
+    told = faults(config)
+    assert [f"leyline.yaml:{line}:1: " in told for line in (1, 2, 3)] == [True] * 3
 
 
 def test_files_that_are_no_settings(tmp_path: Path) -> None:
@@ -218,9 +219,7 @@ def test_files_that_say_little(text: str, tmp_path: Path) -> None:
 
 def test_an_error_of_another_kind_is_told_as_it_is() -> None:
     """Nothing is swallowed."""
-    assert faults_of(ValueError("why"), Sources()) == [
-        Fault("", "why", "Change the setting that the message names.")
-    ]
+    assert faults_of(ValueError("why"), Sources()) == [Fault("", "why", "")]
 
 
 def test_no_fix_repeats_that_a_value_must_change() -> None:

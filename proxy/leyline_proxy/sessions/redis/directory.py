@@ -164,7 +164,7 @@ class Directory:
             lambda pipe: [pipe.hmget(each, [names.OVERVIEW, names.NAME]) for each in entries],
             empty=not entries,
         )
-        seen = (overview_of(*line, tenant, self._seal) for line in lines)
+        seen = (overview_of(line, name, tenant, self._seal) for line, name in lines)
         return tuple(each for each in seen if each is not None)
 
     async def count(self, now: float) -> int:
