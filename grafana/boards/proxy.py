@@ -10,6 +10,7 @@ from queries import (
     BY_TENANT,
     BY_UPSTREAM,
     or_zero,
+    over_range,
     per_minute,
     per_second,
     quantile,
@@ -111,7 +112,7 @@ def _add_store(board: dashboard.Dashboard) -> None:
             words=YES_NO,
         )
     )
-    failures = " + ".join(f"(sum(increase({name}[$__range])) or vector(0))" for name in _LOSSES)
+    failures = " + ".join(or_zero(over_range(name, "")) for name in _LOSSES)
     board.with_panel(
         single_value(
             "Audit records lost",

@@ -23,6 +23,8 @@ BUILT_IN_VARIABLES = {"__rate_interval", "__range"}
 ALERT_NAME = re.compile(r"\bLeyline[A-Z]\w+")
 OPERATIONS = boards.REPOSITORY / "docs" / "operations.md"
 DOCUMENTED = boards.REPOSITORY / "docs" / "boards.md"
+SET_OPERATOR = re.compile(r"\b(?:or|and|unless)\b")
+ARITHMETIC = re.compile(r"[-+*/%^]")
 TEMPLATE_LABEL = re.compile(r"\$labels\.(\w+)")
 
 
@@ -78,6 +80,30 @@ def test_every_queried_metric_exists(series_labels: dict[str, frozenset[str]]) -
     )
     assert len(queried) > len(boards.specs()) / 2, "the boards query next to nothing"
     assert queried <= set(series_labels)
+
+
+def _levels(expr: str) -> list[str]:
+    """The expression's text by pairs of parentheses, each without what inner pairs hold."""
+    text = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^]]*\]|#.*', "", expr)
+    text = re.sub(r"\b(?:by|without|on|ignoring|group_left|group_right) *\([^)]*\)", "", text)
+    open_levels, closed = [""], []
+    for character in text:
+        if character == "(":
+            open_levels.append("")
+        elif character == ")":
+            closed.append(open_levels.pop())
+        else:
+            open_levels[-1] += character
+    return [*open_levels, *closed]
+
+
+@pytest.mark.parametrize(
+    "expr", [*(query.expr for query in QUERIES), *(alert.expr for alert in ALERTS)]
+)
+def test_arithmetic_beside_set_operators_has_parentheses(expr: str) -> None:
+    """No sum swallows a default: `a or b + c` is `a or (b + c)`, so one of them is written."""
+    for level in _levels(expr):
+        assert not (SET_OPERATOR.search(level) and ARITHMETIC.search(level)), level
 
 
 def test_every_metric_is_on_a_panel() -> None:

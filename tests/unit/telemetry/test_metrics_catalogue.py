@@ -15,7 +15,7 @@ from support.boards import REPOSITORY
 
 from leyline_engine.contract.metrics import ENGINE_METRICS, MetricSpec
 from leyline_proxy.model.vocabulary import CAUSES, Decision
-from leyline_proxy.telemetry.catalogue import ENTRIES, GROUPS
+from leyline_proxy.telemetry.catalogue import ENTRIES, GROUPS, PROCESS_METRICS
 from leyline_proxy.telemetry.metrics import Metrics
 
 SPECS = tuple(entry.spec for entry in ENTRIES)
@@ -42,7 +42,7 @@ def signature(spec: MetricSpec) -> str:
 def test_a_renamed_metric_is_noticed() -> None:
     """Names, kinds and labels are those of the committed list; a change breaks the boards of
     others, and the changelog says so."""
-    found = sorted(map(signature, (*SPECS, *ENGINE_METRICS)))
+    found = sorted(map(signature, (*SPECS, *PROCESS_METRICS, *ENGINE_METRICS)))
     assert found == COMMITTED.read_text(encoding="utf-8").splitlines()
 
 
@@ -54,8 +54,8 @@ def test_the_page_is_up_to_date(generator: ModuleType) -> None:
 def test_the_page_names_every_metric(generator: ModuleType) -> None:
     """Each one is in a table once, and every metric that the text names exists."""
     page = generator.page()
-    rows = Tally(re.findall(r"^\| `(leyline_\w+)` \|", page, re.MULTILINE))
-    names = [generator.exposed_name(spec) for spec in (*SPECS, *ENGINE_METRICS)]
+    rows = Tally(re.findall(r"^\| `((?:leyline|process)_\w+)` \|", page, re.MULTILINE))
+    names = [generator.exposed_name(spec) for spec in (*SPECS, *PROCESS_METRICS, *ENGINE_METRICS)]
     assert rows == Tally(dict.fromkeys(names, 1))
     assert set(re.findall(r"`(leyline_\w+)`", page)) <= set(names)
 
@@ -94,7 +94,7 @@ def test_all_that_is_exposed_is_in_the_catalogue() -> None:
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_metrics_are_named_and_explained_alike(spec: MetricSpec) -> None:
     """A prefix, no suffix that the kind adds, a unit where it is a time; sentences for people."""
-    assert re.fullmatch(r"leyline_[a-z]+(_[a-z]+)*", spec.name)
+    assert re.fullmatch(r"(?:leyline|process)_[a-z]+(_[a-z]+)*", spec.name)
     assert not spec.name.endswith(("_total", "_count", "_sum", "_bucket"))
     assert (spec.kind == "histogram") <= (spec.name.endswith("_seconds") and bool(spec.buckets))
     assert list(spec.buckets) == sorted(set(spec.buckets))
@@ -105,6 +105,6 @@ def test_metrics_are_named_and_explained_alike(spec: MetricSpec) -> None:
 
 def test_groups_are_disjoint_and_so_are_proxy_and_engine() -> None:
     """A name is defined once, so that the embedded engine's series can be beside the proxy's."""
-    names = Tally(spec.name for spec in (*SPECS, *ENGINE_METRICS))
+    names = Tally(spec.name for spec in (*SPECS, *PROCESS_METRICS, *ENGINE_METRICS))
     assert set(names.values()) == {1}
     assert len({group.title for group in GROUPS}) == len(GROUPS)
