@@ -48,6 +48,11 @@ def or_zero(expr: str) -> str:
     return f"({expr} or vector(0))"
 
 
+def of_proxies(expr: str) -> str:
+    """Return the series of proxies alone: other programs have processes, too."""
+    return f"({expr}) and on (job, instance) leyline_build_info"
+
+
 def share(part: str, whole: str, metric: str, window: str = RATE, by: str = "") -> str:
     """Return the share that the selector ``part`` has of the increase of ``whole``.
 

@@ -18,7 +18,7 @@ from queries import (
     total,
 )
 
-from boards import budgets, upstreams
+from boards import budgets, processes, upstreams
 
 PLAIN = ((None, "blue"),)
 FAULT_COLORS = ((None, "green"), (1, "red"))
@@ -42,12 +42,14 @@ def build() -> dashboard.Dashboard:
     for add_row in (
         _add_now,
         _add_store,
+        processes.add_memory,
         _add_requests,
         _add_time,
         _add_admission,
         budgets.add_budgets,
         upstreams.add_engines,
         upstreams.add_comparison,
+        processes.add_processes,
         _add_state,
     ):
         add_row(board)
