@@ -21,6 +21,8 @@ UNSHOWN: dict[str, str] = {}
 FIRST_VARIABLE = "datasource"
 BUILT_IN_VARIABLES = {"__rate_interval", "__range"}
 ALERT_NAME = re.compile(r"\bLeyline[A-Z]\w+")
+DOCS_URL = "https://leyline.example.com/docs"
+"""Absolute, for Alertmanager; operators write their own in its place."""
 OPERATIONS = boards.REPOSITORY / "docs" / "operations.md"
 DOCUMENTED = boards.REPOSITORY / "docs" / "boards.md"
 SET_OPERATOR = re.compile(r"\b(?:or|and|unless)\b")
@@ -150,7 +152,7 @@ def test_alerts_say_what_to_do(alert: boards.Alert) -> None:
     assert alert.severity in {"info", "warning", "critical"}
     assert re.fullmatch(r"\d+[sm]", alert.pending)
     assert set(alert.annotations) == {"summary", "description", "runbook_url"}
-    assert alert.annotations["runbook_url"] == f"docs/operations.md#{anchor}"
+    assert alert.annotations["runbook_url"] == f"{DOCS_URL}/operations.html#{anchor}"
     assert alert.annotations["description"].endswith(".")
 
 
@@ -242,7 +244,7 @@ def test_documented_alerts_are_those_that_are_shipped() -> None:
     assert rows == [
         (
             alert.name,
-            alert.annotations["runbook_url"].removeprefix("docs/"),
+            alert.annotations["runbook_url"].removeprefix(f"{DOCS_URL}/").replace(".html", ".md"),
             alert.severity,
             f"{alert.pending[:-1]} {alert.pending[-1]}",
         )
