@@ -8,6 +8,9 @@ BY_UPSTREAM = 'upstream=~"$upstream"'
 BY_INSTANCE = 'instance=~"$instance"'
 BY_BOTH = f"{BY_TENANT},{BY_MODEL}"
 
+NOTHING_TO_SPLICE = "not_worth_it|nothing_to_reuse|nothing_cached"
+"""Reasons of edits after which there was nothing that a splice could have saved."""
+
 RATE = "$__rate_interval"
 RANGE = "$__range"
 
@@ -38,8 +41,16 @@ def over_range(metric: str, labels: str, by: str = "") -> str:
 
 
 def or_zero(expr: str) -> str:
-    """Return ``expr``, or 0 if nothing was counted yet; for single values."""
-    return f"{expr} or vector(0)"
+    """Return ``expr``, or 0 if nothing was counted yet; for single values.
+
+    In parentheses, because ``or`` binds less than any arithmetic that this may become a part of.
+    """
+    return f"({expr} or vector(0))"
+
+
+def of_proxies(expr: str) -> str:
+    """Return the series of proxies alone: other programs have processes, too."""
+    return f"({expr}) and on (job, instance) leyline_build_info"
 
 
 def share(part: str, whole: str, metric: str, window: str = RATE, by: str = "") -> str:
@@ -50,7 +61,7 @@ def share(part: str, whole: str, metric: str, window: str = RATE, by: str = "") 
     """
     all_of = f"{grouped(by)} (rate({metric}{{{whole}}}[{window}]))"
     some = f"{grouped(by)} (rate({metric}{{{part}}}[{window}]))"
-    return f"({some} or 0 * {all_of}) / ({all_of} > 0)"
+    return f"({some} or (0 * {all_of})) / ({all_of} > 0)"
 
 
 def needed(fate: str, labels: str, window: str) -> str:

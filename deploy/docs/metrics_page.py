@@ -8,11 +8,18 @@ from string import Template
 
 from leyline_engine.contract.metrics import ENGINE_METRICS, MetricSpec
 from leyline_proxy.telemetry.bounded import CAPS, LONGEST_VALUE, MOST_VALUES
-from leyline_proxy.telemetry.catalogue import GROUPS
+from leyline_proxy.telemetry.catalogue import GROUPS, PROCESS_METRICS
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "metrics.md"
 INTRODUCTION = HERE / "metrics-introduction.md"
+ABOUT_PROCESSES = (
+    "What the system counts for each process of the proxy. `process` is `proxy` if there is one; "
+    "with several workers it is `supervisor`, `worker 0` and so on, and `engine` for the embedded "
+    "engine. A process that was started again goes on under its predecessor's name. Other programs "
+    "expose series of these names, too: select yours by the job, or by "
+    "`and on (job, instance) leyline_build_info`."
+)
 
 
 def page() -> str:
@@ -32,6 +39,8 @@ def _lines() -> Iterator[str]:
     for group in GROUPS:
         yield f"\n## {group.title}\n\n{group.about}\n"
         yield from _table(entry.spec for entry in group.entries)
+    yield f"\n## Processes\n\n{ABOUT_PROCESSES}\n"
+    yield from _table(PROCESS_METRICS)
     yield "\n## The engine\n"
     yield (
         "Of both engines: the embedded one's are on the proxy's `/metrics`, SGLang's with the "

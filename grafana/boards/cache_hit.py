@@ -8,6 +8,7 @@ from panels import Query, bars, single_value, time_series
 from queries import (
     BY_BOTH,
     BY_MODEL,
+    NOTHING_TO_SPLICE,
     RANGE,
     hit_ratio,
     or_zero,
@@ -64,14 +65,14 @@ def _add_now(board: dashboard.Dashboard) -> None:
             thresholds=RATIO_COLORS,
         )
     )
-    edited = f'{BY_BOTH},outcome=~"spliced|reprefilled"'
+    edited = f'{BY_BOTH},outcome=~"spliced|reprefilled",reason!~"{NOTHING_TO_SPLICE}"'
     spliced = f'{BY_BOTH},outcome="spliced"'
     board.with_panel(
         single_value(
             "Edited turns spliced",
             "Share of the turns that edited cached messages and were spliced, over the time "
-            "range. Bad: near 0 while the engine splices; undeclared edits are exact by default "
-            "and count here as prefilled again.",
+            "range; turns with nothing to move don't count. Bad: near 0 while the engine splices; "
+            "undeclared edits are exact by default and count here as prefilled again.",
             Query(share(spliced, edited, TURNS, RANGE), instant=True),
             unit="percentunit",
             thresholds=RATIO_COLORS,

@@ -8,6 +8,7 @@ from panels import Query, single_value, time_series
 from queries import (
     BY_BOTH,
     BY_TENANT,
+    NOTHING_TO_SPLICE,
     RANGE,
     needed,
     or_zero,
@@ -59,14 +60,15 @@ def build() -> dashboard.Dashboard:
 def _add_now(board: dashboard.Dashboard) -> None:
     """Add the row of single numbers."""
     board.with_row(dashboard.Row("Now"))
-    amortized = f'{BY_TENANT},mode="amortize"'
+    amortized = f'{BY_TENANT},mode="amortize",outcome!~"{NOTHING_TO_SPLICE}"'
+    spliced = f'{BY_TENANT},mode="amortize",outcome="spliced"'
     board.with_panel(
         single_value(
             "Amortized edits spliced",
-            "Share of the edits that may be spliced and were, over the time range. Bad: "
-            "below 0.8, where an alert fires (LeylineFallbackRate); *Edits by outcome* has the "
-            "reasons.",
-            Query(share(f'{amortized},outcome="spliced"', amortized, EDITS, RANGE), instant=True),
+            "Share of the edits that may be spliced and were, over the time range; edits with "
+            "nothing to move don't count. Bad: below 0.8, where an alert fires "
+            "(LeylineFallbackRate); *Edits by outcome* has the reasons.",
+            Query(share(spliced, amortized, EDITS, RANGE), instant=True),
             unit="percentunit",
             thresholds=RATIO_COLORS,
         )

@@ -9,6 +9,7 @@ from queries import (
     BY_INSTANCE,
     BY_MODEL,
     BY_UPSTREAM,
+    NOTHING_TO_SPLICE,
     RANGE,
     or_zero,
     over_range,
@@ -98,11 +99,12 @@ def _add_numbers(board: dashboard.Dashboard) -> None:
         single_value(
             "Edited requests spliced",
             "Share of the requests with an edit that were spliced, over the time range, by "
-            "the engines' own count. Bad: near 0; the reasons are below.",
+            "the engines' own count; those with nothing to move don't count. Bad: near 0; the "
+            "reasons are below.",
             Query(
                 share(
                     f'{BY_INSTANCE},outcome="spliced"',
-                    f'{BY_INSTANCE},outcome!="unedited"',
+                    f'{BY_INSTANCE},outcome!="unedited",reason!~"{NOTHING_TO_SPLICE}"',
                     REQUESTS,
                     RANGE,
                 ),

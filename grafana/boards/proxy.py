@@ -10,6 +10,7 @@ from queries import (
     BY_TENANT,
     BY_UPSTREAM,
     or_zero,
+    over_range,
     per_minute,
     per_second,
     quantile,
@@ -17,7 +18,7 @@ from queries import (
     total,
 )
 
-from boards import budgets, upstreams
+from boards import budgets, processes, upstreams
 
 PLAIN = ((None, "blue"),)
 FAULT_COLORS = ((None, "green"), (1, "red"))
@@ -41,12 +42,14 @@ def build() -> dashboard.Dashboard:
     for add_row in (
         _add_now,
         _add_store,
+        processes.add_memory,
         _add_requests,
         _add_time,
         _add_admission,
         budgets.add_budgets,
         upstreams.add_engines,
         upstreams.add_comparison,
+        processes.add_processes,
         _add_state,
     ):
         add_row(board)
@@ -111,7 +114,7 @@ def _add_store(board: dashboard.Dashboard) -> None:
             words=YES_NO,
         )
     )
-    failures = " + ".join(f"(sum(increase({name}[$__range])) or vector(0))" for name in _LOSSES)
+    failures = " + ".join(or_zero(over_range(name, "")) for name in _LOSSES)
     board.with_panel(
         single_value(
             "Audit records lost",

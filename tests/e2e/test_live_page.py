@@ -21,7 +21,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 from support.provider import AUDIENCE, provider
-from support.redis_server import free_port
+from support.redis_server import RedisServer, free_port
 from support.stack import serving
 
 from leyline_proxy.demo import DEFAULT_POLICY
@@ -601,8 +601,40 @@ def test_the_top_says_that_no_engine_is_up(browser: Browser) -> None:
             expect(page.locator("#status-text")).to_have_text("No engine is up")
             expect(page.locator("#status")).to_have_attribute("data-status", "down")
             expect(page.get_by_role("alert").first).to_contain_text("requests fail")
+            expect(page.get_by_role("heading", name="No engine is up")).to_be_visible()
+            expect(page.get_by_role("heading", name="No sessions yet")).to_have_count(0)
     finally:
         proxy.stop()
+
+
+def test_an_empty_page_says_what_is_wrong(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Redis and all engines down, the page names both instead of asking for a first session,
+    at its top, too; each goes away with its cause."""
+    monkeypatch.setenv("LEYLINE_SESSION_SECRET", "a secret of the tests")
+    engine = free_port()
+    redis = RedisServer(tmp_path)
+    monkeypatch.setenv("LEYLINE_SESSION_STORE", redis.url)
+    proxy = Proxy(f"http://127.0.0.1:{engine}", awaits="healthz")
+    try:
+        with opened(browser, proxy.origin) as watched:
+            start, top = watched.page.locator(".start"), watched.page.locator("#notice")
+            expect(start.get_by_role("heading")).to_have_text("Sessions can't be read")
+            for place in (start, top):
+                expect(place).to_contain_text("Session store: ")
+                expect(place).to_contain_text("No engine is up, so requests fail")
+            expect(start).not_to_contain_text("OpenAI")
+            assert violations(watched.page) == []
+            redis.start()
+            expect(start.get_by_role("heading")).to_have_text("No engine is up")
+            expect(top).not_to_contain_text("Session store")
+            with serving(create_embedded_engine("replay", {}), port=engine):
+                expect(start.get_by_role("heading")).to_have_text("No sessions yet")
+                expect(top).to_be_hidden()
+    finally:
+        proxy.stop()
+        redis.kill()
 
 
 def test_keys_are_asked_for_and_tenants_are_apart(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import threading
@@ -227,6 +228,30 @@ def requests(client: httpx.Client) -> float:
     )
 
 
+def of_processes(client: httpx.Client, metric: str) -> dict[str, float]:
+    """A metric of the system's by process."""
+    text = client.get("/metrics", headers=key(RED)).text
+    found = re.findall(rf'^{metric}{{process="(.+?)"}} (\S+)$', text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def test_each_process_has_its_series(two: Fleet) -> None:
+    """Either worker shows what the system counts for the supervisor, the workers and the engine,
+    each once, so that they add up to what the machine gives."""
+    names = {"supervisor", "worker 0", "worker 1", "engine"}
+    with two.clients() as both:
+        for client in both:
+            for metric in ("process_open_fds", "process_max_fds", "process_cpu_seconds_total"):
+                assert of_processes(client, metric).keys() == names
+            shown = of_processes(client, "process_resident_memory_bytes")
+            children = Path(f"/proc/{two.process.pid}/task/{two.process.pid}/children")
+            pids = [two.process.pid, *map(int, children.read_text().split())]
+            status = "\n".join(Path(f"/proc/{pid}/status").read_text() for pid in pids)
+            resident = sum(map(int, re.findall(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)))
+            assert shown.keys() == names
+            assert sum(shown.values()) == pytest.approx(1024 * resident, rel=0.05)
+
+
 def test_the_audit_log_is_one_chain(two: Fleet, audit: Path) -> None:
     """Both workers' turns are in one file, whose chain is whole."""
     turns = len([line for line in two.lines("turn") if "turn" in line])
@@ -268,4 +293,7 @@ def test_a_worker_that_dies_loses_no_session(two: Fleet) -> None:
     with two.clients() as both:
         for client in both:
             turn(client, "outlives", history(TURNS + 1, OWN, cut=True))
+            started = of_processes(client, "process_start_time_seconds")
+            assert started.keys() == {"supervisor", "worker 0", "worker 1", "engine"}
+            assert started["worker 0"] > started["worker 1"]
     assert signal.SIGKILL == 9 and [line["status"] for line in two.lines("process_died")] == [-9]

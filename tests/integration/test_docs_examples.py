@@ -38,6 +38,9 @@ SKIPPED = {
 """Blocks that say in a comment why they aren't run."""
 
 
+PRINTED = "```python\nprint({!r})\n```\n\n<!-- prints -->\n```text\n{}\n```\n"
+
+
 def _pages() -> list[str]:
     docs = (str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "docs").rglob("*.md"))
     return sorted({"README.md", *docs} - GENERATED)
@@ -179,8 +182,27 @@ def test_example_that_fails_is_told(examples: Examples, tmp_path: Path) -> None:
 def test_what_is_printed_is_compared_without_its_numbers(
     examples: Examples, tmp_path: Path
 ) -> None:
-    """A text marked as printed may differ from what is printed in numbers, and in nothing else."""
+    """A text marked as printed may differ from what is printed in numbers other than 0, and in
+    nothing else."""
     page = tmp_path / "page.md"
-    page.write_text("```python\nprint('12 of 34')\n```\n\n<!-- prints -->\n```text\n1 of 2\n```\n")
+    page.write_text(PRINTED.format("12 of 34, 0 left\nend", "1 of 2, 0 left\nend"))
     examples.run(page)
     assert examples.ran == 2
+    for shown in ("end\n1 of 2, 0 left", "1 of 2, 5 left", "1 of 2", "1 of 2, 0 left\nend\nend"):
+        page.write_text(PRINTED.format("12 of 34, 0 left\nend", shown))
+        with pytest.raises(AssertionError, match="or not in its place"):
+            examples.run(page)
+
+
+def test_a_line_added_to_a_script_runs_it_again(examples: Examples, tmp_path: Path) -> None:
+    """With a comment that says so, a block runs after all blocks of Python above it; else alone."""
+    page, again = tmp_path / "page.md", "<!-- run with all above -->\n"
+    page.write_text(
+        "```python\nprint('first')\n```\n\n```python\nprint('second')\n```\n\n"
+        f"{again}```python\nprint('third')\n```\n\n"
+        "<!-- prints -->\n```text\nfirst\nsecond\nthird\n```\n"
+    )
+    examples.run(page)
+    page.write_text(page.read_text().replace(again, ""))
+    with pytest.raises(AssertionError, match="'first' isn't in"):
+        examples.run(page)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ import yaml
 from support.helm_chart import (
     CHART,
     Manifest,
+    RefusedError,
     allowed,
+    helm,
+    in_bytes,
     of_kind,
     pods,
     render,
@@ -122,3 +127,105 @@ def test_chart_test_says_that_no_proxy_is_ready() -> None:
     assert answer.returncode == 1
     assert answer.stderr.startswith("no proxy is ready")
     assert len(answer.stderr.splitlines()) == 1
+
+
+def _disk(container: Manifest, kind: str) -> int:
+    return in_bytes(container["resources"].get(kind, {}).get("ephemeral-storage", "0"))
+
+
+@pytest.mark.parametrize("name", ["defaults", "embedded", "no storage", "several proxies"])
+def test_pods_take_a_bounded_part_of_their_nodes_disk(name: str) -> None:
+    """Each folder on the node's disk has a limit, and together they fit into the container's, which
+    asks for some; an engine's models without a volume count as the request."""
+    for component, pod in pods(render(SETS[name])):
+        (container,) = pod["spec"]["containers"]
+        folders = {
+            volume["name"]: volume["emptyDir"]
+            for volume in pod["spec"].get("volumes", ())
+            if "emptyDir" in volume
+        }
+        assert all("sizeLimit" in folder for folder in folders.values()), component
+        on_disk = [
+            in_bytes(folder["sizeLimit"])
+            for folder in folders.values()
+            if folder.get("medium") != "Memory"
+        ]
+        asked, most = _disk(container, "requests"), _disk(container, "limits")
+        assert asked > 0
+        if name == "no storage" and component == "engine":
+            assert (asked, most) == (in_bytes("100Gi"), 0)
+            assert in_bytes(folders["cache"]["sizeLimit"]) == asked
+        else:
+            assert asked <= most
+            assert sum(on_disk) < most, "what is logged needs room, too"
+
+
+def test_storage_is_what_the_values_say() -> None:
+    """Limits of folders come from the values, and so do an engine's other resources."""
+    values: dict[str, Any] = {
+        "proxy": {"storage": {"tmp": "3Gi"}},
+        "engine": {
+            "storage": {"tmp": "20Gi"},
+            "persistence": {"enabled": False, "size": "40Gi"},
+        },
+    }
+    found = dict(pods(render(values)))
+    limits = {
+        (component, volume["name"]): volume["emptyDir"]["sizeLimit"]
+        for component in ("proxy", "engine")
+        for volume in found[component]["spec"]["volumes"]
+        if "emptyDir" in volume
+    }
+    assert limits == {
+        ("proxy", "tmp"): "3Gi",
+        ("proxy", "cache"): "2Gi",
+        ("engine", "tmp"): "20Gi",
+        ("engine", "shm"): "8Gi",
+        ("engine", "cache"): "40Gi",
+    }
+    (engine,) = found["engine"]["spec"]["containers"]
+    assert engine["resources"] == {
+        "requests": {"cpu": "4", "memory": "32Gi", "ephemeral-storage": "40Gi"},
+        "limits": {"nvidia.com/gpu": 1, "memory": "64Gi"},
+    }
+
+
+def _notes(values: Mapping[str, Any]) -> str:
+    shown = helm("install", "--dry-run=client", "agents", str(CHART), values=values)
+    return shown.partition("\nNOTES:\n")[2]
+
+
+def test_notes_say_what_an_ingress_needs_for_tls() -> None:
+    """Without a certificate, prompts pass in clear text, and the notes say how to get one; in front
+    of a proxy with HTTPS they name what the controller needs."""
+    clear, hidden = _notes({"ingress": ON}), _notes({"ingress": ON | {"tlsSecret": "tls"}})
+    assert "clear text" in clear and "ingress.tlsSecret" in clear
+    assert "https://" not in clear and "Base URL for OpenAI clients: https://" in hidden
+    assert "clear text" not in hidden and "backend-protocol" not in hidden
+    behind = _notes(
+        {"ingress": ON | {"tlsSecret": "tls"}, "proxy": {"tls": {"existingSecret": "https"}}}
+    )
+    (setting,) = re.findall(r"--set '(.+?=HTTPS)'", behind)
+    rendered = helm("template", "agents", str(CHART), "--set", setting, values={"ingress": ON})
+    (ingress,) = of_kind([*yaml.safe_load_all(rendered)], "Ingress").values()
+    assert ingress["metadata"]["annotations"] == {
+        "nginx.ingress.kubernetes.io/backend-protocol": "HTTPS"
+    }
+    assert "clear text" not in _notes({})
+
+
+def test_alerts_link_to_the_documentation_of_the_operator() -> None:
+    """Each alert's link is absolute, and below the address in the values if there is one."""
+    for address in ("https://leyline.example.com/docs", "https://docs.corp.example/leyline/"):
+        rules = {"metrics": {"rules": ON | {"docsUrl": address}}}
+        (found,) = of_kind(render(rules), "PrometheusRule").values()
+        links = [
+            rule["annotations"]["runbook_url"]
+            for group in found["spec"]["groups"]
+            for rule in group["rules"]
+        ]
+        start = f"{address.rstrip('/')}/operations.html#leyline-"
+        assert links and all(link.startswith(start) for link in links)
+        assert ("no site" in _notes(rules)) == ("leyline.example.com" in address)
+    with pytest.raises(RefusedError, match="docsUrl"):
+        render({"metrics": {"rules": ON | {"docsUrl": "docs"}}})

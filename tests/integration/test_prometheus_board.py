@@ -33,6 +33,7 @@ VARIABLES = {
     "$upstream": ".*",
     "$instance": ".*",
 }
+DEFAULT = " or vector(0)"
 SHORT_SESSIONS = f"the sessions of this test have {TURNS} turns"
 NO_GPU = "no GPU that NVML could read"
 LEGITIMATELY_EMPTY = {
@@ -94,9 +95,9 @@ def _address(origin: str) -> str:
     return origin.removeprefix("http://")
 
 
-def _substituted(expr: str) -> str:
-    """The query as Grafana sends it, less what makes a 0 of nothing."""
-    expr = expr.replace(" or vector(0)", "")
+def _substituted(expr: str, *, defaults: bool = False) -> str:
+    """The query as Grafana sends it, less what makes a 0 of nothing unless `defaults`."""
+    expr = expr if defaults else expr.replace(DEFAULT, "")
     for variable, value in VARIABLES.items():
         expr = expr.replace(variable, value)
     assert "$" not in expr, f"unknown variable in {expr}"
@@ -183,6 +184,37 @@ def test_counters_agree_with_the_answers(observed: Observed) -> None:
 
     eventually(lambda: scraped() == expected, 10)
     assert scraped() == expected
+
+
+def test_defaults_stand_for_nothing_that_is_there(observed: Observed) -> None:
+    """A query that shows 0 where nothing was counted shows the same as without it elsewhere."""
+    with_default = [query for query in boards.queries() if DEFAULT in query.expr]
+
+    def differing() -> list[str]:
+        scraped = time.time() - SCRAPES_S  # no sample of then is still on its way
+        return [
+            query.name
+            for query in with_default
+            if len({_result(query.expr, scraped, defaults=kept) for kept in (True, False)}) > 1
+        ]
+
+    def _result(expr: str, at: float, *, defaults: bool) -> str:
+        text = _substituted(expr, defaults=defaults)
+        return str(observed.prometheus.get("query", query=text, time=at)["result"])
+
+    assert with_default
+    assert eventually(lambda: not differing(), 10), differing()
+
+
+def test_faults_and_refusals_are_added(observed: Observed) -> None:
+    """The board's number of faults counts the policies left out and the requests refused."""
+    (query,) = (each for each in boards.queries() if each.panel == "Policy faults since start")
+    told = observed.told
+    assert min(told.faults(), told.failed_closed) > 0
+    failures = told.faults() + told.failed_closed
+    assert eventually(
+        lambda: observed.prometheus.one(_substituted(query.expr, defaults=True)) == failures
+    )
 
 
 def test_pools_add_up(observed: Observed) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 import yaml
 
 from leyline_engine.contract.metrics import ENGINE_METRICS, MetricSpec
-from leyline_proxy.telemetry.catalogue import ENTRIES
+from leyline_proxy.telemetry.catalogue import ENTRIES, PROCESS_METRICS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOARDS = sorted((REPOSITORY / "grafana" / "dashboards").glob("*.json"))
 RULES = sorted((REPOSITORY / "deploy" / "alerts").glob("*.yml"))
 RULE_TESTS = sorted((REPOSITORY / "tests" / "fixtures" / "alerts").glob("*.yml"))
 
-METRIC = re.compile(r"\bleyline_[a-z_]+")
-SELECTOR = re.compile(r"\b(leyline_[a-z_]+)(?:\{([^}]*)\})?")
+METRIC = re.compile(r"\b(?:leyline|process)_[a-z_]+")
+SELECTOR = re.compile(r"\b((?:leyline|process)_[a-z_]+)(?:\{([^}]*)\})?")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 GROUPING = re.compile(r"\b(?:by|on|group_left)\s*\(([^)]*)\)")
 VARIABLE = re.compile(r"\$([a-z]+)\b")
@@ -117,8 +117,8 @@ def alerts() -> list[Alert]:
 
 
 def specs() -> tuple[MetricSpec, ...]:
-    """Every metric of the proxy and of the engines."""
-    return (*(entry.spec for entry in ENTRIES), *ENGINE_METRICS)
+    """Every metric of the proxy, of its processes and of the engines."""
+    return (*(entry.spec for entry in ENTRIES), *PROCESS_METRICS, *ENGINE_METRICS)
 
 
 def series_labels() -> dict[str, frozenset[str]]:

@@ -85,6 +85,12 @@ class Schemas:
         Draft202012Validator(schema, registry=self._registry).validate(manifest)
 
 
+def in_bytes(quantity: str) -> int:
+    """A quantity of Kubernetes's in bytes, of the units that the chart uses."""
+    number = quantity.rstrip("KMGi")
+    return int(number) << {"": 0, "Ki": 10, "Mi": 20, "Gi": 30}[quantity[len(number) :]]
+
+
 def of_kind(manifests: list[Manifest], kind: str) -> dict[str, Manifest]:
     """The manifests of a kind by name."""
     return {item["metadata"]["name"]: item for item in manifests if item["kind"] == kind}

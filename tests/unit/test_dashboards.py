@@ -21,8 +21,12 @@ UNSHOWN: dict[str, str] = {}
 FIRST_VARIABLE = "datasource"
 BUILT_IN_VARIABLES = {"__rate_interval", "__range"}
 ALERT_NAME = re.compile(r"\bLeyline[A-Z]\w+")
+DOCS_URL = "https://leyline.example.com/docs"
+"""Absolute, for Alertmanager; operators write their own in its place."""
 OPERATIONS = boards.REPOSITORY / "docs" / "operations.md"
 DOCUMENTED = boards.REPOSITORY / "docs" / "boards.md"
+SET_OPERATOR = re.compile(r"\b(?:or|and|unless)\b")
+ARITHMETIC = re.compile(r"[-+*/%^]")
 TEMPLATE_LABEL = re.compile(r"\$labels\.(\w+)")
 
 
@@ -80,6 +84,30 @@ def test_every_queried_metric_exists(series_labels: dict[str, frozenset[str]]) -
     assert queried <= set(series_labels)
 
 
+def _levels(expr: str) -> list[str]:
+    """The expression's text by pairs of parentheses, each without what inner pairs hold."""
+    text = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^]]*\]|#.*', "", expr)
+    text = re.sub(r"\b(?:by|without|on|ignoring|group_left|group_right) *\([^)]*\)", "", text)
+    open_levels, closed = [""], []
+    for character in text:
+        if character == "(":
+            open_levels.append("")
+        elif character == ")":
+            closed.append(open_levels.pop())
+        else:
+            open_levels[-1] += character
+    return [*open_levels, *closed]
+
+
+@pytest.mark.parametrize(
+    "expr", [*(query.expr for query in QUERIES), *(alert.expr for alert in ALERTS)]
+)
+def test_arithmetic_beside_set_operators_has_parentheses(expr: str) -> None:
+    """No sum swallows a default: `a or b + c` is `a or (b + c)`, so one of them is written."""
+    for level in _levels(expr):
+        assert not (SET_OPERATOR.search(level) and ARITHMETIC.search(level)), level
+
+
 def test_every_metric_is_on_a_panel() -> None:
     """Each metric is shown somewhere, or listed with the reason why not; no entry is needless."""
     queried = _metrics(*(query.expr for query in QUERIES))
@@ -124,7 +152,7 @@ def test_alerts_say_what_to_do(alert: boards.Alert) -> None:
     assert alert.severity in {"info", "warning", "critical"}
     assert re.fullmatch(r"\d+[sm]", alert.pending)
     assert set(alert.annotations) == {"summary", "description", "runbook_url"}
-    assert alert.annotations["runbook_url"] == f"docs/operations.md#{anchor}"
+    assert alert.annotations["runbook_url"] == f"{DOCS_URL}/operations.html#{anchor}"
     assert alert.annotations["description"].endswith(".")
 
 
@@ -216,7 +244,7 @@ def test_documented_alerts_are_those_that_are_shipped() -> None:
     assert rows == [
         (
             alert.name,
-            alert.annotations["runbook_url"].removeprefix("docs/"),
+            alert.annotations["runbook_url"].removeprefix(f"{DOCS_URL}/").replace(".html", ".md"),
             alert.severity,
             f"{alert.pending[:-1]} {alert.pending[-1]}",
         )

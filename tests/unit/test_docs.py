@@ -192,7 +192,7 @@ def test_every_alert_has_its_section() -> None:
                 words = re.findall(r"[A-Z][a-z]*", rule["alert"])
                 names.append(" ".join([words[0], *map(str.lower, words[1:])]))
                 link = rule["annotations"]["runbook_url"]
-                assert link.endswith(f"docs/operations.md#{'-'.join(words).lower()}"), link
+                assert link.endswith(f"/operations.html#{'-'.join(words).lower()}"), link
     assert sorted(described) == sorted(names)
 
 

@@ -11,7 +11,6 @@ import shutil
 import socket
 import ssl
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -27,6 +26,7 @@ from ..settings import Settings
 from ..settings.audit import PLACE
 from ..settings.sessions import MEMORY
 from ..telemetry.metrics import Metrics
+from ..telemetry.processes import memory_limit
 from ..wiring.audit import build_auditor
 from ..wiring.recall import recalls
 from .findings import Finding, fail, ok, skip, warn
@@ -195,21 +195,6 @@ def memory_verdict(settings: Settings, limit: int | None) -> Finding:
     if total > _FULL * limit:
         return warn(name, f"{detail}: little is left for requests in progress", fix)
     return ok(name, detail)
-
-
-def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes for this process: the smaller of the container's limit and the memory."""
-    found = []
-    for file in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
-        try:
-            text = file.read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            found.append(int(text))
-    with suppress(ValueError, OSError):
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return min(found) if found else None
 
 
 def examine_audit(settings: Settings) -> list[Finding]:

@@ -13,6 +13,8 @@ from starlette.types import ASGIApp
 from ..hub.fleet import connected
 from ..settings import Settings
 from ..settings.other_paths import passing_paths
+from ..telemetry.exposition import enter
+from ..telemetry.processes import ALONE
 from ..telemetry.tracing import Tracing
 from ..upstream.lifespan import lifespan_of
 from ..wiring.services import Services, build_services
@@ -95,6 +97,7 @@ async def _alive(
         await stack.enter_async_context(_handshaking(services))
         await stack.enter_async_context(_running(services.store.run()))
         await stack.enter_async_context(_running(services.erasures.run()))
+        enter(f"worker {worker.link.index}" if worker is not None else ALONE)
         await stack.enter_async_context(_running(keep_observing(services)))
         await stack.enter_async_context(_running(services.budgets.run()))
         for watch in services.claim_watches:

@@ -11,12 +11,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
+
+from . import processes
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -79,6 +82,12 @@ def exposition(headers: Mapping[str, str]) -> Exposition:
     return Exposition(encode, content_type, accept, packs)
 
 
+def enter(name: str) -> None:
+    """Show this process under a name, where several share their metrics."""
+    if is_shared():
+        processes.enter(Path(os.environ[FOLDER_VARIABLE]), name)
+
+
 def leave() -> None:
     """Remove this process's gauges from the sums; its counters remain."""
     if is_shared():
@@ -89,6 +98,7 @@ def _of_all(folder: str) -> CollectorRegistry:
     _bury_dead(Path(folder))
     registry = CollectorRegistry()
     MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
+    registry.register(processes.Processes(partial(processes.entered, Path(folder))))
     return registry
 
 

@@ -15,6 +15,7 @@ from leyline_engine.contract import ReuseCounts, ReuseKind, TokenCounts
 from .bounded import BoundedCounter, BoundedGauge, BoundedHistogram, LabelBounds, bound
 from .catalogue import ENTRIES, CatalogueEntry
 from .exposition import is_shared
+from .processes import Processes, only_this_process
 from .tracing import current_trace_id, stage_span
 
 _TURN_BUCKETS = ((1, "1"), (4, "2-4"), (9, "5-9"), (19, "10-19"), (39, "20-39"))
@@ -155,6 +156,8 @@ class Metrics:
         self.registry = registry or CollectorRegistry()
         self.shared = is_shared()
         """True if other processes count into the same series, which then never end."""
+        if not self.shared:
+            self.registry.register(Processes(only_this_process))
         self._watched: list[tuple[Gauge, Callable[[], float]]] = []
         bounds = LabelBounds(lambda label: self.label_overflow.labels(label).inc())
         for entry in ENTRIES:

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import uvicorn
 
+from ..telemetry.exposition import enter
 from ..telemetry.logging import configure_logging
 from ..upstream.embedded import EngineUnavailable, create_embedded_engine
 from .orders import EngineOrder, read_order, refuse
@@ -17,6 +18,7 @@ def main() -> None:
     """Serve the engine on its Unix socket until the supervisor ends this process."""
     order = read_order(EngineOrder)
     configure_logging(order.log_level, order.log_format)
+    enter("engine")
     try:
         app = create_embedded_engine(order.name, order.options)
     except EngineUnavailable as error:

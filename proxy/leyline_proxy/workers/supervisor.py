@@ -32,7 +32,7 @@ from ..hub.sessions import HubSessions
 from ..hub.spaces import HubSpace
 from ..parts.memory import MemorySpace
 from ..settings import Settings
-from ..telemetry.exposition import leave
+from ..telemetry.exposition import enter, leave
 from ..telemetry.metrics import Metrics
 from ..wiring.audit import build_audit_writer
 from ..wiring.stores import build_response_shelf
@@ -269,6 +269,8 @@ def supervise(
     announce: Announce,
 ) -> int:
     """Run the workers of a proxy, and return the exit status; see :class:`Supervisor`."""
+
+    enter("supervisor")
 
     async def run() -> int:
         return await Supervisor(settings, sock, admin, folder, announce).run()

@@ -406,15 +406,6 @@ def test_limits_of_the_machine() -> None:
     assert disks == [Status.FAIL, Status.WARN, Status.OK]
 
 
-def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
-    """The smaller of the two limits counts; ``max`` is none."""
-    file = tmp_path / "memory.max"
-    file.write_text("1048576\n")
-    assert machine.memory_limit(tmp_path) == MIB
-    file.write_text("max\n")
-    assert (machine.memory_limit(tmp_path) or 0) > MIB
-
-
 def test_packages_are_those_that_are_required() -> None:
     """Missing and wrong ones are named; extras that weren't required don't count."""
     needed = [

@@ -15,10 +15,10 @@ from support.boards import REPOSITORY
 
 from leyline_engine.contract.metrics import ENGINE_METRICS, MetricSpec
 from leyline_proxy.model.vocabulary import CAUSES, Decision
-from leyline_proxy.telemetry.catalogue import ENTRIES, GROUPS
+from leyline_proxy.telemetry.catalogue import ENTRIES, GROUPS, PROCESS_METRICS
 from leyline_proxy.telemetry.metrics import Metrics
 
-SPECS = tuple(entry.spec for entry in ENTRIES)
+SPECS = (*(entry.spec for entry in ENTRIES), *PROCESS_METRICS)
 KINDS = {
     "counter": prometheus_client.Counter,
     "gauge": prometheus_client.Gauge,
@@ -54,7 +54,7 @@ def test_the_page_is_up_to_date(generator: ModuleType) -> None:
 def test_the_page_names_every_metric(generator: ModuleType) -> None:
     """Each one is in a table once, and every metric that the text names exists."""
     page = generator.page()
-    rows = Tally(re.findall(r"^\| `(leyline_\w+)` \|", page, re.MULTILINE))
+    rows = Tally(re.findall(r"^\| `((?:leyline|process)_\w+)` \|", page, re.MULTILINE))
     names = [generator.exposed_name(spec) for spec in (*SPECS, *ENGINE_METRICS)]
     assert rows == Tally(dict.fromkeys(names, 1))
     assert set(re.findall(r"`(leyline_\w+)`", page)) <= set(names)
@@ -94,7 +94,7 @@ def test_all_that_is_exposed_is_in_the_catalogue() -> None:
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_metrics_are_named_and_explained_alike(spec: MetricSpec) -> None:
     """A prefix, no suffix that the kind adds, a unit where it is a time; sentences for people."""
-    assert re.fullmatch(r"leyline_[a-z]+(_[a-z]+)*", spec.name)
+    assert re.fullmatch(r"(?:leyline|process)_[a-z]+(_[a-z]+)*", spec.name)
     assert not spec.name.endswith(("_total", "_count", "_sum", "_bucket"))
     assert (spec.kind == "histogram") <= (spec.name.endswith("_seconds") and bool(spec.buckets))
     assert list(spec.buckets) == sorted(set(spec.buckets))

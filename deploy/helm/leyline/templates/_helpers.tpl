@@ -51,6 +51,16 @@ fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
+{{/* What an engine may take: without a volume, its models lie on the node's disk. */}}
+{{- define "leyline.engineResources" -}}
+{{- $resources := deepCopy .resources -}}
+{{- if not .persistence.enabled -}}
+{{- $_ := set $resources "requests" (merge (dict "ephemeral-storage" .persistence.size) ($resources.requests | default dict)) -}}
+{{- $_ := set $resources "limits" (omit ($resources.limits | default dict) "ephemeral-storage") -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
 {{/* The engines by name, as the setting upstreams. */}}
 {{- define "leyline.upstreams" -}}
 {{- $found := dict -}}

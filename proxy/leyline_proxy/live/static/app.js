@@ -5,7 +5,7 @@ import { byId, setText } from "./dom.js";
 import { count, percent, plural } from "./format.js";
 import { Key, problemOf } from "./key.js";
 import {
-  Redrawn, enginesDown, renderClaims, renderEngines, tellRunning, withoutRunning,
+  Redrawn, enginesDown, renderClaims, renderEngines, storeProblem, tellRunning, withoutRunning,
 } from "./operations.js";
 import { renderOverview } from "./overview.js";
 import { SessionList } from "./sessions.js";
@@ -203,10 +203,10 @@ class Page {
   }
 
   #notice() {
-    const { problem } = this.state.store;
     const engines = this.#connection.name === "live" ? enginesDown(this.state.engines ?? []) : null;
     this.#pill(engines ?? this.#connection);
-    const notice = this.#refusal || engines?.notice || (problem ? `Session store: ${problem}` : "");
+    const store = this.state.store.problem ? storeProblem(this.state.store) : "";
+    const notice = this.#refusal || [engines?.notice, store].filter((each) => each).join(" ");
     byId("notice").hidden = !notice;
     byId("notice").classList.toggle("down", engines?.name === "down" && !this.#refusal);
     setText(byId("notice"), notice);

@@ -2,6 +2,7 @@
 
 import { h, setText } from "./dom.js";
 import { ago, count, percent, plural } from "./format.js";
+import { obstacles } from "./operations.js";
 import { whoOf } from "./state.js";
 import { Timeline } from "./timeline.js";
 import { turnTable, turnView } from "./turn.js";
@@ -108,24 +109,33 @@ export class Detail {
 
   #empty(state) {
     this.#drawn = "";
-    if (!state.known || state.sessions.size) {
-      this.#root.replaceChildren(h("p", { class: "empty" }, state.known
+    const told = state.known && state.engines !== null;
+    if (!told || state.sessions.size) {
+      this.#root.replaceChildren(h("p", { class: "empty" }, told
         ? "Choose a session." : "Waiting for the proxy."));
       return;
     }
-    if (this.#root.querySelector(".start")) return;
-    const base = new URL("v1", document.baseURI).href;
-    this.#root.replaceChildren(h("div", { class: "start" },
-      h("h2", {}, "No sessions yet"),
-      h("p", {}, "Point an OpenAI client at this proxy. Each of its turns then appears here:"),
-      h("pre", { tabindex: "0" }, [
-        "from openai import OpenAI", "",
-        `client = OpenAI(base_url="${base}", api_key="${state.keyed ? "YOUR KEY" : "any"}")`,
-      ].join("\n")),
-      h("p", {}, "Or replay the recorded session that comes with Leyline:"),
-      h("pre", { tabindex: "0" }, `leyline demo --url ${base}${state.keyed ? ' --api-key "YOUR KEY"' : ""}`),
-      state.store.problem ? h("p", { class: "bad" }, `Session store: ${state.store.problem}`) : null));
+    const wrong = obstacles(state);
+    const shown = JSON.stringify(wrong);
+    if (this.#root.querySelector(".start")?.dataset.wrong === shown) return;
+    this.#root.replaceChildren(h("div", { class: "start", "data-wrong": shown }, ...(wrong
+      ? [h("h2", {}, wrong.heading), ...wrong.sentences.map((each) => h("p", { class: "bad" }, each))]
+      : howToStart(state))));
   }
+}
+
+function howToStart(state) {
+  const base = new URL("v1", document.baseURI).href;
+  return [
+    h("h2", {}, "No sessions yet"),
+    h("p", {}, "Point an OpenAI client at this proxy. Each of its turns then appears here:"),
+    h("pre", { tabindex: "0" }, [
+      "from openai import OpenAI", "",
+      `client = OpenAI(base_url="${base}", api_key="${state.keyed ? "YOUR KEY" : "any"}")`,
+    ].join("\n")),
+    h("p", {}, "Or replay the recorded session that comes with Leyline:"),
+    h("pre", { tabindex: "0" }, `leyline demo --url ${base}${state.keyed ? ' --api-key "YOUR KEY"' : ""}`),
+  ];
 }
 
 function legend() {

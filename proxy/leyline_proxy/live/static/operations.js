@@ -30,6 +30,23 @@ export function enginesDown(engines) {
   };
 }
 
+// Why no session is shown, as a heading and sentences; null while nothing is wrong.
+export function obstacles({ store, engines }) {
+  const found = [];
+  if (store.problem) {
+    found.push(["Sessions can't be read", `${storeProblem(store)} Its sessions appear here once it answers.`]);
+  }
+  if (!engines.length) {
+    found.push(["No engine for this tenant", "This tenant can't use any engine, so its requests fail."]);
+  } else {
+    const down = enginesDown(engines);
+    if (down?.notice) found.push([down.message, down.notice]);
+  }
+  return found.length ? { heading: found[0][0], sentences: found.map(([, sentence]) => sentence) } : null;
+}
+
+export const storeProblem = ({ problem }) => `Session store: ${problem.replace(/\.$/, "")}.`;
+
 export function renderEngines(root, state) {
   if (state.engines === null) {
     root.replaceChildren(h("p", { class: "empty" }, "Waiting for the proxy."));

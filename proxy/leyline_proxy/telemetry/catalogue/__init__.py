@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import cache, claims, edits, recalls, requests, state, upstreams
 from .entries import CatalogueEntry, Group, Merge
+from .processes import PROCESS_METRICS
 
 GROUPS: tuple[Group, ...] = (
     *requests.GROUPS,
@@ -17,4 +18,4 @@ GROUPS: tuple[Group, ...] = (
 
 ENTRIES: tuple[CatalogueEntry, ...] = tuple(entry for group in GROUPS for entry in group.entries)
 
-__all__ = ["ENTRIES", "GROUPS", "CatalogueEntry", "Group", "Merge"]
+__all__ = ["ENTRIES", "GROUPS", "PROCESS_METRICS", "CatalogueEntry", "Group", "Merge"]

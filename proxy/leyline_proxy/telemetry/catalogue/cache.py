@@ -25,8 +25,8 @@ _TURNS: tuple[CatalogueEntry, ...] = (
         "leyline_turns",
         "Chat turns by the outcome of their edits.",
         ("tenant", "model", "outcome", "reason"),
-        bad="'reprefilled' with a reason other than 'reprefilled' or 'not_worth_it': a splice "
-        "was expected and didn't happen.",
+        bad="'reprefilled' with a reason other than 'reprefilled', 'not_worth_it' or "
+        "'nothing_to_reuse': a splice was expected and didn't happen.",
         starts=tuple((Outcome.REPREFILLED.value, reason.value) for reason in _ERRORS),
     ),
     counter(
