@@ -18,7 +18,7 @@ import msgspec
 
 
 class Treatment(StrEnum):
-    """What becomes of an item."""
+    """The fate of an item."""
 
     MAPPED = "mapped"
     """It has a form of its own in a chat request."""
@@ -90,7 +90,7 @@ class Rule:
 
     treatment: Treatment
     why: str
-    """What it becomes, or why it doesn't; for the documentation."""
+    """Its form in the chat request, or the reason that it has none; for the documentation."""
     members: tuple[str, ...] = READABLE
     """Members that are shown."""
     native: bool = False

@@ -158,7 +158,7 @@ def test_depth_is_limited_before_anything_recurses(kind: str) -> None:
 
 @given(st.integers(0, 4))
 def test_a_list_is_checked_from_where_it_is_new(known: int) -> None:
-    """What has been checked isn't checked again."""
+    """Messages that have been checked aren't checked again."""
     messages: list[Message] = [
         {"role": "user", "content": [{"type": "text", "text": "a task"}]},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},

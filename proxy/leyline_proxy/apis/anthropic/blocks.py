@@ -73,7 +73,7 @@ def system_prompt(system: object) -> Iterator[Placed]:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How a message is read."""
+    """The manner in which a message is read."""
 
     foreign: MutableSet[str]
     """Takes the types of what only another provider can read."""
