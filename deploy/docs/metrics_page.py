@@ -14,9 +14,9 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "metrics.md"
 INTRODUCTION = HERE / "metrics-introduction.md"
 ABOUT_PROCESSES = (
-    "What the system counts for each process of the proxy. `process` is `proxy` if there is one; "
+    "The system's counts for each process of the proxy. `process` is `proxy` if there is one; "
     "with several workers it is `supervisor`, `worker 0` and so on, and `engine` for the embedded "
-    "engine. A process that was started again goes on under its predecessor's name. Other programs "
+    "engine. A process that was started again takes its predecessor's name. Other programs "
     "expose series of these names, too: select yours by the job, or by "
     "`and on (job, instance) leyline_build_info`."
 )

@@ -19,6 +19,8 @@ from queries import (
     total,
 )
 
+from boards import forgets
+
 RATIO_COLORS = ((None, "red"), (0.5, "orange"), (0.8, "green"))
 FAULT_COLORS = ((None, "green"), (1, "red"))
 PLAIN = ((None, "blue"),)
@@ -27,8 +29,6 @@ EDITS = "leyline_edits_total"
 FAULTS = "leyline_policy_faults_total"
 REFUSALS = "leyline_policy_refusals_total"
 RELOADS = "leyline_policy_reloads_total"
-ERASURES = "leyline_erasures_total"
-FORGETS = "leyline_forgets_total"
 RECALLS = "leyline_recalls_total"
 PUT_BACK = "leyline_recall_tokens_total"
 PREFILLED = "leyline_recall_prefilled_tokens_total"
@@ -51,7 +51,7 @@ def build() -> dashboard.Dashboard:
         _add_words,
         _add_completions,
         _add_recalls,
-        _add_forgets,
+        forgets.add_forgets,
     ):
         add_row(board)
     return board
@@ -355,48 +355,5 @@ def _add_recalls(board: dashboard.Dashboard) -> None:
             ],
             unit="percentunit",
             width=8,
-        )
-    )
-
-
-def _add_forgets(board: dashboard.Dashboard) -> None:
-    """Add erased tokens by place."""
-    board.with_row(dashboard.Row("Forgets"))
-    board.with_panel(
-        time_series(
-            "KV freed by forget, by tenant",
-            "Tokens per second whose KV was overwritten and given back to the engine's pool. A "
-            "splice copies and frees nothing by itself. Bad: 0 while a policy redacts; the "
-            "removed text is then still held.",
-            [
-                Query(
-                    per_second("leyline_freed_tokens_total", BY_BOTH, "tenant"),
-                    "{{tenant}}",
-                )
-            ],
-            unit="short",
-        )
-    )
-    board.with_panel(
-        time_series(
-            "Forgets by what came of them",
-            "Turns per minute that demanded to forget something: erased, pending (running requests "
-            "still hold some), owed (an engine has not confirmed it yet), unreachable (a "
-            "conversation without a name, or an engine without forgets). Bad: unreachable; name "
-            "sessions where secrets are redacted.",
-            [Query(per_minute(FORGETS, BY_TENANT, "result"), "{{result}}")],
-            unit="cpm",
-        )
-    )
-    board.with_panel(
-        time_series(
-            "Forgets carried to engines",
-            "Forgets per minute for engines that had the session before, or did not confirm one "
-            "with its turn: erased, gone (the engine's run has ended), pending (not confirmed at "
-            "the first try), lost (the engine is unknown, or shows no capability document). Bad: "
-            "lost, and pending "
-            "that isn't followed by erased or gone (LeylineForgetsPending).",
-            [Query(per_minute(ERASURES, "", "result"), "{{result}}")],
-            unit="cpm",
         )
     )

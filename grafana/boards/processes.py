@@ -1,4 +1,4 @@
-"""What the proxy's processes take of the machine: memory, CPU time, open files."""
+"""Memory, CPU time and open files of the proxy's processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_memory(board: dashboard.Dashboard) -> None:
 
 
 def add_processes(board: dashboard.Dashboard) -> None:
-    """Add what each process takes."""
+    """Add each process's memory, CPU time, files and age."""
     board.with_row(dashboard.Row("Processes"))
     board.with_panel(
         time_series(

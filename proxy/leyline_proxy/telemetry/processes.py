@@ -1,7 +1,7 @@
 """Memory, CPU time and open files of the proxy's processes, each under a name of its own.
 
 Processes that share their metrics leave their names in the folder that they share, so that any of
-them exposes all. A process that was started again goes on under its predecessor's name.
+them exposes all. A process that was started again takes its predecessor's name.
 """
 
 from __future__ import annotations

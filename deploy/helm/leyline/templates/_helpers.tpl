@@ -51,7 +51,7 @@ fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
-{{/* What an engine may take: without a volume, its models lie on the node's disk. */}}
+{{/* An engine's resources: without a volume, its models lie on the node's disk. */}}
 {{- define "leyline.engineResources" -}}
 {{- $resources := deepCopy .resources -}}
 {{- if not .persistence.enabled -}}
