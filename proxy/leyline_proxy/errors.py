@@ -82,28 +82,6 @@ class MediaTypeError(BadRequestError):
     code = "unsupported_media_type"
 
 
-class EncodingError(MediaTypeError):
-    """The request body has a content encoding that isn't read, or several.
-
-    Args:
-        accepted: names of those that are.
-    """
-
-    code = "unsupported_content_encoding"
-
-    def __init__(self, accepted: Iterable[str]) -> None:
-        self._accepted = ", ".join(accepted)
-        super().__init__(
-            f"The body may have one content encoding, of {self._accepted}, or none. Send it in one "
-            "of these, or unpacked.",
-            param="content-encoding",
-        )
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"accept-encoding": self._accepted}
-
-
 class UnauthorizedError(ProxyError):
     """No API key, or one that belongs to no tenant."""
 
@@ -130,27 +108,6 @@ class NotFoundError(ProxyError):
     status = 404
     kind = "invalid_request_error"
     code = "not_found"
-
-
-class MethodError(ProxyError):
-    """A path that has other methods.
-
-    Args:
-        path: as it is shown.
-        allowed: the methods.
-    """
-
-    status = 405
-    kind = "invalid_request_error"
-    code = "method_not_allowed"
-
-    def __init__(self, method: str, path: str, allowed: Iterable[str]) -> None:
-        self._allowed = ", ".join(allowed)
-        super().__init__(f"{method} is not possible on {path}. It takes {self._allowed}.")
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"allow": self._allowed}
 
 
 class ConflictError(ProxyError):

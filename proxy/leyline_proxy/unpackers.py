@@ -78,7 +78,7 @@ class Unpacker(ABC):
         while part:
             if self._member is None:
                 if not self._left:
-                    raise PackedError("goes on after its end, or has too many members")
+                    raise PackedError("continues after its end, or has too many members")
                 self._left -= 1
                 self._member = self._begin()
             try:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ..apis.anthropic.errors import error_document, too_long
-from ..errors import BadRequestError, MethodError, NotFoundError, ProxyError
+from ..errors import BadRequestError, NotFoundError, ProxyError
 from ..telemetry.logging import frames_of
 from .path_hints import (
     KnownPaths,
@@ -32,6 +32,27 @@ log = structlog.get_logger("leyline.http")
 
 _SHOWN_FRAMES = 4
 _LONGEST_METHOD = 20
+
+
+class MethodError(ProxyError):
+    """A path that has other methods.
+
+    Args:
+        path: as it is shown.
+        allowed: the methods.
+    """
+
+    status = 405
+    kind = "invalid_request_error"
+    code = "method_not_allowed"
+
+    def __init__(self, method: str, path: str, allowed: Iterable[str]) -> None:
+        self._allowed = ", ".join(allowed)
+        super().__init__(f"{method} is not possible on {path}. It takes {self._allowed}.")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"allow": self._allowed}
 
 
 def error_body(error: ProxyError) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -14,7 +14,7 @@ from ..errors import (
     BadRequestError,
     BodyTooLargeError,
     ClientDisconnected,
-    EncodingError,
+    MediaTypeError,
     RequestTimeoutError,
 )
 from ..request.surrogates import repair_surrogates
@@ -27,6 +27,28 @@ T = TypeVar("T")
 _LARGE = 1 << 17
 """Bytes of a body from which reading it takes longer than others should wait."""
 SHORTER = "Send fewer or shorter messages, or raise max_body_bytes."
+
+
+class EncodingError(MediaTypeError):
+    """The request body has a content encoding that isn't read, or several.
+
+    Args:
+        accepted: names of those that are.
+    """
+
+    code = "unsupported_content_encoding"
+
+    def __init__(self, accepted: Iterable[str]) -> None:
+        self._accepted = ", ".join(accepted)
+        super().__init__(
+            f"The body may have one content encoding, of {self._accepted}, or none. Send it in one "
+            "of these, or unpacked.",
+            param="content-encoding",
+        )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"accept-encoding": self._accepted}
 
 
 async def read_body(
