@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .overflow import CODE, Overflow
+from .overflow import Overflow
 
 
 class ProxyError(Exception):
@@ -59,20 +59,6 @@ class BodyTooLargeError(BadRequestError):
     def headers(self) -> dict[str, str]:
         # The rest of the body may still come, and is no request.
         return {"connection": "close"}
-
-
-class PromptTooLongError(BadRequestError):
-    """The engine refuses a prompt that doesn't fit into the model's context window.
-
-    Args:
-        reason: the engine's words.
-    """
-
-    code = CODE
-
-    def __init__(self, overflow: Overflow, reason: str = "") -> None:
-        super().__init__(overflow.message(reason), param="messages")
-        self.overflow = overflow
 
 
 class MediaTypeError(BadRequestError):

@@ -1,4 +1,4 @@
-"""How engines and gateways spell the tool calls of a stream, as a strategy."""
+"""Spellings of tool calls in the streams of engines and gateways, as a strategy."""
 
 from __future__ import annotations
 

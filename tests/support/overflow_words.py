@@ -1,4 +1,4 @@
-"""How engines and gateways say that a prompt is too long, and how clients recognise it: as data."""
+"""Words of engines and gateways for a prompt that is too long, and clients' patterns, as data."""
 
 from __future__ import annotations
 
@@ -350,7 +350,7 @@ OTHERS: tuple[Words, ...] = (
 
 @dataclass(frozen=True)
 class Client:
-    """How a client recognises the overflow: by the status, the error's code and its text."""
+    """A client's test for the overflow: of the status, the error's code and its text."""
 
     name: str
     recognises: Callable[[int, str | None, str], bool]

@@ -11,13 +11,12 @@ import orjson
 from starlette.responses import Response
 
 from ..errors import (
-    PromptTooLongError,
     ProxyError,
     UpstreamRefusalError,
     UpstreamUnreachableError,
 )
 from ..upstream.headers import downstream_headers
-from ..upstream.overflows import overflow_of
+from ..upstream.overflows import PromptTooLongError, overflow_of
 from .errors import error_response
 
 _STATUS_OF_TYPE = {
@@ -124,15 +123,11 @@ def _is_shaped(body: bytes) -> bool:
 
 def _shape(status: int, body: bytes) -> ProxyError:
     """Return an error for a body."""
-    error, reason = _told(_object(body))
+    _, reason = _told(_object(body))
     client_fault = status < httpx.codes.INTERNAL_SERVER_ERROR
     kind = "invalid_request_error" if client_fault else "upstream_error"
-    text, code = reason or f"The engine answered with status {status}.", error.get("code")
-    # Flat errors have the status there.
-    named = isinstance(code, str) and code and not code.isdigit()
-    return UpstreamRefusalError(
-        status, text, kind=kind, code=str(code) if named else "upstream_error"
-    )
+    text = reason or f"The engine answered with status {status}."
+    return UpstreamRefusalError(status, text, kind=kind, code="upstream_error")
 
 
 def _told(document: Mapping[str, Any], depth: int = 2) -> tuple[Mapping[str, Any], str]:

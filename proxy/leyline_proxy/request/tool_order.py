@@ -85,12 +85,10 @@ def _places(body: Mapping[str, Any], known: Sequence[int]) -> dict[str, list[int
     ranks = {name: rank for rank, name in enumerate(known)}
     found = {}
     for member in _LISTS:
-        names = [*_names(body, member)]
-        sorted_places = sorted(
-            range(len(names)), key=lambda at, names=names: ranks.get(names[at], len(ranks))
-        )
-        if sorted_places != [*range(len(names))]:
-            found[member] = sorted_places
+        order = [ranks.get(name, len(ranks)) for name in _names(body, member)]
+        places = sorted(range(len(order)), key=order.__getitem__)
+        if places != [*range(len(order))]:
+            found[member] = places
     return found
 
 

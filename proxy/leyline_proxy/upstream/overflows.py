@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import BadRequestError
 from ..overflow import CODE, Overflow
 
 _N = r"(?P<prompt>\d[\d,]*)"
@@ -108,6 +109,20 @@ _OTHER_STATUSES = frozenset({401, 402, 403, 404, 407, 408, 409, 429, 502, 503, 5
 _DIGITS = 15
 _LONGEST = 4096
 """Characters of a reason that are searched."""
+
+
+class PromptTooLongError(BadRequestError):
+    """The engine refuses a prompt that doesn't fit into the model's context window.
+
+    Args:
+        reason: the engine's words.
+    """
+
+    code = CODE
+
+    def __init__(self, overflow: Overflow, reason: str = "") -> None:
+        super().__init__(overflow.message(reason), param="messages")
+        self.overflow = overflow
 
 
 def overflow_of(

@@ -89,7 +89,7 @@ async def test_the_status_is_400(engine: FakeEngine, path: str, stream: bool) ->
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
 async def test_a_stream_that_has_begun_ends_with_the_error(engine: FakeEngine, path: str) -> None:
-    """As the API reports errors in streams: a failed response has the code, too."""
+    """The error comes as the API reports errors in streams; a failed response has the code, too."""
     parts = [chunk({"role": "assistant", "content": "a"}), event()]
     answer = await refused(engine, path, Answer(parts, content_type=SSE), stream=True)
     assert answer.status_code == 200

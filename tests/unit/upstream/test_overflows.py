@@ -61,15 +61,6 @@ def test_a_detail_keeps_its_reason(detail: object, reason: str) -> None:
     assert (error.status, error.message) == (422, reason)
 
 
-def test_a_code_of_the_engines_own_is_kept() -> None:
-    """Clients of other APIs get it, too; a status in its place is none."""
-    named = b'{"error": {"message": "m", "code": "model_not_found"}}'
-    assert refusal_of_answer(404, named).code == "model_not_found"
-    assert refusal_of_answer(404, named.replace(b"model_not_found", b"404")).code == (
-        "upstream_error"
-    )
-
-
 def test_only_the_beginning_of_a_reason_is_searched() -> None:
     """A reason of any length costs the same: patterns see 4 KB of it."""
     words = "prompt is too long: 9 tokens > 8"
