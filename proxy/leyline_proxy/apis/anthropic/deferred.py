@@ -67,7 +67,7 @@ def _changes(messages: object) -> Iterator[tuple[str, str, Any]]:
 
 
 def _results(block: Mapping[str, Any]) -> object:
-    """Return the blocks in a result; those of a search by Anthropic's servers are one level down."""
+    """Return the blocks in a result; those of a search for tools are one level down."""
     content = block.get("content")
     if block["type"] == _SEARCHED:
         return content.get("tool_references") if isinstance(content, dict) else None
