@@ -29,11 +29,13 @@ class ProxyError(Exception):
 
     overflow: Overflow | None = None
     """The figures of a prompt that is too long; None for other errors."""
+    header: tuple[str, str] | None = None
+    """An extra response header."""
 
     @property
     def headers(self) -> dict[str, str]:
         """Extra response headers."""
-        return {}
+        return {} if self.header is None else dict([self.header])
 
     @property
     def members(self) -> dict[str, Any]:
@@ -54,11 +56,7 @@ class BodyTooLargeError(BadRequestError):
 
     status = 413
     code = "request_too_large"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        # The rest of the body may still come, and is no request.
-        return {"connection": "close"}
+    header = ("connection", "close")  # the rest of the body may still come, and is no request
 
 
 class MediaTypeError(BadRequestError):
@@ -74,10 +72,7 @@ class UnauthorizedError(ProxyError):
     status = 401
     kind = "authentication_error"
     code = "invalid_api_key"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"www-authenticate": "Bearer"}
+    header = ("www-authenticate", "Bearer")
 
 
 class ForbiddenError(ProxyError):
@@ -221,10 +216,7 @@ class RequestTimeoutError(ProxyError):
     status = 408
     kind = "invalid_request_error"
     code = "request_timeout"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"connection": "close"}
+    header = ("connection", "close")
 
 
 class UnsupportedError(ProxyError):
@@ -233,10 +225,7 @@ class UnsupportedError(ProxyError):
     status = 501
     kind = "invalid_request_error"
     code = "unsupported"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"x-should-retry": "false"}  # else clients retry a 501
+    header = ("x-should-retry", "false")  # else clients retry a 501
 
 
 class UpstreamFailedError(ProxyError):
@@ -355,6 +344,7 @@ class PolicyFailedClosedError(ProxyError):
 
     status = 502
     code = "policy_failed_closed"
+    header = ("x-should-retry", "false")  # else clients retry, and fail again
 
     def __init__(self, policy: str, fault: str) -> None:
         self._faults = [{"policy": policy, "fault": fault}]
@@ -363,11 +353,6 @@ class PolicyFailedClosedError(ProxyError):
             "model, so the request wasn't sent. The operator can change this with on_fault: skip.",
             param=policy,
         )
-
-    @property
-    def headers(self) -> dict[str, str]:
-        # Otherwise the clients of OpenAI and Anthropic would retry, and fail again.
-        return {"x-should-retry": "false"}
 
     @property
     def members(self) -> dict[str, Any]:

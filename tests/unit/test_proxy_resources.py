@@ -37,7 +37,7 @@ def gib(text: str) -> int:
 def test_the_pages_have_the_charts_values(resources: dict[str, Any]) -> None:
     """Operations and Kubernetes give the requests and the limit of values.yaml."""
     requests, limits = resources["requests"], resources["limits"]
-    assert limits.keys() == {"memory"}
+    assert limits.keys() == {"memory", "ephemeral-storage"}
     memory, most = gib(requests["memory"]), gib(limits["memory"])
     assert f"| CPU | {requests['cpu']} core | none |" in PAGE
     assert f"| memory | {memory} GiB | {most} GiB |" in PAGE

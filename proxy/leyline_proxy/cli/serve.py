@@ -188,7 +188,7 @@ _SETTINGS = {
 
 
 def settings_of(flags: Mapping[str, Any]) -> Settings:
-    """Return the settings from the flags, the environment and the file.
+    """Return the settings from flags, environment and file.
 
     Args:
         flags: all parameters of :func:`serve`; None means not given.
@@ -201,8 +201,7 @@ def settings_of(flags: Mapping[str, Any]) -> Settings:
     try:
         return read_settings(flags)
     except (OSError, ValueError) as error:
-        faults = faults_of(error, sources_of(flags))
-        raise _usage("\n".join(map(str, faults))) from error
+        raise _usage("\n".join(map(str, faults_of(error, sources_of(flags))))) from error
 
 
 def read_settings(
@@ -210,8 +209,7 @@ def read_settings(
     without: Collection[str] = (),
     stand_ins: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Return the same as :func:`settings_of`, but raise the errors of
-    :func:`~leyline_proxy.settings.load_settings`.
+    """Return the same as :func:`settings_of`, but raise the errors of ``load_settings``.
 
     Args:
         without: settings that no source may set.
@@ -301,13 +299,12 @@ def _check(settings: Settings, sources: Sources) -> None:
 
 def _application(settings: Settings, sources: Sources, terminal: TextIO) -> FastAPI:
     with _faults(sources):
-        # FastAPI loads OpenTelemetry's propagators, and fails for an unknown one in
-        # OTEL_PROPAGATORS.
+        # FastAPI loads what OTEL_PROPAGATORS names, and fails if that is unknown.
         from ..http.app import create_app
 
         app = create_app(settings, engine_app=_engine(settings, terminal))
         app.state.services.audit.claim()  # reports a file of another proxy
-        return app
+    return app
 
 
 def _log(settings: Settings) -> None:

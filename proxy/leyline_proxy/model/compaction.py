@@ -34,6 +34,11 @@ _MAX_KEPT = 32 * 1024
 """Largest size of the kept messages, as JSON."""
 
 
+def is_foreign(carried: str) -> bool:
+    """Return True for an ``encrypted_content`` of another provider."""
+    return bool(carried) and not carried.startswith(SEALED)
+
+
 @dataclass(frozen=True, slots=True)
 class CompactionWish:
     """A request's wish to be compacted."""

@@ -32,8 +32,7 @@ MAX_DEPARTED = 4096
 """Largest number of names of past turns that a session remembers."""
 
 MAX_QUESTIONS = 2
-"""Number of policies' questions and transcripts that stay as sources beside the session's own
-turns."""
+"""Number of policies' questions and transcripts that stay as sources beside the own turns."""
 
 _NAME_BYTES = 160
 """Size of a name and its fingerprint."""
@@ -263,8 +262,7 @@ class Session:
     recalled: bool = False
     """True if any evicted text was put back: KV may hold it under another message's name."""
     name: str = field(default="", repr=False)
-    """The caller's name for people, if the id is another text; else empty. It may hold any text, so
-    it is stored as prompt text is, and only its tenant and the operator see it."""
+    """The caller's name, if the id is another text; else empty. Kept as prompt text is."""
     tools: tuple[int, ...] = ()
     """Digests of the names of its tools in their first order; empty if that isn't kept."""
 
@@ -312,8 +310,7 @@ class Session:
         return self._with_turns((), gone=self.turns)
 
     def without_tokens(self) -> Session:
-        """Return the session without token ids, as after a forget of everything; its last list of
-        messages remains, so that they keep their names."""
+        """Return the session without token ids; its last messages remain, and keep their names."""
         last = self.last
         if last is None:
             return self.forget_sources()
@@ -365,8 +362,7 @@ class Session:
         return replace(self, unnamed=self.unnamed + 1)
 
     def without_text(self) -> Session:
-        """Return the account alone, without prompt text or anything derived from it; the engine's
-        KV of the session then has no names."""
+        """Return the account alone, without prompt text; the engine's KV then has no names."""
         unnamed = bool(self.turns or self.departed.size)
         return replace(
             self,

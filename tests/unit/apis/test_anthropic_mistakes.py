@@ -88,7 +88,7 @@ def nested(levels: int) -> dict[str, Any]:
         ({"system": 7}, "system"),
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"stop_sequences": "END"}, "stop_sequences"),
         ({"thinking": {"type": "deep"}}, "thinking.type"),

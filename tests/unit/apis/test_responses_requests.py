@@ -295,7 +295,7 @@ _GO = [said("Go.")]
         ("tool_choice", {"tool_choice": "required"}),
         ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "name": "gone"}}),
         ("tool_choice.type", {"tools": TOOLS, "tool_choice": {"type": "web_search"}}),
-        ("max_output_tokens", {"max_output_tokens": 0}),
+        ("max_output_tokens", {"max_output_tokens": -1}),
         ("max_output_tokens", {"max_output_tokens": True}),
         ("reasoning", {"reasoning": "high"}),
         ("reasoning.effort", {"reasoning": {"effort": "huge"}}),

@@ -90,7 +90,7 @@ def test_what_takes_too_long_is_refused() -> None:
     """So is a call when too many others hang to try it."""
 
     def never(call: Any) -> Any:
-        raise PolicyTimeoutError
+        raise PolicyTimeoutError("the call takes too long")
 
     prepared = run(Plugin(_raise, mode="forget"), session=PolicySession(limit=never))
     assert prepared.refused == PolicyFault("plugin", "timed_out")

@@ -113,7 +113,7 @@ def test_a_limit_that_is_passed_is_a_fault_of_the_policy() -> None:
     """A policy that runs into the time limit is left out; a trusted policy is not limited."""
 
     def never(call: Callable[[], list[Message]]) -> list[Message]:
-        raise PolicyTimeoutError
+        raise PolicyTimeoutError("the call takes too long")
 
     session = PolicySession(limit=never)
     slow = Plugin(lambda ms, _: ms, name="slow")

@@ -114,21 +114,25 @@ def account_of(client: httpx.Client) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "answer"), [(MESSAGES, ASKED, MESSAGE), (RESPONSES, STATELESS, RESPONSE)]
+    ("path", "name", "body", "answer"),
+    [
+        (MESSAGES, "anthropic-version", ASKED, MESSAGE),
+        (RESPONSES, "openai-beta", STATELESS, RESPONSE),
+    ],
 )
 def test_a_request_passes_as_it_is_and_its_answer_gets_the_account_alone(
-    path: str, body: bytes, answer: dict[str, Any]
+    path: str, name: str, body: bytes, answer: dict[str, Any]
 ) -> None:
     """Bytes up, members down: nothing of either API is translated, and tokens are counted."""
     upstream = Upstream()
     with before(upstream) as client:
-        headers = {"content-type": "application/json", "anthropic-version": "2023-06-01"}
+        headers = {"content-type": "application/json", name: "2023-06-01"}
         got = client.post(path, content=body, headers={**headers, "x-api-key": "client's"})
         counted = account_of(client)
     assert got.status_code == 200
     ((taken, raw, sent),) = upstream.taken
     assert (taken, raw) == (path, body)
-    assert sent["anthropic-version"] == "2023-06-01"
+    assert sent[name] == "2023-06-01"
     assert sent["x-api-key"] == "up", "the client's key stays here"
     document = got.json()
     assert document.pop("leyline")["outcome"] == "unedited"

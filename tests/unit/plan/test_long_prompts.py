@@ -106,7 +106,7 @@ def test_only_the_text_of_a_prompt_makes_it_long() -> None:
 
 
 def test_a_policy_that_adds_text_counts() -> None:
-    """What is measured is what is sent: text in place of a short body's is no way round."""
+    """The text that is sent is measured: text in place of a short body's is no way round."""
     turn = given(talk(1, {"role": "user", "content": "Go."}), talk(0, WORDS))
     assert drafted(turn).rendered is not None
     prepared = prepare(talk(1, WORDS), (), (), 1)

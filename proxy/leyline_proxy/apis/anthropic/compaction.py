@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...model.compaction import SEALED, Compacted, CompactionReport
+from ...model.compaction import Compacted, CompactionReport, is_foreign
 from .errors import FieldError
 
 COMPACTION = "compaction"
@@ -55,7 +55,7 @@ def opened(messages: Sequence[Any], place: _Place, opens: Opens) -> tuple[Compac
     field = f"messages[{number}].content[{index}]"
     block = messages[number]["content"][index]
     carried, summary = block.get("encrypted_content"), block["content"]
-    if carried is None or (isinstance(carried, str) and not carried.startswith(SEALED)):
+    if carried is None or (isinstance(carried, str) and is_foreign(carried)):
         return Compacted(summary), field  # all that can be read of another provider's
     found = opens(carried) if isinstance(carried, str) else None
     if found is None:

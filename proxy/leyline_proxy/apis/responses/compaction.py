@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...model.compaction import SEALED, Compacted
+from ...model.compaction import Compacted, is_foreign
 from ...model.fields import OPTIONS_FIELD
 from .errors import FieldError
 from .items import COMPACTION, TOOLS_ITEM, Placed, kind_of
@@ -105,7 +105,7 @@ def options_of(body: Mapping[str, Any]) -> dict[str, Any]:
 def _shown(kind: str, item: Placed) -> Placed | None:
     """Return the item in place of a compaction of another provider; None for any other item."""
     carried = item.value.get("encrypted_content")
-    if kind != COMPACTION or not isinstance(carried, str) or carried.startswith(SEALED):
+    if kind != COMPACTION or not isinstance(carried, str) or not is_foreign(carried):
         return None
     return Placed({"type": COMPACTION, "messages": (_FOREIGN,)}, item.origin)
 
