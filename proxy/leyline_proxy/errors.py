@@ -19,6 +19,7 @@ class ProxyError(Exception):
     status = 500
     kind = "api_error"
     code = "internal_error"
+    overflow: Overflow | None = None  # figures of a prompt that is too long
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -27,8 +28,6 @@ class ProxyError(Exception):
         if code is not None:
             self.code = code
 
-    overflow: Overflow | None = None
-    """The figures of a prompt that is too long; None for other errors."""
     header: tuple[str, str] | None = None
     """An extra response header."""
 

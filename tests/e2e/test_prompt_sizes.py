@@ -70,7 +70,7 @@ def screenshots(steps: int) -> Talk:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_session_of_screenshots_goes_on_splicing(origin: str, *, stream: bool) -> None:
-    """Text that a policy keeps out of the prompt doesn't count: edits are spliced at any size of the
+    """Text that a policy keeps out of the prompt doesn't count: edits splice at any size of the
     body, and the count of the same request is the number of tokens that the engine reads."""
     outcomes = []
     for steps in (2, 3):
