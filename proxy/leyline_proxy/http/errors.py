@@ -124,7 +124,7 @@ def shaped_response(
     request: Request, error: ProxyError, headers: dict[str, str] | None = None
 ) -> Response:
     """Return ``error`` in the shape of the path's API."""
-    path = request.url.path
+    path = _path_of(request)
     if is_gemini(path):
         return Response(
             orjson.dumps(google_error(error.status, error.message)),
@@ -141,8 +141,14 @@ def shaped_response(
 
 def method_error(request: Request, known: KnownPaths) -> MethodError:
     """Return the error for a method that a path doesn't have."""
-    path = request.url.path
+    path = _path_of(request)
     return MethodError(request.method[:_LONGEST_METHOD], shown_path(path), known.allowed(path))
+
+
+def _path_of(request: Request) -> str:
+    """Return the path below the application, which may be mounted in another one."""
+    path: str = request.scope["path"]
+    return path.removeprefix(request.scope.get("root_path", ""))
 
 
 def _described(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, Iterable[str]]]:
@@ -174,7 +180,7 @@ def install_error_handlers(app: Starlette, other: Iterable[tuple[str, Iterable[s
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101 - registered for this class only
         if error.status_code == HTTPStatus.NOT_FOUND:
-            path = request.url.path
+            path = _path_of(request)
             told = hint(path, known(), request.method)
             missing = NotFoundError(f"No such path: {shown_path(path)}. {told}")
             return shaped_response(request, missing)

@@ -5,16 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_engine import MODEL, FakeEngine, proxy_before
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from support.fake_engine import JSON, MODEL, FakeEngine, proxy_before
 from support.stack import serving
 
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.path_hints import KnownPaths, hint, is_gemini
 from leyline_proxy.settings import Settings
+from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
+from leyline_proxy.upstream.lifespan import lifespan_of
 
 GEMINI = [
     "/v1beta/models/gemini-3-pro:generateContent",
@@ -133,6 +138,22 @@ async def test_little_of_a_callers_path_is_shown() -> None:
             assert answer.status_code in (403, 404)
             assert len(answer.content) < 6000
             assert all(32 <= byte < 127 or byte > 127 for byte in answer.content)
+
+
+async def test_a_mounted_application_knows_its_own_paths() -> None:
+    """A prefix in front of them changes neither the hint nor the shape."""
+    app = create_app(Settings(log_level="error"), engine_app=FakeEngine())
+    host = Starlette(routes=[Mount("/below", app)])
+    transport = ASGIStreamTransport(host)
+    async with (
+        lifespan_of(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=JSON) as http,
+    ):
+        missing = await http.post("/below//v1/messages", json={})
+        method = await http.put("/below/v1/messages", json={})
+    assert "Did you mean POST /v1/messages?" in missing.json()["error"]["message"]
+    assert method.headers["allow"] == "POST"
+    assert missing.json()["type"] == method.json()["type"] == "error"
 
 
 @pytest.mark.parametrize("stream", [False, True])
