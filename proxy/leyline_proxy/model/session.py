@@ -263,8 +263,7 @@ class Session:
     recalled: bool = False
     """True if any evicted text was put back: KV may hold it under another message's name."""
     name: str = field(default="", repr=False)
-    """The caller's name for people, if the id is another text; else empty. It may hold any text, so
-    it is stored as prompt text is, and only its tenant and the operator see it."""
+    """The caller's name for people, if the id is another text. It is stored as prompt text is."""
 
     @property
     def last(self) -> RetainedTurn | None:
