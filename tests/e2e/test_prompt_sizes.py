@@ -249,7 +249,7 @@ class _Seeing:
 
 
 def test_pictures_that_an_engine_takes_are_never_counted_as_nothing() -> None:
-    """Where an engine reads pictures, but doesn't report their tokens, a count says so (501, which
+    """An engine that reads pictures but does not report their tokens makes a count 501 (which
     clients don't retry), and the request is served."""
     engine = create_embedded_engine("replay", OPTIONS)
     seeing = _Seeing(engine)

@@ -145,8 +145,8 @@ def _is_another(
 ) -> bool:
     """Return True if a part begins another call than the one that its number or id suggests."""
     if identifier and call.id and identifier != call.id:
-        # Some servers make up an id for each part.
-        return call.whole or bool(name and (name != call.name or not call.begun))
+        # Some servers make up an id for each part, but none a name with it.
+        return call.whole or bool(name)
     if not name or not call.name or identifier:
         return False
     if call.whole:

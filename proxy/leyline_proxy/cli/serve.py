@@ -16,7 +16,7 @@ from rich.markup import escape
 from .banner import HeldOutput, announce, logs_after_banner, waiting
 from .listening import ListenError, listen
 from .panels import in_panels
-from .serve_help import EPILOG, PANELS
+from .serve_help import EPILOG, PANELS, SETTINGS
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -178,15 +178,6 @@ def serve(
             _supervise(settings, sources_of(flags), sock, admin, held)
 
 
-_SETTINGS = {
-    "allowed_host": "allowed_hosts",
-    "api_key": "api_keys",
-    "engine_option": "engine_options",
-    "request_policy": "allow_request_policy",
-}
-"""Settings of flags with another name."""
-
-
 def settings_of(flags: Mapping[str, Any]) -> Settings:
     """Return the settings from flags, environment and file.
 
@@ -222,7 +213,7 @@ def read_settings(
         **_engines(flags["upstream"]),
         "engine_options": _engine_options(flags["engine_option"]),
     }
-    given = {_SETTINGS.get(name, name): value for name, value in flags.items()}
+    given = {SETTINGS.get(name, name): value for name, value in flags.items()}
     named = {name: value for name, value in {**given, **own}.items() if name not in without}
     return load_settings(**named, **(stand_ins or {}), without=without)
 
@@ -232,7 +223,7 @@ def sources_of(flags: Mapping[str, Any]) -> Sources:
     from ..settings.faults import Sources
 
     given = [name for name, value in flags.items() if value is not None and name != "config"]
-    named = {_SETTINGS.get(name, name): f"--{name.replace('_', '-')}" for name in given}
+    named = {SETTINGS.get(name, name): f"--{name.replace('_', '-')}" for name in given}
     if "upstream" in named:  # one of two settings
         flag = named.pop("upstream")
         named |= dict.fromkeys(_engines(flags["upstream"]), flag)

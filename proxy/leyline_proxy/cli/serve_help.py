@@ -1,4 +1,4 @@
-"""The help of ``leyline serve``: examples, and the panels of its options."""
+"""The options of ``leyline serve``: examples, their panels, and their settings."""
 
 from __future__ import annotations
 
@@ -36,3 +36,11 @@ PANELS = {
     "Operation": "config workers session_store trace log_level log_format",
 }
 """Titles, and the names of parameters."""
+
+SETTINGS = {
+    "allowed_host": "allowed_hosts",
+    "api_key": "api_keys",
+    "engine_option": "engine_options",
+    "request_policy": "allow_request_policy",
+}
+"""Settings of flags with another name."""

@@ -240,9 +240,8 @@ class Session:
     """Runs of engines (see ``UpstreamStatus.retains_as``) that received turns of this session and
     may hold its KV."""
     unvouched: bool = False
-    """True if its name may have been in use before this proxy learned of it, or if a transcript of
-    it was sent, whose texts have other names; and no forget of everything has been confirmed
-    since."""
+    """True if its name may have been in use before this proxy knew it, or a transcript of it was
+    sent, whose texts have other names; and no forget of everything has been confirmed since."""
     demands: int = 0
     """Number of turns that demanded a forget. A concurrent turn may have left the forgotten text in
     the cache."""
