@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..chat_answers import (
+    INVALID_JSON,
     AnswerError,
     called,
     count,
@@ -17,7 +18,6 @@ from ..chat_answers import (
     reasoning_of,
     text_or_none,
 )
-from .blocks import INVALID_JSON
 
 SIGNATURE = "unsigned"
 """Signature of thinking. The proxy signs nothing, but clients send back only signed thinking."""

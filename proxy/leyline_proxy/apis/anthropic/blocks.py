@@ -25,9 +25,6 @@ from .errors import FieldError
 Block = Mapping[str, Any]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
-INVALID_JSON = "INVALID_JSON"
-"""Member for a tool's input that is no JSON object, as Anthropic advises."""
-
 _ATTRIBUTION = "x-anthropic-billing-header:"
 """Prefix of the line that Claude Code puts before its system prompt. It is meant for Anthropic's
 accounts and changes with each request, so no prompt would begin like the last one."""
@@ -126,21 +123,24 @@ def _message(where: str, message: Mapping[str, Any], called: set[str]) -> Iterat
 
 
 def _user(where: str, content: Sequence[Any], called: set[str]) -> Iterator[Placed]:
+    """Yield the results first, wherever the client has put them: an engine expects them right
+    after their calls. The rest follows as one message."""
     parts: list[dict[str, Any]] = []
+    answers = False
     for number, raw in enumerate(content):
         place = f"{where}.content[{number}]"
         block = _block(place, raw)
         if block["type"] == COMPACTION:
             continue
-        if block["type"] != "tool_result":
+        if block["type"] == "tool_result":
+            answers = True
+            yield Placed(_result(place, block, called), place)
+        else:
             parts.append(_part(place, block))
-            continue
-        if parts:
-            yield Placed({"role": "user", "content": _plain(parts)}, where)
-            parts = []
-        yield Placed(_result(place, block, called), place)
-    if parts or not content:
-        yield Placed({"role": "user", "content": _plain(parts)}, where)
+    # An empty text beside others says nothing, but would be a turn of its own after results.
+    said = [part for part in parts if part.get("text") != ""]
+    if said or (not answers and (parts or not content)):
+        yield Placed({"role": "user", "content": _plain(said or parts[:1])}, where)
 
 
 def _result(place: str, block: Block, called: set[str]) -> Message:

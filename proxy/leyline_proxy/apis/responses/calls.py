@@ -13,14 +13,20 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..chat_answers import INVALID_JSON
 from .content import Item, string
 from .errors import FieldError
 
 SHELL = "local_shell"
 CUSTOM_MEMBER = "input"
+NO_ARGUMENTS = "{}"
 _SHELL_MEMBERS = ("command", "timeout_ms", "working_directory", "env", "user")
 
 Kind = Literal["function", "custom", "local_shell"]
+
+
+class _AnyObject(msgspec.Struct):
+    """A JSON object, of which no value is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,7 @@ def chat_call(place: str, item: Item) -> dict[str, Any]:
             arguments = _shell_arguments(f"{place}.action", item.get("action"))
         case _:
             kind, name = "function", string(place, item, "name")
-            arguments = string(place, item, "arguments")
+            arguments = _readable(string(place, item, "arguments"))
     namespace = item.get("namespace")
     tool = Tool(kind, name, namespace if isinstance(namespace, str) else None)
     function = {"name": tool.chat_name, "arguments": arguments}
@@ -95,7 +101,7 @@ def whole_call(
         tool = Tool("function", SHELL)
     item = {**opened_call(tool, item_id, call_id), "status": status}
     if tool.kind == "function":
-        item["arguments"] = arguments
+        item["arguments"] = arguments if arguments.strip() else NO_ARGUMENTS
     elif tool.kind == "custom":
         item["input"] = custom_input(arguments)
     else:
@@ -107,6 +113,17 @@ def custom_input(arguments: str) -> str:
     """Return a custom tool's input; the whole arguments if they have another form."""
     found = _object(arguments).get(CUSTOM_MEMBER)
     return found if isinstance(found, str) else arguments
+
+
+def _readable(arguments: str) -> str:
+    """Return arguments that engines can read. A model may have broken off in the middle of them,
+    and an engine that refuses them would refuse every later turn of the conversation, too."""
+    try:
+        msgspec.json.decode(arguments, type=_AnyObject)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        empty = arguments.strip() in ("", "null")
+        return NO_ARGUMENTS if empty else _spaced({INVALID_JSON: arguments})
+    return arguments
 
 
 def _shell_arguments(place: str, action: object) -> str:
