@@ -9,7 +9,7 @@ OWN_MEMBERS = ("context_management", "leyline")
 """Members that the proxy adds to a chat answer, and to answers in other APIs."""
 
 INVALID_JSON = "INVALID_JSON"
-"""Member of an object that holds a call's arguments which are no JSON object, as Anthropic advises."""
+"""Member that holds a call's arguments if they are no JSON object, as Anthropic advises."""
 
 CUT_OFF = "The engine ended its stream before its answer was complete."
 """An :class:`AnswerError`'s message for an answer without an end."""

@@ -18,6 +18,7 @@ from ..apis.native import NativeApi
 from ..errors import ProxyError, UpstreamRefusalError
 from ..model.clock import TurnClock
 from ..model.compaction import Compacted, CompactionReport
+from ..model.template_roles import written_for
 from ..request.parse import ChatRequest
 from ..request.recall_tool import with_recall_tool
 from ..tenants import Tenant
@@ -70,6 +71,10 @@ class ApiCall(ABC):
             return found
 
         return opened
+
+    def written(self, body: Mapping[str, Any]) -> Any:
+        """Return a chat request's messages in roles that the engine's template shows."""
+        return written_for(body["messages"], self.services.pool.roles(body.get("model")))
 
     @abstractmethod
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..request.parse import ChatRequest, parse_chat
+import msgspec
+
+from ..model.template_roles import holds_instructions, written_for
+from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
 from ..tenants import Tenant
 from .api import Api, ApiCall
 from .limits import beside
@@ -15,10 +18,21 @@ class ChatCall(ApiCall):
 
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
         """Return the body as a chat request."""
+        return await beside(raw, partial(self._parsed, tenant, raw))
+
+    def _parsed(self, tenant: Tenant, raw: bytes) -> ChatRequest:
+        pool = self.services.pool
+        if not pool.roles().all and holds_instructions(raw):
+            raw = self._written(raw)
         bodies = self.services.bodies if self.runs else None
-        headers = self.request.headers
-        parsed = partial(parse_chat, raw, headers, tenant, clock=self.clock, bodies=bodies)
-        return await beside(raw, parsed)
+        return parse_chat(raw, self.request.headers, tenant, clock=self.clock, bodies=bodies)
+
+    def _written(self, raw: bytes) -> bytes:
+        """Return the body with instructions in roles that the engine's template shows."""
+        body = decode_body(raw)
+        messages = body.get("messages")
+        written = written_for(messages, self.services.pool.roles(model_of(body)))
+        return raw if written is messages else msgspec.json.encode({**body, "messages": written})
 
 
 CHAT = Api("/v1/chat/completions", "/v1/leyline/count_tokens", ChatCall)

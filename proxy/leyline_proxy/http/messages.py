@@ -19,7 +19,7 @@ from ..apis.anthropic.diagnostics import Asked, asked_diagnostics, diagnosis, pr
 from ..apis.anthropic.errors import FieldError, error_document
 from ..apis.anthropic.models import map_models
 from ..apis.anthropic.native import NativeMessages
-from ..apis.anthropic.request import ChatMapping, map_request
+from ..apis.anthropic.request import ChatMapping, map_request, without_beginning
 from ..apis.anthropic.stream import NO_TOKENS, MessageEvents
 from ..apis.events import encoded
 from ..errors import BadRequestError, ProxyError
@@ -66,6 +66,9 @@ class MessagesCall(ApiCall):
             body = decode_body(raw)
             opens = self.opens(tenant, model_of(body))
             self._mapping = map_request(body, runs=self.runs, opens=opens)
+            self._mapping.body["messages"] = self.written(self._mapping.body)
+            if not self.services.pool.continues(model_of(body)):
+                without_beginning(self._mapping.body)
             self._asked = asked_diagnostics(body)
             self.unfolds = last_compaction(body["messages"]) is not None
             mapped = msgspec.json.encode(self._mapping.body)
@@ -196,3 +199,10 @@ def models_as_asked(headers: Mapping[str, str], listed: Response) -> Response:
         return listed
     page = map_models(answer_of(bytes(listed.body)))
     return Response(orjson.dumps(page), media_type="application/json")
+
+
+def model_as_asked(headers: Mapping[str, str], entry: Mapping[str, Any]) -> Response:
+    """Return a model's entry in OpenAI's list, in Anthropic's shape if the client uses that API."""
+    if "anthropic-version" in headers:
+        (entry,) = map_models({"data": [entry]})["data"]
+    return Response(orjson.dumps(entry), media_type="application/json")

@@ -28,7 +28,7 @@ from ..errors import (
 from ..plan.outgoing import PROXY_MEMBERS, salted, without_reserved
 from ..request.values import check_values, most_values
 from ..request.wire import WireError, split_body
-from ..settings.other_paths import Passage, is_unknown, passage_of
+from ..settings.other_paths import MODEL_PATH, Passage, is_unknown, passage_of
 from ..tenants import Tenant
 from ..turns.cache_scope import check_other_path, unsalted_path
 from ..turns.prompt_size import BYTES_PER_TOKEN, bytes_size
@@ -39,6 +39,8 @@ from ..wiring.services import Services
 from .bare_charges import BareCharge
 from .exchange import Exchange
 from .limits import in_steps, until_disconnect
+from .messages import model_as_asked
+from .models import listed_model
 from .path_hints import hint, is_mistaken
 from .refusal import refusal_response
 from .time_limit import within
@@ -79,6 +81,13 @@ class PassThroughExchange(Exchange):
             await in_steps(check_values(raw, tenant.limits.max_body_values))
         model = _model_of(path, raw)
         pool = self.services.pool
+        if passage.path == MODEL_PATH:
+            # Not all engines have this path, and their lists name every model.
+            headers = self.request.headers
+            entry = await listed_model(pool, tenant.upstreams, headers.raw, path.partition("/")[2])
+            if entry is not None:
+                await self.answer(model_as_asked(headers, entry), scope, receive, send)
+                return
         self.model = pool.label(model)
         # No session: any engine of the model will do, and a random key spreads the load. Lists of
         # models may leave out those of other paths, so the engine refuses unknown ones.

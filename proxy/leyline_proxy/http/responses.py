@@ -149,6 +149,7 @@ class ResponsesCall(ApiCall):
             runs=self.runs,
             opens=self.opens(tenant, given.model),
         )
+        mapping.body["messages"] = self.written(mapping.body)
         self.unfolds = any(item.get("type") in (COMPACTION, TRIGGER) for item in items)
         opening = self.opening_of(given, mapping)
         # After the last step an encoding error can't be reported. Events nest it deeper.

@@ -151,7 +151,8 @@ def prompt_question(given: PlanInput, draft: Draft) -> dict[str, Any] | None:
     if draft.rendered is not None or not given.status.splices or not _is_renderable(given):
         return None
     body = given.request.body
-    names = body if given.status.rendering.tokens_path == TOKENS_PATH else STEERING
+    steers = (*STEERING, "add_generation_prompt")
+    names = body if given.status.rendering.tokens_path == TOKENS_PATH else steers
     steering = {name: body[name] for name in names if body.get(name) is not None}
     messages = draft.edited.prepared.messages
     return {**steering, "model": given.request.model, "messages": messages}

@@ -33,6 +33,7 @@ class Passage:
     """True if a model may have written the answer."""
 
 
+MODEL_PATH = "models/NAME"
 STATELESS = (
     Passage("POST", "embeddings"),
     Passage("POST", "pooling"),
@@ -48,7 +49,7 @@ STATELESS = (
     Passage("POST", "audio/translations", form=True, writes=True),
     Passage("POST", "images/generations"),
     Passage("POST", "images/edits", form=True),
-    Passage("GET", "models/NAME", reads=False),
+    Passage("GET", MODEL_PATH, reads=False),
 )
 """Requests to inference servers that leave no trace for other requests to find: the routes of
 SGLang 0.5.23, vLLM and OpenAI."""
@@ -90,7 +91,6 @@ _READLESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 
 _BY_NAME = {(each.method, each.path): each for each in STATELESS}
 _MODEL = re.compile(r"models/[\w.:@+-]+(?:/[\w.:@+-]+)*", re.ASCII)
-_MODEL_PATH = "models/NAME"
 
 _UNCLEAR = frozenset({"", ".", ".."})
 """Parts of a path that servers read differently: a doubled or a final slash may count or not."""
@@ -119,7 +119,7 @@ def passage_of(mode: PassThrough, method: str, path: str, *, own_key: bool) -> P
     """
     if mode == "off" or is_unknown(method, path):
         return None
-    listed = _BY_NAME.get((method, _MODEL_PATH if _MODEL.fullmatch(path) else path))
+    listed = _BY_NAME.get((method, MODEL_PATH if _MODEL.fullmatch(path) else path))
     if listed is not None:
         return listed
     if mode == "all" or (own_key and _is_owned(path)):

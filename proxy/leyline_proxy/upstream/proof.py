@@ -20,6 +20,7 @@ from leyline_engine.contract import TOKENIZE_PATH
 
 from ..model.rendered import Rendered
 from ..render import ChatRenderer, dialect_of
+from ..model.template_roles import TemplateRoles, roles_shown
 from ..render.renderer import TEXT_MEMORY_BYTES
 from .client import UpstreamClient
 from .renderer_document import RendererDocument
@@ -172,6 +173,8 @@ class Rendering:
     """Digest of the engine's chat template and tokenizer; empty if they aren't known."""
     tokens_path: str = TOKENIZE_PATH
     """Path of the engine's own tokens."""
+    roles: TemplateRoles = TemplateRoles()
+    """Roles that the chat template shows; all if it isn't known."""
 
     @property
     def source(self) -> str:
@@ -223,7 +226,12 @@ async def examine_rendering(
         problem=problem,
         fingerprint=fingerprint,
         tokens_path=document.tokens_path,
+        roles=await anyio.to_thread.run_sync(_roles, renderer),
     )
+
+
+def _roles(renderer: ChatRenderer) -> TemplateRoles:
+    return roles_shown(lambda messages: renderer.text(messages, None))
 
 
 def _load(document: RendererDocument, memory_bytes: int) -> tuple[ChatRenderer, str]:

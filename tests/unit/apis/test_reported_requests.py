@@ -32,7 +32,7 @@ def test_results_follow_their_calls(content: list[dict[str, Any]], roles: list[s
     """A client may put a text in front of a result or between two: the engine gets all results
     right after the calls, then one message with the rest, and no turn that says nothing."""
     calls = {"role": "assistant", "content": [USE, {**USE, "id": "t2"}]}
-    messages = chat([*user("Go."), calls, *user(*content)])[2:]
+    messages = chat([{"role": "user", "content": "Go."}, calls, *user(*content)])[2:]
     assert [message["role"] for message in messages] == roles
 
 

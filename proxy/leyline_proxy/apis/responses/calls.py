@@ -101,7 +101,7 @@ def whole_call(
         tool = Tool("function", SHELL)
     item = {**opened_call(tool, item_id, call_id), "status": status}
     if tool.kind == "function":
-        item["arguments"] = arguments if arguments.strip() else NO_ARGUMENTS
+        item["arguments"] = arguments
     elif tool.kind == "custom":
         item["input"] = custom_input(arguments)
     else:

@@ -245,8 +245,7 @@ class ResponseEvents:
         arguments = item.text
         shown = whole_call(item.tool, item.id, item.call_id, arguments, status)
         if item.tool.kind == "function":
-            whole = shown["arguments"]
-            yield self._item_event("response.function_call_arguments.done", arguments=whole)
+            yield self._item_event("response.function_call_arguments.done", arguments=arguments)
         elif item.tool.kind == "custom":
             given = custom_input(arguments)
             yield self._item_event("response.custom_tool_call_input.delta", delta=given)

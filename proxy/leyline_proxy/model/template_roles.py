@@ -1,0 +1,107 @@
+"""Roles of messages that an engine's chat template shows, and messages written for it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .messages import Message
+
+_PROBE = "ley-probe"
+_SYSTEM = {"role": "system", "content": "a"}
+_USER = {"role": "user", "content": "b"}
+_OPEN, _CLOSE = "<system-reminder>\n", "\n</system-reminder>"
+"""Frame of instructions in a user's message, as coding agents write them and models know them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateRoles:
+    """Roles that a template shows. One that it doesn't show is refused, or left out silently."""
+
+    developer: bool = True
+    late_system: bool = True
+    """True if it shows a system message that isn't the first message."""
+
+    @property
+    def all(self) -> bool:
+        """True if messages need no change."""
+        return self.developer and self.late_system
+
+    def __and__(self, other: TemplateRoles) -> TemplateRoles:
+        """Return the roles that both templates show."""
+        return TemplateRoles(
+            self.developer and other.developer, self.late_system and other.late_system
+        )
+
+
+def roles_shown(render: Callable[[list[Mapping[str, Any]]], str]) -> TemplateRoles:
+    """Return the roles that a template shows.
+
+    Args:
+        render: returns the prompt's text; raises if the template refuses the messages.
+    """
+
+    def shows(*messages: Mapping[str, Any]) -> bool:
+        try:
+            return _PROBE in render([*messages])
+        except Exception:  # a template may raise anything
+            return False
+
+    if not shows(_SYSTEM, {**_USER, "content": _PROBE}):
+        return TemplateRoles()  # it takes no instructions in any place: its refusal says so
+    return TemplateRoles(
+        developer=shows({"role": "developer", "content": _PROBE}, _USER),
+        late_system=shows(_SYSTEM, _USER, {"role": "system", "content": _PROBE}, _USER),
+    )
+
+
+def written_for(messages: object, roles: TemplateRoles) -> Any:
+    """Return as many messages in the same order, with instructions in a role that is shown.
+
+    A developer's message becomes a system message. One behind the first message becomes a user's, in
+    its place: merged into the first, it would change the prompt's beginning, and no KV would fit.
+
+    Returns:
+        The same object if nothing changes, or if it is no list of messages.
+    """
+    if roles.all or not isinstance(messages, list):
+        return messages
+    found = [_written(message, index, roles) for index, message in enumerate(messages)]
+    changed = any(one is not other for one, other in zip(found, messages, strict=True))
+    return found if changed else messages
+
+
+def _written(message: Any, index: int, roles: TemplateRoles) -> Any:
+    role = message.get("role") if isinstance(message, dict) else None
+    if role == "developer" and not roles.developer:
+        role = "system"
+    if role == "system" and index and not roles.late_system:
+        return _reminder(message)
+    return message if role is None or role == message["role"] else {**message, "role": role}
+
+
+def _reminder(message: Message) -> Message:
+    content = message.get("content")
+    if isinstance(content, str):
+        content = f"{_OPEN}{content}{_CLOSE}"
+    elif isinstance(content, list):
+        content = [_text(_OPEN), *content, _text(_CLOSE)]
+    return {**message, "role": "user", "content": content}
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def holds_instructions(raw: bytes) -> bool:
+    """Return False if a chat request's body surely has none that :func:`written_for` changes."""
+    return b"developer" in raw or raw.count(b"system") > 1
+
+
+def strictest(roles: Sequence[TemplateRoles]) -> TemplateRoles:
+    """Return the roles that all templates show."""
+    found = TemplateRoles()
+    for each in roles:
+        found &= each
+    return found

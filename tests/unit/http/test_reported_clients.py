@@ -1,0 +1,45 @@
+"""What real clients ask that other gateways were reported to answer wrongly."""
+
+from __future__ import annotations
+
+
+import pytest
+from support.fake_engine import MODEL, FakeEngine, proxy_before
+from support.messages_route import MESSAGES, body
+
+
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
+
+
+async def test_a_model_is_found_by_its_name(engine: FakeEngine) -> None:
+    """Engines without a path for single models have it here, also for names with slashes, in the
+    shape of the client's API; a name that isn't listed is the engine's to judge."""
+    engine.models = ["org/base-7b", MODEL]
+    async with proxy_before(engine) as client:
+        for path in ("org/base-7b", "org%2Fbase-7b"):
+            found = await client.get(f"/v1/models/{path}")
+            assert (found.status_code, found.json()["object"]) == (200, "model")
+            shaped = await client.get(f"/v1/models/{path}", headers=ANTHROPIC)
+            assert (shaped.json()["type"], shaped.json()["id"]) == ("model", "org/base-7b")
+        assert (await client.get("/v1/models/adapter")).json() == {"error": {"message": "no"}}
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/metrics", "/v1/models"])
+async def test_what_can_be_read_can_be_asked_for(engine: FakeEngine, path: str) -> None:
+    """Clients send HEAD to learn that the proxy is there, and give up if it isn't possible."""
+    async with proxy_before(engine) as client:
+        read, asked = await client.get(path), await client.head(path)
+    assert (read.status_code, asked.status_code) == (200, 200)
+
+
+async def test_a_key_beside_a_token_for_another_service_counts(engine: FakeEngine) -> None:
+    """A client that is signed in elsewhere sends that token as Bearer and its key as x-api-key;
+    a key that belongs to nobody is refused in either place."""
+    async with proxy_before(engine, api_keys=["team:right"]) as client:
+
+        async def status(bearer: str, key: str) -> int:
+            headers = {"authorization": f"Bearer {bearer}", "x-api-key": key}
+            return (await client.post(MESSAGES, json=body(), headers=headers)).status_code
+
+        assert [await status("sk-ant-oat01-a", "right"), await status("right", "old")] == [200, 200]
+        assert await status("sk-ant-oat01-a", "old") == 401
