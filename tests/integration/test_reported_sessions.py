@@ -1,5 +1,5 @@
-"""Sessions of real clients that end on other gateways, through the SDKs and on the real engine, with
-a chat template that is as strict as those of current models."""
+"""Sessions of real clients that end on other gateways: the SDKs and the real engine, with a chat
+template that is as strict as those of current models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leyline_proxy.settings import Settings
 
 TEMPLATE = """
 {%- for message in messages %}
-{%- if message.role == 'system' and not loop.first %}{{ raise_exception('Out of place.') }}{% endif %}
+{%- if message.role == 'system' and not loop.first %}{{ raise_exception('Late.') }}{% endif %}
 {%- if message.role in ('system', 'user', 'assistant', 'tool') %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
 {%- endif %}
@@ -123,7 +123,7 @@ def test_a_developer_reaches_the_model(stack: Stack, chat: openai.OpenAI, stream
     response: Any = chat.responses.create(
         model=MODEL, input=talk, max_output_tokens=4, stream=stream
     )
-    ended = [event for event in response][-1].response if stream else response
+    ended = list(response)[-1].response if stream else response
     assert ended.usage.input_tokens == size
 
 

@@ -20,18 +20,23 @@ class TemplateRoles:
     """Roles that a template shows. One that it doesn't show is refused, or left out silently."""
 
     developer: bool = True
+    """True if it shows a developer's message at the beginning."""
+    late_developer: bool = True
+    """True if it shows a developer's message after others."""
     late_system: bool = True
-    """True if it shows a system message that isn't the first message."""
+    """True if it shows a system message after others."""
 
     @property
     def all(self) -> bool:
         """True if messages need no change."""
-        return self.developer and self.late_system
+        return self.developer and self.late_developer and self.late_system
 
     def __and__(self, other: TemplateRoles) -> TemplateRoles:
         """Return the roles that both templates show."""
         return TemplateRoles(
-            self.developer and other.developer, self.late_system and other.late_system
+            self.developer and other.developer,
+            self.late_developer and other.late_developer,
+            self.late_system and other.late_system,
         )
 
 
@@ -50,17 +55,19 @@ def roles_shown(render: Callable[[list[Mapping[str, Any]]], str]) -> TemplateRol
 
     if not shows(_SYSTEM, {**_USER, "content": _PROBE}):
         return TemplateRoles()  # it takes no instructions in any place: its refusal says so
+    developer, system = ({"role": role, "content": _PROBE} for role in ("developer", "system"))
     return TemplateRoles(
-        developer=shows({"role": "developer", "content": _PROBE}, _USER),
-        late_system=shows(_SYSTEM, _USER, {"role": "system", "content": _PROBE}, _USER),
+        developer=shows(developer, _USER),
+        late_developer=shows(_SYSTEM, _USER, developer, _USER),
+        late_system=shows(_SYSTEM, _USER, system, _USER),
     )
 
 
 def written_for(messages: object, roles: TemplateRoles) -> Any:
     """Return as many messages in the same order, with instructions in a role that is shown.
 
-    A developer's message becomes a system message. One behind the first message becomes a user's, in
-    its place: merged into the first, it would change the prompt's beginning, and no KV would fit.
+    A developer's message becomes a system message, and one after others a user's, in its place:
+    merged into the first, it would change the prompt's beginning, and no KV would fit.
 
     Returns:
         The same object if nothing changes, or if it is no list of messages.
@@ -74,7 +81,7 @@ def written_for(messages: object, roles: TemplateRoles) -> Any:
 
 def _written(message: Any, index: int, roles: TemplateRoles) -> Any:
     role = message.get("role") if isinstance(message, dict) else None
-    if role == "developer" and not roles.developer:
+    if role == "developer" and not (roles.late_developer if index else roles.developer):
         role = "system"
     if role == "system" and index and not roles.late_system:
         return _reminder(message)

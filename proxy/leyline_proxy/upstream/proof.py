@@ -8,7 +8,7 @@ the tokens of each prompt.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -19,8 +19,8 @@ import structlog
 from leyline_engine.contract import TOKENIZE_PATH
 
 from ..model.rendered import Rendered
-from ..render import ChatRenderer, dialect_of
 from ..model.template_roles import TemplateRoles, roles_shown
+from ..render import ChatRenderer, dialect_of
 from ..render.renderer import TEXT_MEMORY_BYTES
 from .client import UpstreamClient
 from .renderer_document import RendererDocument
@@ -173,7 +173,7 @@ class Rendering:
     """Digest of the engine's chat template and tokenizer; empty if they aren't known."""
     tokens_path: str = TOKENIZE_PATH
     """Path of the engine's own tokens."""
-    roles: TemplateRoles = TemplateRoles()
+    roles: TemplateRoles = field(default_factory=TemplateRoles)
     """Roles that the chat template shows; all if it isn't known."""
 
     @property

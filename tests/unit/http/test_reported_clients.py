@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-
 import pytest
 from support.fake_engine import MODEL, FakeEngine, proxy_before
 from support.messages_route import MESSAGES, body
-
 
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
 
@@ -43,3 +41,32 @@ async def test_a_key_beside_a_token_for_another_service_counts(engine: FakeEngin
 
         assert [await status("sk-ant-oat01-a", "right"), await status("right", "old")] == [200, 200]
         assert await status("sk-ant-oat01-a", "old") == 401
+
+
+@pytest.mark.parametrize(
+    ("owner", "edits", "goes_on"),
+    [
+        ("vllm", [], True),
+        ("sglang", [], True),
+        ("openai", [], False),
+        ("vllm", [{"message": 1, "drop": True, "mode": "amortize"}], False),
+    ],
+)
+async def test_an_answer_that_was_begun_goes_on(
+    owner: str, edits: list[dict[str, object]], goes_on: bool
+) -> None:
+    """Only servers that can are asked to, and only while the beginning is the last message."""
+    engine = FakeEngine(capability=None)
+    engine.owner = owner
+    begun = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "I"}]
+    async with proxy_before(engine) as client:
+        asked = body(*begun, leyline={"edits": edits})
+        assert (await client.post(MESSAGES, json=asked)).status_code == 200
+    given = {
+        name: engine.sent.get(name) for name in ("continue_final_message", "add_generation_prompt")
+    }
+    assert given == (
+        {"continue_final_message": True, "add_generation_prompt": False}
+        if goes_on
+        else {"continue_final_message": None, "add_generation_prompt": None}
+    )
