@@ -6,8 +6,10 @@ from functools import partial
 
 import msgspec
 
+from ..apis.call_arguments import with_readable_calls
 from ..model.template_roles import holds_instructions, written_for
 from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
+from ..request.wire import replace_messages
 from ..tenants import Tenant
 from .api import Api, ApiCall
 from .limits import beside
@@ -25,7 +27,16 @@ class ChatCall(ApiCall):
         if not pool.roles().all and holds_instructions(raw):
             raw = self._written(raw)
         bodies = self.services.bodies if self.runs else None
-        return parse_chat(raw, self.request.headers, tenant, clock=self.clock, bodies=bodies)
+        parse = partial(parse_chat, clock=self.clock, bodies=bodies)
+        chat = parse(raw, self.request.headers, tenant)
+        known = chat.read.known if chat.read is not None else 0
+        sent = [
+            (index, message if index < known else with_readable_calls(message))
+            for index, message in enumerate(chat.messages)
+        ]
+        if all(message is chat.messages[index] for index, message in sent):
+            return chat
+        return parse(replace_messages(raw, sent, chat.messages), self.request.headers, tenant)
 
     def _written(self, raw: bytes) -> bytes:
         """Return the body with instructions in roles that the engine's template shows."""

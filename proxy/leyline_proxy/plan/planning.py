@@ -32,7 +32,7 @@ from ..model.spans import ANYTHING, SpanNames
 from ..model.undeclared import UndeclaredRules
 from ..model.verdicts import Verdict
 from ..model.vocabulary import Decision
-from ..render import STEERING, RenderError
+from ..render import PROMPT_MEMBERS, RenderError
 from ..request.identify import demands_forget
 from ..request.parse import ChatRequest
 from ..request.resemblance import offers_tools
@@ -151,8 +151,7 @@ def prompt_question(given: PlanInput, draft: Draft) -> dict[str, Any] | None:
     if draft.rendered is not None or not given.status.splices or not _is_renderable(given):
         return None
     body = given.request.body
-    steers = (*STEERING, "add_generation_prompt")
-    names = body if given.status.rendering.tokens_path == TOKENS_PATH else steers
+    names = body if given.status.rendering.tokens_path == TOKENS_PATH else PROMPT_MEMBERS
     steering = {name: body[name] for name in names if body.get(name) is not None}
     messages = draft.edited.prepared.messages
     return {**steering, "model": given.request.model, "messages": messages}

@@ -2,6 +2,6 @@
 
 from .dialect_choice import dialect_of
 from .dialects import RenderError
-from .renderer import STEERING, ChatRenderer, steering_digest
+from .renderer import PROMPT_MEMBERS, ChatRenderer, steering_digest
 
-__all__ = ["STEERING", "ChatRenderer", "RenderError", "dialect_of", "steering_digest"]
+__all__ = ["PROMPT_MEMBERS", "ChatRenderer", "RenderError", "dialect_of", "steering_digest"]

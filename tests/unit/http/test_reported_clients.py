@@ -1,11 +1,14 @@
-"""What real clients ask that other gateways were reported to answer wrongly."""
+"""Requests of real clients that other gateways were reported to answer wrongly."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 from support.fake_engine import MODEL, FakeEngine, proxy_before
 from support.messages_route import MESSAGES, body
 
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
 
 
@@ -70,3 +73,42 @@ async def test_an_answer_that_was_begun_goes_on(
         if goes_on
         else {"continue_final_message": None, "add_generation_prompt": None}
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "member", "other"), [(CHAT, "input", RESPONSES), (RESPONSES, "messages", CHAT)]
+)
+async def test_a_request_of_the_other_api_is_told_its_path(
+    engine: FakeEngine, path: str, member: str, other: str
+) -> None:
+    """A client that is set up for one API and asks the other's path learns what to change."""
+    async with proxy_before(engine) as client:
+        asked = {"model": MODEL, member: [{"role": "user", "content": "Go."}]}
+        refused = await client.post(path, json=asked)
+    assert refused.status_code == 400
+    assert f"POST {other}" in refused.json()["error"]["message"]
+
+
+async def test_a_chat_goes_on_after_a_call_that_broke_off(engine: FakeEngine) -> None:
+    """The engine gets an object in its place on every later turn, and all else byte for byte."""
+    broken = {"name": "ls", "arguments": '{"path": '}
+    whole = {"name": "ls", "arguments": '{"b":1,  "a":2}'}
+    calls = [
+        {"id": f"c{number}", "type": "function", "function": each}
+        for number, each in enumerate((broken, whole))
+    ]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in calls]
+    talk = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        *results,
+    ]
+    async with proxy_before(engine) as client:
+        for _ in range(2):
+            asked = {"model": MODEL, "messages": talk, "temperature": 0.5}
+            assert (await client.post(CHAT, json=asked)).status_code == 200
+            sent = engine.sent["messages"]
+            one, two = (each["function"]["arguments"] for each in sent[1]["tool_calls"])
+            assert (json.loads(one), two) == ({"INVALID_JSON": '{"path": '}, whole["arguments"])
+            assert [sent[0], *sent[2:]] == [talk[0], *talk[2:]]
+            talk = [*talk, {"role": "assistant", "content": "Hello."}, talk[0]]

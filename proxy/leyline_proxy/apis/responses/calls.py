@@ -13,20 +13,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..chat_answers import INVALID_JSON
+from ..call_arguments import readable_arguments
 from .content import Item, string
 from .errors import FieldError
 
 SHELL = "local_shell"
 CUSTOM_MEMBER = "input"
-NO_ARGUMENTS = "{}"
 _SHELL_MEMBERS = ("command", "timeout_ms", "working_directory", "env", "user")
 
 Kind = Literal["function", "custom", "local_shell"]
-
-
-class _AnyObject(msgspec.Struct):
-    """A JSON object, of which no value is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +65,7 @@ def chat_call(place: str, item: Item) -> dict[str, Any]:
             arguments = _shell_arguments(f"{place}.action", item.get("action"))
         case _:
             kind, name = "function", string(place, item, "name")
-            arguments = _readable(string(place, item, "arguments"))
+            arguments = readable_arguments(string(place, item, "arguments"))
     namespace = item.get("namespace")
     tool = Tool(kind, name, namespace if isinstance(namespace, str) else None)
     function = {"name": tool.chat_name, "arguments": arguments}
@@ -113,17 +108,6 @@ def custom_input(arguments: str) -> str:
     """Return a custom tool's input; the whole arguments if they have another form."""
     found = _object(arguments).get(CUSTOM_MEMBER)
     return found if isinstance(found, str) else arguments
-
-
-def _readable(arguments: str) -> str:
-    """Return arguments that engines can read. A model may have broken off in the middle of them,
-    and an engine that refuses them would refuse every later turn of the conversation, too."""
-    try:
-        msgspec.json.decode(arguments, type=_AnyObject)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        empty = arguments.strip() in ("", "null")
-        return NO_ARGUMENTS if empty else _spaced({INVALID_JSON: arguments})
-    return arguments
 
 
 def _shell_arguments(place: str, action: object) -> str:
