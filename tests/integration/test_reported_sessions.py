@@ -144,3 +144,22 @@ def test_an_answer_goes_on_where_it_was_begun(
     read = usage.input_tokens + (usage.cache_read_input_tokens or 0)
     assert read == stack.size(prompt)
     assert read == messages.messages.count_tokens(model=MODEL, messages=begun).input_tokens
+
+
+def test_characters_of_a_framed_text_cannot_be_named(
+    chat: openai.OpenAI, messages: anthropic.Anthropic
+) -> None:
+    """An edit by characters of a message that is sent in a frame is refused by its field: it would
+    concern others than the caller's. One of another message is carried out."""
+    talk: list[Any] = [USER, ANSWER, {"role": "system", "content": LATE}, USER]
+    for index, status in ((2, 400), (0, 200)):
+        edit = {"message": index, "chars": [0, 4], "replacement": "", "mode": "forget"}
+        asked: dict[str, Any] = {"model": MODEL, "messages": talk, "max_tokens": 2}
+        asked["extra_body"] = {"leyline": {"edits": [edit]}}
+        for create in (chat.chat.completions.create, messages.messages.create):
+            if status == 200:
+                create(**asked)
+                continue
+            with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as refused:
+                create(**asked)
+            assert "leyline.edits[0].chars" in str(refused.value)

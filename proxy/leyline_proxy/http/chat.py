@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 
 from ..apis.call_arguments import with_readable_calls
-from ..model.template_roles import holds_instructions, written_for
+from ..model.template_roles import holds_instructions
 from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
 from ..request.wire import replace_messages
 from ..tenants import Tenant
@@ -41,9 +41,10 @@ class ChatCall(ApiCall):
     def _written(self, raw: bytes) -> bytes:
         """Return the body with instructions in roles that the engine's template shows."""
         body = decode_body(raw)
-        messages = body.get("messages")
-        written = written_for(messages, self.services.pool.roles(model_of(body)))
-        return raw if written is messages else msgspec.json.encode({**body, "messages": written})
+        model_of(body)
+        written = self.written(body)
+        same = written is body.get("messages")
+        return raw if same else msgspec.json.encode({**body, "messages": written})
 
 
 CHAT = Api("/v1/chat/completions", "/v1/leyline/count_tokens", ChatCall)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from .messages import Message
 _PROBE = "ley-probe"
 _SYSTEM = {"role": "system", "content": "a"}
 _USER = {"role": "user", "content": "b"}
+_BEGINS = re.compile(rb'"messages"\s*:\s*\[\s*\{\s*"role"\s*:\s*"system"')
+"""The beginning of a list whose first message is the system's."""
 _OPEN, _CLOSE = "<system-reminder>\n", "\n</system-reminder>"
 """Frame of instructions in a user's message, as coding agents write them and models know them."""
 
@@ -79,6 +82,14 @@ def written_for(messages: object, roles: TemplateRoles) -> Any:
     return found if changed else messages
 
 
+def framed(messages: Sequence[Any], written: Sequence[Any]) -> frozenset[int]:
+    """Return the places of messages whose text :func:`written_for` has put into a frame."""
+    pairs = enumerate(zip(messages, written, strict=True))
+    return frozenset(
+        index for index, (one, other) in pairs if one is not other and other["role"] == "user"
+    )
+
+
 def _written(message: Any, index: int, roles: TemplateRoles) -> Any:
     role = message.get("role") if isinstance(message, dict) else None
     if role == "developer" and not (roles.late_developer if index else roles.developer):
@@ -103,7 +114,8 @@ def _text(text: str) -> dict[str, str]:
 
 def holds_instructions(raw: bytes) -> bool:
     """Return False if a chat request's body surely has none that :func:`written_for` changes."""
-    return b"developer" in raw or raw.count(b"system") > 1
+    first = 1 if _BEGINS.search(raw) else 0
+    return b'"developer"' in raw or raw.count(b'"system"') > first
 
 
 def strictest(roles: Sequence[TemplateRoles]) -> TemplateRoles:

@@ -100,5 +100,17 @@ def test_the_strictest_of_several_engines_counts() -> None:
     """Any of them may get the turn."""
     assert strictest([]) == ALL
     assert strictest([ALL, NO_DEVELOPER, FIRST_ONLY]) == STRICT
-    assert holds_instructions(b'{"role":"developer"}')
-    assert not holds_instructions(b'{"role":"system"}')
+
+
+def test_most_bodies_are_known_to_need_nothing() -> None:
+    """Only those are decoded that have a developer's message, or a system message after others."""
+    first, user, late = '{"role": "system", "content": "\\"system\\""}', "{}", '{"role":"system"}'
+    for messages, holds in (
+        ([first, user], False),
+        ([user], False),
+        ([user, late], True),
+        ([first, user, late], True),
+        (['{"role":"developer"}'], True),
+    ):
+        body = f'{{"model": "m", "messages": [{", ".join(messages)}]}}'
+        assert holds_instructions(body.encode()) is holds, messages
