@@ -98,7 +98,7 @@ def streamed(chunks: Sequence[dict[str, Any]], **options: Any) -> tuple[Talk, di
 
 
 TEXT = st.text(alphabet='ab \n{}"\\é€😀', max_size=8)
-_FUNCTION = st.builds(json.dumps, st.dictionaries(TEXT, TEXT, max_size=2)) | TEXT.filter(bool)
+_FUNCTION = st.builds(json.dumps, st.dictionaries(TEXT, TEXT, max_size=2))
 _CUSTOM = st.builds(lambda text: json.dumps({"input": text}, ensure_ascii=False), TEXT)
 _SHELL = st.builds(
     lambda words: json.dumps({"command": words}, ensure_ascii=False),
@@ -112,11 +112,16 @@ _CALL = st.one_of(
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> dict[str, Any]:
-    """An assistant's message as chat engines give it."""
+def answers(draw: st.DrawFn, *, breaks_off: bool = False) -> dict[str, Any]:
+    """An assistant's message as chat engines give it.
+
+    Args:
+        breaks_off: True if arguments may be no JSON object.
+    """
+    kinds = _CALL | st.tuples(st.just("ls"), TEXT) if breaks_off else _CALL
     calls = [
         {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for i, (name, arguments) in enumerate(draw(st.lists(_CALL, max_size=3)))
+        for i, (name, arguments) in enumerate(draw(st.lists(kinds, max_size=3)))
     ]
     text, thinking = draw(TEXT), draw(TEXT)
     message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}

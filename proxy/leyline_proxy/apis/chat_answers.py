@@ -13,6 +13,9 @@ OWN_MEMBERS = ("context_management", "leyline")
 
 NAMELESS = "The engine's answer has a tool call without a name."
 MIXED = "The engine adds to the arguments of a tool call that has ended."
+INVALID_JSON = "INVALID_JSON"
+"""Member that holds a call's arguments if they are no JSON object, as Anthropic advises."""
+
 CUT_OFF = "The engine ended its stream before its answer was complete."
 """An :class:`AnswerError`'s message for an answer without an end."""
 

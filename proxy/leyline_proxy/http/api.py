@@ -15,9 +15,12 @@ from starlette.types import Receive
 from ..apis.chat_answers import AnswerError
 from ..apis.events import Events
 from ..apis.native import NativeApi
-from ..errors import ProxyError, UpstreamRefusalError
+from ..errors import BadRequestError, ProxyError, UpstreamRefusalError
 from ..model.clock import TurnClock
 from ..model.compaction import Compacted, CompactionReport
+from ..model.fields import OPTIONS_FIELD
+from ..model.template_roles import framed, written_for
+from ..request.declared import DeclaredEditError, check_unframed
 from ..request.parse import ChatRequest
 from ..request.recall_tool import with_recall_tool
 from ..tenants import Tenant
@@ -73,6 +76,21 @@ class ApiCall(ABC):
             return found
 
         return opened
+
+    def written(self, body: Mapping[str, Any]) -> Any:
+        """Return a chat request's messages in roles that the engine's template shows.
+
+        Raises:
+            BadRequestError: an edit concerns characters of a text that has got a frame.
+        """
+        messages = body.get("messages")
+        found = written_for(messages, self.services.pool.roles(body.get("model")))
+        if isinstance(messages, list) and found is not messages:
+            try:
+                check_unframed(body.get(OPTIONS_FIELD), framed(messages, found))
+            except DeclaredEditError as error:
+                raise BadRequestError(str(error), param=error.param) from error
+        return found
 
     @abstractmethod
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:

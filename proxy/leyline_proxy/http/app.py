@@ -23,6 +23,7 @@ from .dispatch import TurnDispatch
 from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
 from .guard import guard_against_pages
+from .head_requests import HeadRequests
 from .metrics import keep_observing
 from .openapi import describe
 from .routes import APIS, install_routes
@@ -67,6 +68,7 @@ def create_app(
     app.state.services = services
     install_error_handlers(app, passing_paths(settings.pass_through))
     install_routes(app, services)
+    app.add_middleware(HeadRequests)
     app.add_middleware(TurnDispatch, services=services, apis=APIS)
     if services.tenants.open:
         guard_against_pages(app, settings, settings.host)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
+import msgspec
+
+from ..apis.call_arguments import with_readable_calls
 from ..apis.chat_history import shown_history
 from ..errors import BadRequestError
 from ..model.fields import OPTIONS_FIELD
-from ..request.parse import ChatRequest, parse_chat
+from ..model.messages import Message
+from ..model.template_roles import holds_instructions
+from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
 from ..request.wire import replace_messages
 from ..tenants import Tenant
 from .api import Api, ApiCall
@@ -24,24 +30,47 @@ class ChatCall(ApiCall):
         return await beside(raw, partial(self._parsed, tenant, raw))
 
     def _parsed(self, tenant: Tenant, raw: bytes) -> ChatRequest:
+        pool = self.services.pool
+        if not pool.roles().all and holds_instructions(raw):
+            raw = self._written(raw)
         bodies = self.services.bodies if self.runs else None
-        headers = self.request.headers
-        chat = parse_chat(raw, headers, tenant, clock=self.clock, bodies=bodies)
-        # A remembered body holds no parts of other providers: they have been replaced in it.
-        shown = shown_history(chat.messages, chat.read.known if chat.read is not None else 0)
-        if not shown:
+        parse = partial(parse_chat, clock=self.clock, bodies=bodies)
+        chat = parse(raw, self.request.headers, tenant)
+        # In a remembered body, all this is done.
+        known = chat.read.known if chat.read is not None else 0
+        shown = shown_history(chat.messages, known)
+        _check_places(chat, shown)
+        sent = [
+            (index, message if index < known else with_readable_calls(shown.get(index, message)))
+            for index, message in enumerate(chat.messages)
+        ]
+        if all(message is chat.messages[index] for index, message in sent):
             return chat
-        for number, edit in enumerate(chat.options.edits):
-            if edit.chars is not None and edit.message in shown:
-                field = f"{OPTIONS_FIELD}.edits[{number}].chars"
-                raise BadRequestError(
-                    f"{field}: message {edit.message} holds parts of another provider, whose texts "
-                    "have no places of yours. Replace or drop the whole message.",
-                    param=field,
-                )
-        sent = [(index, shown.get(index, each)) for index, each in enumerate(chat.messages)]
-        replaced = replace_messages(raw, sent, chat.messages)
-        return parse_chat(replaced, headers, tenant, clock=self.clock, bodies=bodies)
+        return parse(replace_messages(raw, sent, chat.messages), self.request.headers, tenant)
+
+    def _written(self, raw: bytes) -> bytes:
+        """Return the body with instructions in roles that the engine's template shows."""
+        body = decode_body(raw)
+        model_of(body)
+        written = self.written(body)
+        same = written is body.get("messages")
+        return raw if same else msgspec.json.encode({**body, "messages": written})
+
+
+def _check_places(chat: ChatRequest, shown: Mapping[int, Message]) -> None:
+    """Refuse edits by characters in messages whose parts are shown as other texts.
+
+    Raises:
+        BadRequestError: names the edit.
+    """
+    for number, edit in enumerate(chat.options.edits):
+        if edit.chars is not None and edit.message in shown:
+            field = f"{OPTIONS_FIELD}.edits[{number}].chars"
+            raise BadRequestError(
+                f"{field}: message {edit.message} holds parts of another provider, whose texts "
+                "have no places of yours. Replace or drop the whole message.",
+                param=field,
+            )
 
 
 CHAT = Api(ChatCall.path, "/v1/leyline/count_tokens", ChatCall)

@@ -19,7 +19,7 @@ from ..apis.anthropic.diagnostics import Asked, asked_diagnostics, diagnosis, pr
 from ..apis.anthropic.errors import FieldError, error_document
 from ..apis.anthropic.models import map_model, map_models
 from ..apis.anthropic.native import NativeMessages
-from ..apis.anthropic.request import ChatMapping, map_request
+from ..apis.anthropic.request import ChatMapping, map_request, without_beginning
 from ..apis.anthropic.stream import NO_TOKENS, MessageEvents
 from ..apis.chat_answers import AnswerError
 from ..apis.events import encoded
@@ -69,6 +69,9 @@ class MessagesCall(ApiCall):
             body = decode_body(raw)
             opens = self.opens(tenant, model_of(body))
             self._mapping = map_request(body, runs=self.runs, opens=opens)
+            self._mapping.body["messages"] = self.written(self._mapping.body)
+            if not self.services.pool.continues(model_of(body)):
+                without_beginning(self._mapping.body)
             self._asked = asked_diagnostics(body)
             compacted = last_compaction(body["messages"]) is not None
             self.unfolds = compacted or bool(self._mapping.foreign)
@@ -193,16 +196,22 @@ ANTHROPIC_VERSION = "anthropic-version"
 """Header of clients of Anthropic's API."""
 
 
-def model_as_asked(body: bytes, headers: Mapping[str, str]) -> Response:
-    """Return the entry of a model in Anthropic's shape.
+def model_as_asked(
+    asked: Mapping[str, str], entry: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return a model's entry, in Anthropic's shape if the client uses that API.
+
+    Args:
+        asked: headers of the request.
+        headers: those of the answer.
 
     Raises:
-        ProxyError: ``body`` is no model's entry.
+        ProxyError: it is no entry of a model.
     """
-    entry = answer_of(body)
     if not isinstance(entry.get("id"), str):
         raise unfit_answer(AnswerError("The engine's entry of a model has no id."))
-    return Response(orjson.dumps(map_model(entry)), headers=headers, media_type="application/json")
+    shown = map_model(entry) if ANTHROPIC_VERSION in asked else entry
+    return Response(orjson.dumps(shown), headers=headers, media_type="application/json")
 
 
 def models_as_asked(headers: Mapping[str, str], listed: Response) -> Response:

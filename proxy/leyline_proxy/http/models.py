@@ -46,6 +46,20 @@ async def model_list(pool: ReplicaPool, allowed: Names | None, headers: RawHeade
     raise next(answer for answer in answers if isinstance(answer, BaseException))
 
 
+async def listed_model(
+    pool: ReplicaPool, allowed: Names | None, headers: RawHeaders, name: str
+) -> Any:
+    """Return a model's entry in the list; None if it has none.
+
+    Raises:
+        ProxyError: no engine can be reached.
+    """
+    listed = await model_list(pool, allowed, headers)
+    if listed.status_code != httpx.codes.OK:
+        return None
+    return dict(_models(bytes(listed.body))).get(name)
+
+
 async def _ask(replica: Replica, headers: RawHeaders) -> Response:
     try:
         async with replica.client.open(

@@ -41,8 +41,9 @@ from .errors import method_error
 from .exchange import Exchange
 from .limits import checked_json, until_disconnect
 from .messages import ANTHROPIC_VERSION, model_as_asked
+from .models import listed_model
 from .path_hints import hint, is_mistaken, shown_path
-from .refusal import refusal_response
+from .refusal import answer_of, refusal_response
 from .time_limit import within
 
 PATTERN = "/v1/{path:path}"
@@ -81,6 +82,13 @@ class PassThroughExchange(Exchange):
             raw = await checked_json(raw, tenant.limits.max_body_values)
         model = _model_of(path, raw)
         pool = self.services.pool
+        if passage.path == MODEL_PATH:
+            # Not all engines have this path, and their lists name every model.
+            headers = self.request.headers
+            entry = await listed_model(pool, tenant.upstreams, headers.raw, path.partition("/")[2])
+            if entry is not None:
+                await self.answer(model_as_asked(headers, entry), scope, receive, send)
+                return
         self.model = pool.label(model)
         # No session: any engine of the model will do, and a random key spreads the load. Lists of
         # models may leave out those of other paths, so the engine refuses unknown ones.
@@ -164,7 +172,8 @@ class PassThroughExchange(Exchange):
             if httpx.codes.is_error(upstream.status_code):
                 return refusal_response(upstream, await read(upstream), self.extra_headers)
             if listed and ANTHROPIC_VERSION in self.request.headers:
-                return model_as_asked(await read(upstream), self.extra_headers)
+                entry = answer_of(await read(upstream))
+                return model_as_asked(self.request.headers, entry, self.extra_headers)
             headers = downstream_headers(upstream.headers)
             if headers.get("location", "").startswith(replica.client.address):
                 raise UpstreamUnreachableError("The engine redirects to itself.")

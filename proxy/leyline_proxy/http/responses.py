@@ -148,6 +148,7 @@ class ResponsesCall(ApiCall):
             runs=self.runs,
             opens=self.opens(tenant, given.model),
         )
+        mapping.body["messages"] = self.written(mapping.body)
         compacted = any(item.get("type") in (COMPACTION, TRIGGER) for item in items)
         self.unfolds = compacted or bool(mapping.foreign)
         opening = self.opening_of(given, mapping)

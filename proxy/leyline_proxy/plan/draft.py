@@ -17,7 +17,7 @@ from ..model.messages import has_media
 from ..model.prepared import Prepared
 from ..model.rendered import Rendered
 from ..model.verdicts import Verdict
-from ..render import STEERING, PromptTooLargeError, RenderError
+from ..render import PROMPT_MEMBERS, PromptTooLargeError, RenderError
 from ..telemetry.metrics import Metrics
 from .plan_input import PlanInput
 
@@ -88,7 +88,7 @@ def draft_turn(given: PlanInput, edited: Edited, metrics: Metrics, *, runs: bool
 def _question(given: PlanInput, prepared: Prepared) -> Mapping[str, Any]:
     """Return the question to the engine for the tokens of a prompt."""
     status, body = given.status, given.request.body
-    names = body if status.rendering.tokens_path == TOKENS_PATH else STEERING
+    names = body if status.rendering.tokens_path == TOKENS_PATH else PROMPT_MEMBERS
     steering = {name: body[name] for name in names if body.get(name) is not None}
     return {**steering, "model": given.request.model, "messages": prepared.messages}
 

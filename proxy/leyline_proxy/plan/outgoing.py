@@ -44,6 +44,8 @@ PROXY_MEMBERS = (*RESERVED, OPTIONS_FIELD, CONTEXT_FIELD)
 
 _CHANGED = frozenset((*PROXY_MEMBERS, METADATA))
 _PARAMS = "custom_params"
+_CONTINUES = "continue_final_message"
+"""Member of a request whose last message begins the answer. What is put after it ends that."""
 _CARRIED = CARRIED.encode()
 
 
@@ -226,6 +228,8 @@ def outgoing_body(
     body = replace_messages(body, messages, prepared.client)
     if request.prewarms:
         body = for_one_token(body, request.body)
+    if request.body.get(_CONTINUES) and prepared.messages[-1].get("role") != "assistant":
+        body = remove_members(body, (_CONTINUES, "add_generation_prompt"))
     if carried:
         return _carrying(body, envelope, salt)
     body = salted(body, salt)

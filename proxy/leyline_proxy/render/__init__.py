@@ -2,10 +2,10 @@
 
 from .dialect_choice import dialect_of
 from .dialects import PromptTooLargeError, RenderError
-from .renderer import STEERING, ChatRenderer, steering_digest
+from .renderer import PROMPT_MEMBERS, ChatRenderer, steering_digest
 
 __all__ = [
-    "STEERING",
+    "PROMPT_MEMBERS",
     "ChatRenderer",
     "PromptTooLargeError",
     "RenderError",

@@ -56,6 +56,9 @@ STEERING = (
 )
 """Members of a chat request that may change its prompt, besides messages and model."""
 
+PROMPT_MEMBERS = (*STEERING, "add_generation_prompt")
+"""Members of a chat request that its engine needs to return the prompt's tokens."""
+
 _NEVER_VARIABLES = ("messages", "self")
 """Names that jinja refuses besides the messages."""
 

@@ -121,6 +121,9 @@ def parse_chat(
     """
     read = bodies.read(tenant.name, raw) if bodies is not None else None
     body = decode_body(raw) if read is None else read.members
+    if "messages" not in body and "input" in body:
+        message = "messages must be a list of chat messages. input is that of POST /v1/responses."
+        raise BadRequestError(message, param="messages")
     _check_count(body.get("messages"), tenant.limits.max_messages)
     try:
         messages = tuple(_checked(body, read))

@@ -33,6 +33,7 @@ class Passage:
     """True if a model may have written the answer."""
 
 
+MODEL_PATH = "models/NAME"
 STATELESS = (
     Passage("POST", "embeddings"),
     Passage("POST", "pooling"),
@@ -48,7 +49,7 @@ STATELESS = (
     Passage("POST", "audio/translations", form=True, writes=True),
     Passage("POST", "images/generations"),
     Passage("POST", "images/edits", form=True),
-    Passage("GET", "models/NAME", reads=False),
+    Passage("GET", MODEL_PATH, reads=False),
 )
 """Requests to inference servers that leave no trace for other requests to find: the routes of
 SGLang 0.5.23, vLLM and OpenAI."""
@@ -90,8 +91,6 @@ _READLESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 
 _BY_NAME = {(each.method, each.path): each for each in STATELESS}
 _MODEL = re.compile(r"models/[\w.:@+-]+(?:/[\w.:@+-]+)*", re.ASCII)
-MODEL_PATH = "models/NAME"
-"""The path of the entry of one model."""
 
 _UNCLEAR = frozenset({"", ".", ".."})
 """Parts of a path that servers read differently: a doubled or a final slash may count or not."""

@@ -166,10 +166,10 @@ class TenantDirectory:
         """
         if self._is_open:
             return self._tenants[DEFAULT_TENANT]
-        key = offered_key(headers)
-        if not key:
+        keys = _offered_keys(headers)
+        if not keys:
             raise UnauthorizedError("No API key given. Send it as 'Authorization: Bearer KEY'.")
-        found = self._match(key_digest(key))
+        found = [each for key in keys for each in self._match(key_digest(key))]
         if not found:
             raise UnauthorizedError("This API key belongs to no tenant of this proxy.")
         now = self._now()
@@ -191,9 +191,16 @@ def _described(names: Sequence[str]) -> str:
 
 def offered_key(headers: Mapping[str, str]) -> str:
     """Return the key of a request; empty for none."""
+    return next(iter(_offered_keys(headers)), "")
+
+
+def _offered_keys(headers: Mapping[str, str]) -> list[str]:
+    """Return all keys of a request, the most meant first. A client that is signed in to another
+    service may send its token for that beside the key."""
     scheme, _, credential = headers.get("authorization", "").partition(" ")
-    key = credential.strip() if scheme.lower() == "bearer" else ""
-    return key or headers.get("api-key", "") or headers.get("x-api-key", "")
+    bearer = credential.strip() if scheme.lower() == "bearer" else ""
+    found = (bearer, headers.get("api-key", ""), headers.get("x-api-key", ""))
+    return [*dict.fromkeys(filter(None, found))]
 
 
 def build_directory(settings: Settings, tokens: Tokens | None = None) -> TenantDirectory:

@@ -41,6 +41,10 @@ UNKNOWN_MODEL = "unknown"
 """Metric label of models that the engine doesn't list: labels are never the caller's text."""
 
 
+_CONTINUING = frozenset({"sglang", "vllm"})
+"""Owners of models on servers that can go on with an answer's beginning."""
+
+
 @dataclass(frozen=True, slots=True)
 class UpstreamStatus:
     """One finding about the engine; replaced as a whole by the next one."""
@@ -117,6 +121,12 @@ class UpstreamStatus:
         """True if reuse can be asked for in parts of a prompt, of a session's own KV alone."""
         capability = self.capability if self.splices else None
         return capability is not None and capability.reuses and capability.reuse_within
+
+    @property
+    def continues(self) -> bool:
+        """True if it takes ``continue_final_message``; other servers may refuse what they don't
+        know."""
+        return self.capability is not None or not _CONTINUING.isdisjoint(self.owners)
 
     @property
     def unpacks(self) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Iterator, Sequence
 
 from ..errors import NotFoundError, closest
+from ..model.template_roles import TemplateRoles, strictest
 from .handshake import UNKNOWN_MODEL
 from .rendezvous import ranked
 from .replica import Replica
@@ -85,6 +86,19 @@ class ReplicaPool:
                 param="model",
                 code="model_not_found",
             )
+
+    def roles(self, model: str | None = None) -> TemplateRoles:
+        """Return the roles that the templates of all replicas show.
+
+        Args:
+            model: only that of replicas which serve it.
+        """
+        serving = [each for each in self if model is None or each.status.serves(model)]
+        return strictest([each.status.rendering.roles for each in serving])
+
+    def continues(self, model: str) -> bool:
+        """Return True if all replicas that serve a model can go on with an answer's beginning."""
+        return all(each.status.continues for each in self if each.status.serves(model))
 
     def open_to(self, allowed: Names | None) -> list[Replica]:
         """Return the replicas that a tenant may use.

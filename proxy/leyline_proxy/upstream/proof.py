@@ -8,7 +8,7 @@ the tokens of each prompt.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -19,6 +19,7 @@ import structlog
 from leyline_engine.contract import TOKENIZE_PATH
 
 from ..model.rendered import Rendered
+from ..model.template_roles import TemplateRoles, roles_shown
 from ..render import ChatRenderer, dialect_of
 from ..render.renderer import TEXT_MEMORY_BYTES
 from .client import UpstreamClient
@@ -173,6 +174,8 @@ class Rendering:
     """Digest of the engine's chat template and tokenizer; empty if they aren't known."""
     tokens_path: str = TOKENIZE_PATH
     """Path of the engine's own tokens."""
+    roles: TemplateRoles = field(default_factory=TemplateRoles)
+    """Roles that the chat template shows; all if it isn't known."""
 
     @property
     def source(self) -> str:
@@ -224,7 +227,12 @@ async def examine_rendering(
         problem=problem,
         fingerprint=fingerprint,
         tokens_path=document.tokens_path,
+        roles=await anyio.to_thread.run_sync(_roles, renderer),
     )
+
+
+def _roles(renderer: ChatRenderer) -> TemplateRoles:
+    return roles_shown(lambda messages: renderer.text(messages, None))
 
 
 def _load(document: RendererDocument, memory_bytes: int) -> tuple[ChatRenderer, str]:

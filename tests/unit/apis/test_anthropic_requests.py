@@ -89,7 +89,7 @@ def test_an_assistants_blocks_are_one_message() -> None:
 
 
 def test_results_are_messages_of_their_own_in_their_order() -> None:
-    """A message with results and texts becomes several, none of them out of place."""
+    """A message with results and texts becomes several: the results, then the rest as one."""
     second = {**USE, "id": "t2"}
     content = [
         {"type": "text", "text": "first"},
@@ -99,10 +99,9 @@ def test_results_are_messages_of_their_own_in_their_order() -> None:
     ]
     talk = [{"role": "assistant", "content": [USE, second]}, {"role": "user", "content": content}]
     assert chat(talk)[1:] == [
-        {"role": "user", "content": "first"},
         {"role": "tool", "tool_call_id": "t2", "content": "two"},
         {"role": "tool", "tool_call_id": "t1", "content": ""},
-        {"role": "user", "content": "last"},
+        {"role": "user", "content": [content[0], content[3]]},
     ]
 
 

@@ -22,7 +22,7 @@ def kinds(events: Talk) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
 
 
-@given(st.data(), answers(), st.booleans())
+@given(st.data(), answers(breaks_off=True), st.booleans())
 def test_every_event_is_one_of_the_sdks(
     data: st.DataObject, message: dict[str, Any], carries: bool
 ) -> None:
@@ -48,7 +48,7 @@ def test_every_event_is_one_of_the_sdks(
     assert kinds(events)[-1] == "completed"
 
 
-@given(st.data(), answers())
+@given(st.data(), answers(breaks_off=True))
 def test_deltas_add_up_to_what_is_done(data: st.DataObject, message: dict[str, Any]) -> None:
     """This holds for texts, reasoning, arguments and inputs."""
     events, _ = streamed(data.draw(chunked(message)))
@@ -183,7 +183,7 @@ def test_what_cant_be_told_is_an_error(chunks: Talk) -> None:
         streamed(chunks)
 
 
-@given(st.data(), answers())
+@given(st.data(), answers(breaks_off=True))
 def test_ids_are_stable_and_unique(data: st.DataObject, message: dict[str, Any]) -> None:
     """An item keeps its id from its first event to the last response."""
     events, response = streamed(data.draw(chunked(message)))

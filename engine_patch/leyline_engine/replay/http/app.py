@@ -101,7 +101,7 @@ class EngineEndpoints:
         check_common(body, self._model)
         check_chat(body)
         prompt = await run_in_threadpool(
-            self._encoder.chat, body.messages, body.tools, body.chat_template_kwargs or {}
+            self._encoder.chat, body.messages, body.tools, body.template_options
         )
         limit = body.max_completion_tokens or body.max_tokens
         top = (body.top_logprobs or 0) if body.logprobs else None
@@ -150,7 +150,7 @@ class EngineEndpoints:
         if body.messages is not None:
             check_messages(body.messages)
             tokens = await run_in_threadpool(
-                self._encoder.chat, body.messages, body.tools, body.chat_template_kwargs or {}
+                self._encoder.chat, body.messages, body.tools, body.template_options
             )
         else:
             tokens = await run_in_threadpool(self._encoder.text, body.prompt or "")

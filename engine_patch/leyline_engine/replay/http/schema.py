@@ -102,6 +102,15 @@ class ChatBody(CommonBody, frozen=True, kw_only=True):
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Extra: variables for the chat template."""
+    continue_final_message: bool | None = None
+    """Extra: the last message is the assistant's, and the answer goes on with it."""
+    add_generation_prompt: bool | None = None
+    """Extra: must be false with ``continue_final_message``, and begins an answer by default."""
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Variables for the chat template, and the end of the prompt."""
+        return _template_options(self)
 
     @property
     def parses_tools(self) -> bool:
@@ -155,6 +164,22 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     prompt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Variables for the chat template, and the end of the prompt."""
+        return _template_options(self)
+
+
+def _template_options(body: ChatBody | TokenizeBody) -> dict[str, Any]:
+    ends = {
+        name: value
+        for name in ("continue_final_message", "add_generation_prompt")
+        if (value := getattr(body, name)) is not None
+    }
+    return {**(body.chat_template_kwargs or {}), **ends}
 
 
 B = TypeVar("B", ChatBody, CompletionBody, NativeBody, TokenizeBody)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..chat_answers import (
+    INVALID_JSON,
     AnswerError,
     Called,
     calls_of,
@@ -20,7 +21,6 @@ from ..chat_answers import (
     text_or_none,
     whole_arguments,
 )
-from .blocks import INVALID_JSON
 
 SIGNATURE = "unsigned"
 """Signature of thinking. The proxy signs nothing, but clients send back only signed thinking."""

@@ -27,9 +27,6 @@ from .history import rule_of
 Block = Mapping[str, Any]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
-INVALID_JSON = "INVALID_JSON"
-"""Member for a tool's input that is no JSON object, as Anthropic advises."""
-
 _ATTRIBUTION = "x-anthropic-billing-header:"
 """Prefix of the line that Claude Code puts before its system prompt. It is meant for Anthropic's
 accounts and changes with each request, so no prompt would begin like the last one."""
@@ -152,7 +149,10 @@ def _message(where: str, message: Mapping[str, Any], reading: _Reading) -> Itera
 
 
 def _user(where: str, content: Sequence[Any], reading: _Reading) -> Iterator[Placed]:
+    """Yield the results first, wherever the client has put them: an engine expects them right
+    after their calls. The rest follows as one message."""
     parts: list[dict[str, Any]] = []
+    answers = False
     # Templates want the user's turn in its place, also if nothing of it can be shown.
     empty = all(isinstance(raw, dict) and raw.get("type") not in _APART for raw in content)
     for number, raw in enumerate(content):
@@ -160,15 +160,15 @@ def _user(where: str, content: Sequence[Any], reading: _Reading) -> Iterator[Pla
         block = _block(place, raw)
         if block["type"] == COMPACTION:
             continue
-        if block["type"] != "tool_result":
+        if block["type"] == "tool_result":
+            answers = True
+            yield Placed(_result(place, block, reading), place)
+        else:
             parts += _parts(place, block, reading)
-            continue
-        if parts:
-            yield Placed({"role": "user", "content": _plain(parts)}, where)
-            parts = []
-        yield Placed(_result(place, block, reading), place)
-    if parts or empty:
-        yield Placed({"role": "user", "content": _plain(parts)}, where)
+    # An empty text beside others says nothing, but would be a turn of its own after results.
+    said = [part for part in parts if part.get("text") != ""]
+    if said or (not answers and (parts or empty)):
+        yield Placed({"role": "user", "content": _plain(said or parts[:1])}, where)
 
 
 def _result(place: str, block: Block, reading: _Reading) -> Message:

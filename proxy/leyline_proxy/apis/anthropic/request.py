@@ -58,6 +58,9 @@ _SERVER_SIDE = {
 """Members for work or state of Anthropic's servers, and the code of their refusal: ignoring them
 would give a wrong answer."""
 
+_CONTINUES = {"continue_final_message": True, "add_generation_prompt": False}
+"""Members by which SGLang, vLLM and the replay engine go on with the last message."""
+
 _THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 _EFFORT = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 _PLACE = re.compile(r"messages\[(\d+)\]")
@@ -112,6 +115,8 @@ def map_request(
         if name not in _MAPPED and name not in _WITHOUT_EFFECT and name not in _SERVER_SIDE
     }
     chat["messages"] = [item.message for item in placed]
+    if _begins_answer(chat["messages"][-1]):
+        chat |= _CONTINUES
     if tools:
         chat["tools"] = tools
     chat |= chat_choice(body.get("tool_choice"), tools)
@@ -127,6 +132,19 @@ def map_request(
         chat["context_management"] = edits
     origins = tuple(item.origin for item in placed)
     return ChatMapping(chat, origins, tuple(stops), frozenset(foreign))
+
+
+def without_beginning(chat: dict[str, Any]) -> None:
+    """Take the members of a begun answer out of a chat request, for engines without them."""
+    for name in _CONTINUES:
+        chat.pop(name, None)
+
+
+def _begins_answer(message: Mapping[str, Any]) -> bool:
+    """Return True if the last message is the beginning of the answer, which the model goes on
+    with; most templates would begin another one, and SGLang would take it for the user's."""
+    said = message["role"] == "assistant" and "tool_calls" not in message
+    return said and bool(str(message["content"] or "").strip())
 
 
 def _max_tokens(value: object) -> int:

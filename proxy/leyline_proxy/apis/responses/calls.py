@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..call_arguments import readable_arguments
 from ..foreign import readable
 from .content import Foreign, Item, joined_content, string
 from .errors import FieldError
@@ -84,7 +85,7 @@ def chat_call(place: str, item: Item) -> dict[str, Any]:
             arguments = _spaced(only if isinstance(only, dict) else shown)
         case _:
             kind, name = "function", string(place, item, "name")
-            arguments = string(place, item, "arguments")
+            arguments = readable_arguments(string(place, item, "arguments"))
     namespace = item.get("namespace")
     tool = Tool(kind, name, namespace if isinstance(namespace, str) else None)
     function = {"name": tool.chat_name, "arguments": arguments}

@@ -107,7 +107,8 @@ def input_items(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if given is None and body.get(PREVIOUS) is not None:
         return []
     if not isinstance(given, list):
-        raise FieldError("input", "input must be a string or a list of items.")
+        other = " messages are those of POST /v1/chat/completions." if "messages" in body else ""
+        raise FieldError("input", f"input must be a string or a list of items.{other}")
     if not given and body.get(PREVIOUS) is None:
         raise FieldError("input", "input must hold at least one item.")
     return given
