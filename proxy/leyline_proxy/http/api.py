@@ -82,7 +82,7 @@ class ApiCall(ABC):
         """
         messages = body.get("messages")
         found = written_for(messages, self.services.pool.roles(body.get("model")))
-        if found is not messages:
+        if isinstance(messages, list) and found is not messages:
             try:
                 check_unframed(body.get(OPTIONS_FIELD), framed(messages, found))
             except DeclaredEditError as error:
