@@ -346,7 +346,6 @@ def test_deep_nesting_is_served_or_refused(client: httpx.Client, model: str, dep
         b"1e400",
         b"NaN",
         b"-Infinity",
-        b'"\\ud800"',
         b"9" * 5000,
         b"01",
         b'"\xff"',

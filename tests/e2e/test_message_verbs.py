@@ -104,7 +104,7 @@ def test_a_pinned_message_is_not_edited(client: httpx.Client, model: str) -> Non
         ({"decay": {"turns": 0}}, "messages[1].leyline.decay.turns", ">= 1"),
         ({"decay": {"days": 1}}, "messages[1].leyline.decay", "may have turns, seconds"),
         ({"decay": {}}, "messages[1].leyline.decay", "needs turns or seconds"),
-        ({"share": "no spaces"}, "messages[1].leyline.share", "regex"),
+        ({"share": "no spaces"}, "messages[1].leyline.share", "use only letters"),
         ({"verdict": "guilty"}, "messages[1].leyline.verdict", "guilty"),
         ({"tags": ["x"] * 17}, "messages[1].leyline.tags", "16"),
     ],

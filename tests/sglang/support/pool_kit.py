@@ -137,9 +137,15 @@ def numbers(stored: torch.Tensor) -> torch.Tensor:
     return torch.where(stored >= 128, -size, size)
 
 
-def roundings(got: torch.Tensor, wanted: torch.Tensor) -> float:
+def roundings(got: torch.Tensor, wanted: torch.Tensor, *, terms: float = 0.0) -> float:
     """Largest distance of stored e4m3 bytes from float64 numbers, clamped at ±448, as a multiple
-    of the most that rounding to nearest can be off: half a step where the number is."""
+    of the most that rounding to nearest can be off: half a step where the number is.
+
+    Args:
+        terms: largest term of a sum in fp32 that the numbers are. Large terms may cancel to a
+            small number; what rounding them adds isn't counted.
+    """
     clamped = wanted.clamp(-448, 448)
     half = torch.exp2(clamped.abs().clamp(min=2.0**-6).log2().floor() - 4)
-    return float(((numbers(got) - clamped).abs() / half).max())
+    distance = (numbers(got) - clamped).abs() - 4 * terms * 2.0**-24
+    return float((distance / half).max())
