@@ -135,9 +135,9 @@ async def test_windows_are_known_behind_another_proxy(engines: int) -> None:
 
 
 async def test_an_entry_that_is_none_is_the_engines_fault() -> None:
-    """A model's entry without an id can't be put in Anthropic's shape."""
+    """The entry of a model that no list has can't be put in Anthropic's shape without an id."""
     engine = FakeEngine()
     engine.scripted = {f"{MODELS}/": Answer([b"[]"])}
     async with proxy_before(engine) as http:
-        answer = await http.get(f"{MODELS}/{MODEL}", headers=ANTHROPICS)
+        answer = await http.get(f"{MODELS}/unlisted", headers=ANTHROPICS)
     assert (answer.status_code, answer.json()["type"]) == (502, "error")

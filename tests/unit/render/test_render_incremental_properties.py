@@ -123,7 +123,7 @@ messages = st.fixed_dictionaries(
     {
         "role": st.sampled_from(["system", "user", "assistant", "tool"]),
         "content": st.sampled_from(["a", "ab", "bb", "", "  a b\n", "\ue000", "<|im_end|>"])
-        | st.sampled_from([None, ["a", {"type": "text", "text": "b"}]])
+        | st.sampled_from([None, [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]])
         | st.text("ab <|", max_size=5),
     },
     optional={"number": st.sampled_from([0, 1, True, False, 1.0, -0.0, 0.0, "1"])},

@@ -155,7 +155,7 @@ def test_a_new_field_asks_for_a_new_format() -> None:
         *("id", "tenant", "key", "turns", "history", "next_index", "updated", "created"),
         *("departed", "policy_states", "completions", "unnamed", "places", "in_flight"),
         *("unvouched", "demands", "untraced", "verdicts", "readings", "asides", "recalled"),
-        "name",
+        *("name", "tools"),
     }
     assert {field.name for field in fields(RetainedTurn)} == {
         *("turn", "index", "prepared", "rendered", "output_ids", "lineage", "receipt", "digest"),
