@@ -296,9 +296,9 @@ async def test_the_asynchronous_client_as_well(origin: str) -> None:
 def test_errors_are_the_sdks_own(sdk: anthropic.Anthropic) -> None:
     """Each mistake raises the class that Anthropic's own answer would, and names the field."""
     talk = [asked(text("Hello."))]
-    lost = {"type": "tool_result", "tool_use_id": "toolu_lost", "content": "x"}
+    nobodys = {"type": "tool_result", "content": "x"}
     with pytest.raises(anthropic.BadRequestError, match="tool_use_id") as bad:
-        ask(sdk, [asked(lost)], stream=False)
+        ask(sdk, [asked(nobodys)], stream=False)
     assert bad.value.request_id is not None
     with pytest.raises(anthropic.BadRequestError, match="web_search_20250305"):
         ask(sdk, talk, stream=True, tools=[{"type": "web_search_20250305", "name": "web_search"}])

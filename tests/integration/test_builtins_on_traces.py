@@ -184,10 +184,19 @@ class Template:
         """Return True if it renders the messages."""
         variables = self.source.variables(list(request.tools) or None, True, None)
         try:
-            text = self.source.render([*map(self.dialect.message, messages)], variables)
+            shown = [self.dialect.message(_readable(message)) for message in messages]
+            text = self.source.render(shown, variables)
         except Exception:  # templates raise what they like
             return False
         return bool(text)
+
+
+def _readable(message: Message) -> Message:
+    """A message without pictures: an engine that reads text refuses them before it renders."""
+    content = message["content"]
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [part for part in content if part["type"] == "text"]}
 
 
 @cache

@@ -283,7 +283,7 @@ def _no_folder(world: World) -> None:
 
 FAULTS: dict[str, tuple[Plant, str, str]] = {
     "a setting that is none": (_typo, "config", "leyline.yaml:2:1.*retained_turns"),
-    "a file that is no YAML": (_broken_yaml, "config", "leyline.yaml:3:1.*Fix"),
+    "a file that is no YAML": (_broken_yaml, "config", "leyline.yaml:3:1.*no YAML"),
     "Redis can't be reached": (_no_redis, "redis.reachable", "nothing is listening.*Start Redis"),
     "Redis refuses the password": (_wrong_password, "redis.reachable", "USER:PASSWORD@"),
     "Redis's certificate isn't trusted": (_untrusted_redis, "redis.reachable", "isn't trusted"),

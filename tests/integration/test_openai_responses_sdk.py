@@ -314,7 +314,9 @@ def test_what_doesnt_fit_is_refused_or_truncated() -> None:
         for turn in range(6, 9):
             items += looked(turn)
         items.append(asked("And now?"))
-        with pytest.raises(openai.BadRequestError, match="the context holds 3072") as bad:
+        with pytest.raises(
+            openai.BadRequestError, match="maximum context length is 3072 tokens"
+        ) as bad:
             ask(sdk, items, stream=False)
         assert bad.value.code == "context_length_exceeded"
         truncated = ask(sdk, items, stream=False, truncation="auto")
@@ -334,9 +336,9 @@ def test_what_doesnt_fit_is_refused_or_truncated() -> None:
 
 def test_errors_are_the_sdks_own(sdk: openai.OpenAI) -> None:
     """Each mistake raises the class that OpenAI's own answer would, and names the field."""
-    lost = {"type": "function_call_output", "call_id": "call_lost", "output": "x"}
+    nobodys = {"type": "function_call_output", "call_id": 7, "output": "x"}
     with pytest.raises(openai.BadRequestError) as bad:
-        ask(sdk, [asked("Hello."), lost], stream=False)
+        ask(sdk, [asked("Hello."), nobodys], stream=False)
     assert bad.value.param == "input[1].call_id"
     with pytest.raises(openai.BadRequestError, match="file_search"):
         tool = {"type": "file_search", "vector_store_ids": ["a"]}

@@ -139,8 +139,6 @@ from leyline_policies.testing import check_policy, requests_of
 
 from @NAME@ import @CLASS@
 
-from ..model.name_rule import NameRule
-
 PASTED = {"role": "user", "content": "x" * 100}
 ANSWER = {"role": "assistant", "content": "y" * 100}
 
