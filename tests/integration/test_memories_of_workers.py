@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from support.fake_engine import FakeEngine, forgotten
 from support.hubs import hub
 from support.process_search import Marker
@@ -88,6 +89,7 @@ async def turn(client: httpx.AsyncClient, text: str, turns: int) -> None:
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.nightly
 async def test_a_forget_at_one_worker_empties_the_others_memories(tmp_path: Path) -> None:
     """Turns at both workers leave a text in both; after a proof at one only the hub's newest list
     has it, and after a turn without it no object of either has."""

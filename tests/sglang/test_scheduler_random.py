@@ -340,7 +340,7 @@ class Driver:
 KINDS = {"drafts": DraftScheduler, "hosted": HostedScheduler}
 VARIANTS = [
     pytest.param({"core": "rust"}, id="rust"),
-    pytest.param({"core": "python"}, id="python"),
+    pytest.param({"core": "python"}, id="python", marks=pytest.mark.nightly),
     pytest.param({"core": "rust", "events": True}, id="events"),
     pytest.param({"core": "rust", "overlap": True, "capacity": 460, "chunk": 32}, id="overlap"),
     pytest.param(
@@ -356,11 +356,11 @@ VARIANTS = [
     pytest.param({"core": "rust", "capacity": 420}, id="pressure", marks=pytest.mark.nightly),
     pytest.param({"core": "rust", "chunk": 24}, id="chunked", marks=pytest.mark.nightly),
     pytest.param({"core": "rust", "capacity": 460, "chunk": 32}, id="chunked-pressure"),
-    pytest.param({"core": "rust", "reuses": True}, id="reuse"),
+    pytest.param({"core": "rust", "reuses": True}, id="reuse", marks=pytest.mark.nightly),
     pytest.param(
         {"core": "rust", "capacity": 1000, "chunk": 32, "reuses": True}, id="reuse-pressure"
     ),
-    pytest.param({"core": "rust", "page": 16}, id="page-16"),
+    pytest.param({"core": "rust", "page": 16}, id="page-16", marks=pytest.mark.nightly),
     pytest.param({"core": "python", "page": 16}, id="page-16-python", marks=pytest.mark.nightly),
     pytest.param({"core": "rust", "page": 64}, id="page-64", marks=pytest.mark.nightly),
     pytest.param({"core": "rust", "page": 16, "capacity": 640, "chunk": 40}, id="page-16-pressure"),
