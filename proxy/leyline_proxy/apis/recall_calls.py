@@ -125,7 +125,9 @@ class RecallScreen:
         held.append(part)
         if number in self._arguments or call.name == RECALL_TOOL:
             said = map(_arguments, held[:-1])
-            self._arguments.setdefault(number, []).extend([*said, arguments])
+            # Other readers take null for no arguments; as in a whole answer, it is kept here.
+            last = arguments if call.whole else _arguments(part)
+            self._arguments.setdefault(number, []).extend([*said, last])
             del self._held[number]
         return self._decided()
 

@@ -17,7 +17,11 @@ from leyline_proxy.apis.recall_calls import (
 from leyline_proxy.model.asides import RECALL_TOOL
 
 CALLS = st.lists(
-    st.tuples(st.sampled_from([RECALL_TOOL, "shell", "note"]), st.text(max_size=12)), max_size=5
+    st.tuples(
+        st.sampled_from([RECALL_TOOL, "shell", "note"]),
+        st.text(max_size=12) | st.sampled_from(["null", "nullx", "nullnull"]),
+    ),
+    max_size=5,
 )
 
 
