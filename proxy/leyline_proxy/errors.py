@@ -20,6 +20,8 @@ class ProxyError(Exception):
     kind = "api_error"
     code = "internal_error"
     overflow: Overflow | None = None  # figures of a prompt that is too long
+    header: tuple[str, str] | None = None
+    """An extra response header."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -27,9 +29,6 @@ class ProxyError(Exception):
         self.param = param
         if code is not None:
             self.code = code
-
-    header: tuple[str, str] | None = None
-    """An extra response header."""
 
     @property
     def headers(self) -> dict[str, str]:

@@ -163,3 +163,13 @@ def test_characters_of_a_framed_text_cannot_be_named(
             with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as refused:
                 create(**asked)
             assert "leyline.edits[0].chars" in str(refused.value)
+
+
+def test_an_edit_of_no_message_is_refused_beside_a_framed_text(chat: openai.OpenAI) -> None:
+    """An edit by characters whose message is no number is the caller's mistake, not a failure."""
+    talk: list[Any] = [USER, ANSWER, {"role": "system", "content": LATE}, USER]
+    edit = {"message": [2], "chars": [0, 4], "replacement": "", "mode": "forget"}
+    with pytest.raises(openai.BadRequestError, match=r"leyline\.edits\[0\]\.message"):
+        chat.chat.completions.create(
+            model=MODEL, messages=talk, max_tokens=2, extra_body={"leyline": {"edits": [edit]}}
+        )

@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command(
         "roi",
-        epilog=("Example:  leyline roi sessions.jsonl.gz --policy prune --plot out/roi.png"),
+        epilog="Example:  leyline roi sessions.jsonl.gz --policy prune --plot out/roi.png",
     )(roi)
 
 

@@ -20,7 +20,7 @@ from ..model.clock import TurnClock
 from ..model.compaction import Compacted, CompactionReport
 from ..model.fields import OPTIONS_FIELD
 from ..model.template_roles import framed, written_for
-from ..request.declared import DeclaredEditError, check_unframed
+from ..request.declared import edits_by_characters
 from ..request.parse import ChatRequest
 from ..request.recall_tool import with_recall_tool
 from ..tenants import Tenant
@@ -86,10 +86,14 @@ class ApiCall(ABC):
         messages = body.get("messages")
         found = written_for(messages, self.services.pool.roles(body.get("model")))
         if isinstance(messages, list) and found is not messages:
-            try:
-                check_unframed(body.get(OPTIONS_FIELD), framed(messages, found))
-            except DeclaredEditError as error:
-                raise BadRequestError(str(error), param=error.param) from error
+            places = framed(messages, found)
+            for field, _ in edits_by_characters(body.get(OPTIONS_FIELD), places):
+                raise BadRequestError(
+                    f"{field} can't be counted: the model's chat template shows no such message, "
+                    "so that it is sent as the user's, in a frame. Replace or drop the whole "
+                    "message.",
+                    param=field,
+                )
         return found
 
     @abstractmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 import msgspec
@@ -11,8 +10,8 @@ from ..apis.call_arguments import with_readable_calls
 from ..apis.chat_history import shown_history
 from ..errors import BadRequestError
 from ..model.fields import OPTIONS_FIELD
-from ..model.messages import Message
 from ..model.template_roles import holds_instructions
+from ..request.declared import edits_by_characters
 from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
 from ..request.wire import replace_messages
 from ..tenants import Tenant
@@ -39,7 +38,12 @@ class ChatCall(ApiCall):
         # In a remembered body, all this is done.
         known = chat.read.known if chat.read is not None else 0
         shown = shown_history(chat.messages, known)
-        _check_places(chat, shown)
+        for field, place in edits_by_characters(chat.body.get(OPTIONS_FIELD), shown):
+            raise BadRequestError(
+                f"{field}: message {place} holds parts of another provider, whose texts have no "
+                "places of yours. Replace or drop the whole message.",
+                param=field,
+            )
         sent = [
             (index, message if index < known else with_readable_calls(shown.get(index, message)))
             for index, message in enumerate(chat.messages)
@@ -55,22 +59,6 @@ class ChatCall(ApiCall):
         written = self.written(body)
         same = written is body.get("messages")
         return raw if same else msgspec.json.encode({**body, "messages": written})
-
-
-def _check_places(chat: ChatRequest, shown: Mapping[int, Message]) -> None:
-    """Refuse edits by characters in messages whose parts are shown as other texts.
-
-    Raises:
-        BadRequestError: names the edit.
-    """
-    for number, edit in enumerate(chat.options.edits):
-        if edit.chars is not None and edit.message in shown:
-            field = f"{OPTIONS_FIELD}.edits[{number}].chars"
-            raise BadRequestError(
-                f"{field}: message {edit.message} holds parts of another provider, whose texts "
-                "have no places of yours. Replace or drop the whole message.",
-                param=field,
-            )
 
 
 CHAT = Api(ChatCall.path, "/v1/leyline/count_tokens", ChatCall)

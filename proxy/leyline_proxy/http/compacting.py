@@ -210,8 +210,8 @@ class Compacting:
     ) -> CompactionReport:
         choice = first_choice(answer) or {}
         said = choice.get("message")
-        text = content_of(said) if isinstance(said, Mapping) else None
-        if text is None or not text.strip():
+        text = content_of(said) if isinstance(said, Mapping) else ""
+        if not text.strip():
             raise UpstreamRefusalError(
                 502, "The model wrote no summary.", kind="upstream_error", code="no_summary"
             )

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ..apis.anthropic.errors import error_document, too_long
+from ..apis.anthropic.errors import ANTHROPIC_VERSION, error_document, too_long
 from ..errors import BadRequestError, NotFoundError, ProxyError
 from ..telemetry.logging import frames_of
 from .path_hints import (
@@ -47,12 +47,9 @@ class MethodError(ProxyError):
     code = "method_not_allowed"
 
     def __init__(self, method: str, path: str, allowed: Iterable[str]) -> None:
-        self._allowed = ", ".join(allowed)
-        super().__init__(f"{method} is not possible on {path}. It takes {self._allowed}.")
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"allow": self._allowed}
+        shown = ", ".join(allowed)
+        super().__init__(f"{method} is not possible on {path}. It takes {shown}.")
+        self.header = ("allow", shown)
 
 
 def error_body(error: ProxyError) -> bytes:
@@ -132,7 +129,7 @@ def shaped_response(
             headers={**error.headers, **(headers or {})},
             media_type="application/json",
         )
-    if not is_anthropic(path) and "anthropic-version" not in request.headers:
+    if not is_anthropic(path) and ANTHROPIC_VERSION not in request.headers:
         return error_response(error, headers)
     answer = anthropic_response(error)
     answer.headers.update(headers or {})

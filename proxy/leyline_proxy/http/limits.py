@@ -39,16 +39,13 @@ class EncodingError(MediaTypeError):
     code = "unsupported_content_encoding"
 
     def __init__(self, accepted: Iterable[str]) -> None:
-        self._accepted = ", ".join(accepted)
+        names = ", ".join(accepted)
         super().__init__(
-            f"The body may have one content encoding, of {self._accepted}, or none. Send it in one "
-            "of these, or unpacked.",
+            f"The body may have one content encoding, of {names}, or none. Send it in one of "
+            "these, or unpacked.",
             param="content-encoding",
         )
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"accept-encoding": self._accepted}
+        self.header = ("accept-encoding", names)
 
 
 async def read_body(

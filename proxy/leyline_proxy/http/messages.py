@@ -16,7 +16,7 @@ from starlette.responses import Response
 from ..apis.anthropic.answer import map_answer, map_usage
 from ..apis.anthropic.compaction import compaction_block, last_compaction, with_iterations
 from ..apis.anthropic.diagnostics import Asked, asked_diagnostics, diagnosis, print_of
-from ..apis.anthropic.errors import FieldError, error_document
+from ..apis.anthropic.errors import ANTHROPIC_VERSION, FieldError, error_document
 from ..apis.anthropic.models import map_model, map_models
 from ..apis.anthropic.native import NativeMessages
 from ..apis.anthropic.request import ChatMapping, map_request, without_beginning
@@ -190,10 +190,6 @@ class MessagesCall(ApiCall):
 MESSAGES = Api(
     MessagesCall.path, f"{MessagesCall.path}/count_tokens", MessagesCall, NativeMessages()
 )
-
-
-ANTHROPIC_VERSION = "anthropic-version"
-"""Header of clients of Anthropic's API."""
 
 
 def model_as_asked(

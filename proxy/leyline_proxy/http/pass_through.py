@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..apis.anthropic.errors import ANTHROPIC_VERSION
 from ..errors import (
     BadRequestError,
     ClientDisconnected,
@@ -40,7 +41,7 @@ from .bare_charges import BareCharge
 from .errors import method_error
 from .exchange import Exchange
 from .limits import checked_json, until_disconnect
-from .messages import ANTHROPIC_VERSION, model_as_asked
+from .messages import model_as_asked
 from .models import listed_model
 from .path_hints import hint, is_mistaken, shown_path
 from .refusal import answer_of, refusal_response

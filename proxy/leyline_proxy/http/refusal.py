@@ -10,11 +10,7 @@ import httpx
 import orjson
 from starlette.responses import Response
 
-from ..errors import (
-    ProxyError,
-    UpstreamRefusalError,
-    UpstreamUnreachableError,
-)
+from ..errors import ProxyError, UpstreamRefusalError, UpstreamUnreachableError
 from ..upstream.headers import downstream_headers
 from ..upstream.overflows import PromptTooLongError, overflow_of
 from .errors import error_response

@@ -268,11 +268,11 @@ class TurnExchange(Exchange):
         if upstream.status_code != httpx.codes.OK:
             return await self._refusal(turn, upstream, body)
         body, member = take_member(body, RECORD_MEMBER) if turn.enveloped else (body, None)
-        prewarms = turn.request.prewarms
-        if prewarms:
-            body = msgspec.json.encode(emptied(answer_of(body)))
         # Before the turn counts: an answer that can't be passed on must not change the session.
-        answer = answer_of(body)
+        answer, prewarms = answer_of(body), turn.request.prewarms
+        if prewarms:
+            answer = emptied(answer)
+            body = msgspec.json.encode(answer)
         note_answer(answer)
         api = self._native
         usage = answer.get("usage") if api is None else api.usage(answer)

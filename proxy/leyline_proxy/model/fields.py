@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import msgspec
@@ -12,6 +13,13 @@ from .name_rule import rule_of, texts_at
 
 OPTIONS_FIELD = "leyline"
 """The member of a request's body that holds its options."""
+
+CONTINUE_MEMBER = "continue_final_message"
+BEGUN_ANSWER: Mapping[str, bool] = MappingProxyType(
+    {CONTINUE_MEMBER: True, "add_generation_prompt": False}
+)
+"""Members by which SGLang, vLLM and the replay engine continue an answer that the last message
+begins."""
 
 _PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
 _NAMED = re.compile(r"matching regex '(.*)'$")

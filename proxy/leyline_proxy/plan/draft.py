@@ -17,6 +17,7 @@ from ..model.messages import has_media
 from ..model.prepared import Prepared
 from ..model.rendered import Rendered
 from ..model.verdicts import Verdict
+from ..overflow import CODE
 from ..render import PROMPT_MEMBERS, PromptTooLargeError, RenderError
 from ..telemetry.metrics import Metrics
 from .plan_input import PlanInput
@@ -35,7 +36,7 @@ class LongPromptError(BadRequestError):
         context: tokens of the context.
     """
 
-    code = "context_length_exceeded"
+    code = CODE
 
     def __init__(self, size: int, context: int) -> None:
         super().__init__(

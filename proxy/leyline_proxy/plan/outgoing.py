@@ -25,7 +25,7 @@ from leyline_engine.contract import (
 )
 
 from ..edits.rules import effective_share
-from ..model.fields import OPTIONS_FIELD
+from ..model.fields import BEGUN_ANSWER, CONTINUE_MEMBER, OPTIONS_FIELD
 from ..model.prepared import Prepared
 from ..request.context_management import CONTEXT_FIELD
 from ..request.parse import ChatRequest
@@ -44,8 +44,6 @@ PROXY_MEMBERS = (*RESERVED, OPTIONS_FIELD, CONTEXT_FIELD)
 
 _CHANGED = frozenset((*PROXY_MEMBERS, METADATA))
 _PARAMS = "custom_params"
-_CONTINUES = "continue_final_message"
-"""Member of a request whose last message begins the answer. What is put after it ends that."""
 _CARRIED = CARRIED.encode()
 
 
@@ -228,8 +226,9 @@ def outgoing_body(
     body = replace_messages(body, messages, prepared.client)
     if request.prewarms:
         body = for_one_token(body, request.body)
-    if request.body.get(_CONTINUES) and prepared.messages[-1].get("role") != "assistant":
-        body = remove_members(body, (_CONTINUES, "add_generation_prompt"))
+    # What is put after the beginning of an answer ends that.
+    if request.body.get(CONTINUE_MEMBER) and prepared.messages[-1].get("role") != "assistant":
+        body = remove_members(body, tuple(BEGUN_ANSWER))
     if carried:
         return _carrying(body, envelope, salt)
     body = salted(body, salt)

@@ -3,7 +3,7 @@ a prompt can't be rendered here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,18 +17,14 @@ from ..admission.turn_threads import TurnThreads
 from ..edits.editing import Edited
 from ..edits.editor import Editor
 from ..edits.policy_facts import reading_renderer, token_counter
-from ..errors import (
-    ProxyError,
-    UnsupportedError,
-    UpstreamUnreachableError,
-)
+from ..errors import ProxyError, UnsupportedError, UpstreamUnreachableError
 from ..model.messages import has_media
 from ..model.prepared import Prepared, Quarantined
 from ..request.context_management import CONTEXT_FIELD, applied_edits
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.replica import Replica
-from ..upstream.tokens import TokensRefusedError, tokenize, tokens_of
+from ..upstream.tokens import TokensRefusedError, tokens_of
 from .draft import Draft, LongPromptError, draft_turn
 from .plan_input import PlanInput
 from .planning import Planned, plan_turn
@@ -185,12 +181,7 @@ class Planner:
             raise UpstreamUnreachableError(f"The engine is down: {given.status.problem}")
         if draft.question is None:
             raise _uncountable("this engine's chat template isn't known here")
-        with self._metrics.stage("ask"):
-            try:
-                tokens = await tokens_of(replica.client, draft.question, path)
-            except ProxyError:
-                replica.handshake.report_failure()
-                raise
+        tokens = await self._asked(draft.question, path, replica)
         if tokens is None:
             raise _uncountable("this engine doesn't report them")
         if path != TOKENS_PATH and has_media(draft.edited.prepared.messages):
@@ -200,15 +191,22 @@ class Planner:
 
     async def _tokens(self, draft: Draft, given: PlanInput, replica: Replica) -> list[int] | None:
         """Return the engine's own tokens of a prompt, or None."""
-        if draft.question is None:
-            return None
+        if draft.question is not None:
+            with suppress(ProxyError, TokensRefusedError):
+                path = given.status.rendering.tokens_path
+                return await self._asked(draft.question, path, replica)
+        return None
+
+    async def _asked(
+        self, question: Mapping[str, Any], path: str, replica: Replica
+    ) -> list[int] | None:
+        """Return the engine's answer to a question for tokens. Raises as :func:`tokens_of`."""
         with self._metrics.stage("ask"):
             try:
-                path = given.status.rendering.tokens_path
-                return await tokenize(replica.client, draft.question, path)
+                return await tokens_of(replica.client, question, path)
             except ProxyError:
                 replica.handshake.report_failure()
-                return None
+                raise
 
 
 def _uncountable(why: str) -> UnsupportedError:

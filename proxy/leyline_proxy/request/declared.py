@@ -53,27 +53,22 @@ class DeclaredEditError(ValueError):
         self.param = param
 
 
-def check_unframed(options: object, framed: Collection[int]) -> None:
-    """Refuse edits of characters in texts that the proxy has put into a frame, where the caller's
-    counts would name other characters.
+def edits_by_characters(options: object, messages: Collection[int]) -> Iterator[tuple[str, int]]:
+    """Yield the fields of edits of characters in certain messages, and the messages' indices.
+
+    In texts that the proxy has written, the caller's counts would name other characters.
 
     Args:
         options: the request's member ``leyline``, unchecked.
-        framed: indices of the messages.
-
-    Raises:
-        DeclaredEditError: names the edit.
+        messages: their indices.
     """
     edits = options.get("edits") if isinstance(options, dict) else None
     for number, edit in enumerate(edits if isinstance(edits, list) else ()):
         if not isinstance(edit, dict) or edit.get("chars") is None:
             continue
-        if edit.get("message") in framed:
-            raise DeclaredEditError(
-                f"{EDITS_FIELD}[{number}].chars",
-                "can't be counted: the model's chat template shows no such message, so that it is "
-                "sent as the user's, in a frame. Replace or drop the whole message.",
-            )
+        message = edit.get("message")
+        if isinstance(message, int) and message in messages:
+            yield f"{EDITS_FIELD}[{number}].chars", message
 
 
 class _Placed(NamedTuple):

@@ -42,7 +42,7 @@ def in_first_order(request: ChatRequest, known: Sequence[int]) -> ChatRequest:
         return request
     moved = sum(at != place for each in places.values() for at, place in enumerate(each))
     body = {name: [request.body[name][at] for at in each] for name, each in places.items()}
-    raw = with_places(request.raw, places)
+    raw = _with_places(request.raw, places)
     return replace(request, raw=raw, body={**request.body, **body}, moved_tools=moved)
 
 
@@ -52,7 +52,7 @@ def native_in_first_order(raw: bytes, body: Mapping[str, Any], known: Sequence[i
     Args:
         body: ``raw``, decoded.
     """
-    return with_places(raw, _places(body, known))
+    return _with_places(raw, _places(body, known))
 
 
 def tools_after(known: Sequence[int], request: ChatRequest) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ def tools_after(known: Sequence[int], request: ChatRequest) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*known, *own]))[:MAX_TOOLS]
 
 
-def with_places(raw: bytes, places: Mapping[str, Sequence[int]]) -> bytes:
+def _with_places(raw: bytes, places: Mapping[str, Sequence[int]]) -> bytes:
     """Return a body whose lists have their items, byte for byte, in another order.
 
     Args:
@@ -81,7 +81,7 @@ def with_places(raw: bytes, places: Mapping[str, Sequence[int]]) -> bytes:
 
 
 def _places(body: Mapping[str, Any], known: Sequence[int]) -> dict[str, list[int]]:
-    """Return the lists that change, as :func:`with_places` takes them."""
+    """Return the lists that change, as :func:`_with_places` takes them."""
     ranks = {name: rank for rank, name in enumerate(known)}
     found = {}
     for member in _LISTS:

@@ -309,5 +309,5 @@ def _with_text(session: Session, text: _Text) -> Session:
 def text_of_answer(answer: Mapping[str, Any]) -> str | None:
     """Return the text of a chat answer, cut if it is too long; None if it has none."""
     said = (first_choice(answer) or {}).get("message")
-    text = content_of(said) if isinstance(said, Mapping) else None
-    return text[:LONGEST_ANSWER] if text is not None and text.strip() else None
+    text = content_of(said) if isinstance(said, Mapping) else ""
+    return text[:LONGEST_ANSWER] if text.strip() else None

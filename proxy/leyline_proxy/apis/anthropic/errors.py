@@ -7,6 +7,9 @@ from typing import Any
 
 from ...overflow import Overflow
 
+ANTHROPIC_VERSION = "anthropic-version"
+"""Header of clients of the API."""
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...model.fields import BEGUN_ANSWER
 from .blocks import conversation, system_prompt
 from .compaction import Opens
 from .errors import FieldError
@@ -57,9 +58,6 @@ _SERVER_SIDE = {
 }
 """Members for work or state of Anthropic's servers, and the code of their refusal: ignoring them
 would give a wrong answer."""
-
-_CONTINUES = {"continue_final_message": True, "add_generation_prompt": False}
-"""Members by which SGLang, vLLM and the replay engine go on with the last message."""
 
 _THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 _EFFORT = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
@@ -116,7 +114,7 @@ def map_request(
     }
     chat["messages"] = [item.message for item in placed]
     if _begins_answer(chat["messages"][-1]):
-        chat |= _CONTINUES
+        chat |= BEGUN_ANSWER
     if tools:
         chat["tools"] = tools
     chat |= chat_choice(body.get("tool_choice"), tools)
@@ -136,7 +134,7 @@ def map_request(
 
 def without_beginning(chat: dict[str, Any]) -> None:
     """Take the members of a begun answer out of a chat request, for engines without them."""
-    for name in _CONTINUES:
+    for name in BEGUN_ANSWER:
         chat.pop(name, None)
 
 

@@ -42,6 +42,7 @@ class _Block:
     held: list[str] = field(default_factory=list)
     """What waits until the block may begin."""
     opened: bool = False
+    closed: bool = False
 
 
 _DELTAS = {
@@ -176,7 +177,7 @@ class MessageEvents:
         if block is None:
             block = self._of_calls[call.number] = _Block("tool_use", call)
             self._blocks.append(block)
-        elif block not in self._blocks:
+        elif block.closed:
             if arguments.strip():
                 raise AnswerError(MIXED)
             return
@@ -199,7 +200,7 @@ class MessageEvents:
                 if call is not None and not call.name:
                     if call.nameless:
                         raise AnswerError(NAMELESS)
-                    self._blocks.popleft()
+                    self._close()
                     continue
                 yield self._begin(block.kind, self._shown(block))
                 block.opened = True
@@ -212,7 +213,10 @@ class MessageEvents:
             if block.kind == "thinking":
                 yield self._added({"type": "signature_delta", "signature": SIGNATURE})
             yield {"type": "content_block_stop", "index": self._block}
-            self._blocks.popleft()
+            self._close()
+
+    def _close(self) -> None:
+        self._blocks.popleft().closed = True
 
     def _shown(self, block: _Block) -> dict[str, Any]:
         """Return a block as it begins."""
