@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from support.agent_history import agent_history
 from support.waiting import wait
 from support.worker_fleet import LEYLINE, Fleet, fleet
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 
 CHAT = "/v1/chat/completions"
 RED, BLUE = "key-of-the-red-tenant", "key-of-the-blue-tenant"
@@ -115,11 +116,13 @@ async def test_a_websocket_continues_on_either_worker(two: Fleet) -> None:
     url = two.origin.replace("http", "ws") + "/v1/responses"
     asked = {"type": "response.create", "model": MODEL, "max_output_tokens": 2}
     last: dict[str, Any] = {}
-    async with (
-        connect(url, additional_headers=key(RED), proxy=None) as first,
-        connect(url, additional_headers=key(RED), proxy=None) as second,
-    ):
-        for socket in (first, second):
+    async with AsyncExitStack() as stack:
+        sockets: dict[int, ClientConnection] = {}
+        while len(sockets) < 2:  # a connection that has ended may count for a moment
+            connection = connect(url, additional_headers=key(RED), proxy=None)
+            socket = await stack.enter_async_context(connection)
+            sockets.setdefault(two.worker_of(socket.local_address[1]), socket)
+        for socket in sockets.values():
             more = {"previous_response_id": last["id"]} if last else {}
             await socket.send(json.dumps({**asked, "input": "Over WebSocket.", **more}))
             while not last or last["id"] == more.get("previous_response_id"):

@@ -74,6 +74,15 @@ class Fleet:
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.05)
 
+    def worker_of(self, port: int) -> int:
+        """Return the worker that accepted the WebSocket of a client's port."""
+        deadline = time.monotonic() + START_S
+        while not (accepted := self.lines(f"127.0.0.1:{port} - ")):
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+        worker: int = accepted[-1]["worker"]
+        return worker
+
     def pids(self) -> dict[int, int]:
         """Return the newest process of each worker by its number."""
         started = self.lines("Started server process")
