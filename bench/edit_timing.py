@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leyline_lab.replay.traces import RecordedSession, read_trace
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -26,7 +27,6 @@ from leyline_proxy.edits.prepare import PolicySession, prepare
 from leyline_proxy.edits.schedule import Balance, Timing, balance, pays, pending
 from leyline_proxy.model.messages import Message
 from leyline_proxy.model.prepared import Prepared
-from leyline_proxy.replay.traces import RecordedSession, read_trace
 
 PRESSURE = 0.8
 PLAIN = EditCost(splices=False, prefill_us=1.0)

@@ -32,9 +32,9 @@ from rich.table import Table
 from transformers import AutoTokenizer
 from websockets.asyncio.client import ClientConnection, connect
 
-from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
-from leyline_engine.replay.text.chat import PromptEncoder
 from leyline_proxy.render import ChatRenderer
+from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
+from leyline_replay.text.chat import PromptEncoder
 
 GOAL_S = 0.05
 LARGE = 31 << 20

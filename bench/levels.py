@@ -19,11 +19,11 @@ import torch
 
 from leyline_engine.claims.events import Run
 from leyline_engine.contract import SpanLabel
-from leyline_engine.ledger import SpanLedger
-from leyline_engine.lineage import TOKEN_BITS
 from leyline_engine.occupancy import RegistryLevels, held_by_claims
-from leyline_engine.replay.cache.radix import RadixTree
-from leyline_engine.sources import SourceRegistry, SourceTurn
+from leyline_engine.records.ledger import SpanLedger
+from leyline_engine.records.lineage import TOKEN_BITS
+from leyline_engine.records.sources import SourceRegistry, SourceTurn
+from leyline_replay.cache.radix import RadixTree
 
 REPEATS = 50
 

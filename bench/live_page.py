@@ -8,12 +8,11 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from leyline_lab.demo import DEFAULT_POLICY
+from leyline_lab.demo.run import served, shipped_trace
+from leyline_lab.replay.driver import ChatDriver
+from leyline_lab.replay.traces import TraceRequest
 from playwright.sync_api import Browser, sync_playwright
-
-from leyline_proxy.demo import DEFAULT_POLICY
-from leyline_proxy.demo.run import served, shipped_trace
-from leyline_proxy.replay.driver import ChatDriver
-from leyline_proxy.replay.traces import TraceRequest
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SHORTER = (("review-auth", 9), ("triage-flaky", 14), ("stockroom", 41))

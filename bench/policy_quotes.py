@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from leyline_lab.replay.traces import RecordedSession, read_trace
 from policy_table import OPTIONS, put_into, spec
 from rich.console import Console
 from rich.progress import track
@@ -24,7 +25,6 @@ from leyline_policies.conversation import INSTRUCTION_ROLES
 from leyline_policies.faults import may_forget
 from leyline_policies.quotes import Plain, QuoteCounter, plain, texts_in
 from leyline_proxy.edits.prepare import PolicySession, prepare
-from leyline_proxy.replay.traces import RecordedSession, read_trace
 
 KINDS = "sessions_*.jsonl.gz"
 BEGIN = "<!-- bench/policy_quotes.py -->"

@@ -29,8 +29,6 @@ from rich.table import Table
 from tokenizers import pre_tokenizers
 
 from leyline_engine.contract import ATTENTION_SINK, edit_envelope, token_digest
-from leyline_engine.replay.models.tiny import train_bpe
-from leyline_engine.replay.text.chat import PromptEncoder
 from leyline_policies import load_pipeline
 from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.history import history_chain
@@ -42,6 +40,8 @@ from leyline_proxy.plan.synthesis import synthesize
 from leyline_proxy.render import ChatRenderer
 from leyline_proxy.request.parse import parse_chat
 from leyline_proxy.tenants import Tenant
+from leyline_replay.models.tiny import train_bpe
+from leyline_replay.text.chat import PromptEncoder
 
 Message = dict[str, Any]
 Results = dict[str, dict[str, dict[str, Any]]]

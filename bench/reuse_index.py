@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from leyline_engine.contract import EditPayload, ReuseMode, ReusePayload
-from leyline_engine.replay.admission import Admission
-from leyline_engine.replay.dry_run import DryCache, Found
-from leyline_engine.retention import source_of
-from leyline_engine.sources import SourceTurn
+from leyline_engine.records.retention import source_of
+from leyline_engine.records.sources import SourceTurn
+from leyline_replay.admission import Admission
+from leyline_replay.dry_run import DryCache, Found
 
 VOCABULARY = 128_000
 INDEX = ReusePayload(mode=ReuseMode.LIVE, within=())

@@ -21,12 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-
-from leyline_engine.contract import EditPayload, ReuseMode, ReusePayload
-from leyline_engine.fidelity.recall_task import (
+from leyline_lab.fidelity.recall_task import (
     Message,
     Mix,
     Note,
@@ -37,12 +32,17 @@ from leyline_engine.fidelity.recall_task import (
     session,
     value,
 )
-from leyline_engine.fidelity.recall_words import FILES, KEYS
-from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
-from leyline_engine.replay.models.loader import LoadedModel, load_model
-from leyline_proxy.bench.reuse_texts import demo_material
-from training.encoding import render
-from training.train import WORDS
+from leyline_lab.fidelity.recall_words import FILES, KEYS
+from leyline_lab.reuse.texts import demo_material
+from leyline_lab.training.encoding import render
+from leyline_lab.training.train import WORDS
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from leyline_engine.contract import EditPayload, ReuseMode, ReusePayload
+from leyline_replay.engine import GenerationRequest, ReplayEngine
+from leyline_replay.models.loader import LoadedModel, load_model
 
 MODELS = ("leyline-recall", "leyline-recall-notes")
 THRESHOLDS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from leyline_engine.contract import ATTENTION_SINK, token_digest
+from leyline_engine.records.sources import SourceTurn
 from leyline_engine.reuse.fingerprints import Fingerprinter, MatcherKind, fingerprinter
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.reuse.matching import ReuseMatcher
-from leyline_engine.sources import SourceTurn
 
 VOCABULARY = 128_000
 OTHERS = 4

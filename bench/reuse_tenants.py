@@ -21,13 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from leyline_lab.reuse.tenants import TenantBench, TenantRequest, TenantSample
+from leyline_lab.reuse.texts import demo_material
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from leyline_engine.benches.reuse_tenants import TenantBench, TenantRequest, TenantSample
-from leyline_engine.replay.models.loader import LoadedModel, load_model
-from leyline_proxy.bench.reuse_texts import demo_material
+from leyline_replay.models.loader import LoadedModel, load_model
 
 DOCUMENTS = 24
 CHARACTERS = 700

@@ -31,8 +31,8 @@ from scheduling.stopwatch import percentile
 from scheduling.talk import SCOPE, Talk
 
 from leyline_engine.contract import LineageRun, Mode, ReuseMode, ReusePayload
-from leyline_engine.lineage import fold_keys
-from leyline_engine.publications import Publication, Publications
+from leyline_engine.records.lineage import fold_keys
+from leyline_engine.records.publications import Publication, Publications
 
 BOUND_MS = 10.0
 """One decode step of a large model: no step may take longer."""

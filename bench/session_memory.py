@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from time import process_time
 from typing import Any
 
+from leyline_lab.replay.traces import read_trace
 from proxy_turn import SYSTEM, renderer_document, retain, rounds
 from rich.console import Console
 
@@ -31,7 +32,6 @@ from leyline_proxy.model.history import history_chain
 from leyline_proxy.model.messages import Message
 from leyline_proxy.model.session import RetainedTurn, Session, TurnSummary
 from leyline_proxy.render import ChatRenderer
-from leyline_proxy.replay.traces import read_trace
 from leyline_proxy.sessions import MemorySessionStore
 from leyline_proxy.sessions.codec import decode_session, encode_session
 from leyline_proxy.sessions.freed import give_back_freed

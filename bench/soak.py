@@ -11,7 +11,7 @@ of them pause and the cache is flushed. Three things must hold:
 Give the server a pool too small for the sessions, so that turns are evicted, retracted and staged
 again:
 
-    python -m leyline_engine.sglang.cpu.launch --model-path MODEL --max-total-tokens 4096
+    python -m leyline_lab.sglang_cpu.launch --model-path MODEL --max-total-tokens 4096
 """
 
 from __future__ import annotations

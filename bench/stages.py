@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from leyline_lab.replay.traces import read_trace
+from leyline_lab.roi import playing
+from leyline_lab.roi.prompts import load_renderer
 from rich.console import Console
 from rich.table import Table
 
+from leyline_engine.admit.plan import Plan, plan_turn
 from leyline_engine.contract import ATTENTION_SINK, EditPayload
-from leyline_engine.plan import Plan, plan_turn
-from leyline_engine.replay.admission import Admission
-from leyline_engine.replay.dry_run import DryCache
 from leyline_policies import load_pipeline
 from leyline_proxy.model.undeclared import UndeclaredRules
-from leyline_proxy.replay.traces import read_trace
-from leyline_proxy.roi import playing
-from leyline_proxy.roi.prompts import load_renderer
+from leyline_replay.admission import Admission
+from leyline_replay.dry_run import DryCache
 
 _MIN_COPY = 32
 

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.rotation import Pairing, Rotary
 from leyline_engine.rows.mover import PoolTensors
 from leyline_engine.rows.pool import SplicePool
 

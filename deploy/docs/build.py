@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG = Path(__file__).parent / "mkdocs.yml"
 SHIM = Path(__file__).parent / "iframe-worker.js"
 
-CARD = "engine_patch/leyline_engine/replay/models/trained/plain"
+CARD = "engine_patch/leyline_replay/models/trained/plain"
 ELSEWHERE = {
     "ARCHITECTURE.md": "project/architecture.md",
     "CHANGELOG.md": "project/changelog.md",

@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=deploy/lib.sh
 source deploy/lib.sh
 
-SHIPPED=engine_patch/leyline_engine/replay/models/trained/plain
+SHIPPED=engine_patch/leyline_replay/models/trained/plain
 PORT=${PORT:-30000}
 URL=http://127.0.0.1:$PORT
 LOG=out/sglang.log
@@ -26,7 +26,7 @@ PYTHON
 ! answers || die "something already answers on $URL" "Choose another port: make sglang PORT=30001"
 mkdir -p out
 say "SGLang on $URL, log in $LOG (takes half a minute)"
-.venv-sglang/bin/python -P -m leyline_engine.sglang.cpu.launch \
+.venv-sglang/bin/python -P -m leyline_lab.sglang_cpu.launch \
     "${model[@]}" --host 127.0.0.1 --port "$PORT" >$LOG 2>&1 &
 server=$!
 trap 'kill $server 2>/dev/null || true; wait $server 2>/dev/null || true' EXIT

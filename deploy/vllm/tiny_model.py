@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
+from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 
 SEED = 20250
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from leyline_engine.claims.events import Run
-from leyline_engine.ledger import SpanLedger
-from leyline_engine.sources import SourceRegistry
+from leyline_engine.records.ledger import SpanLedger
+from leyline_engine.records.sources import SourceRegistry
 
 
 @dataclass(frozen=True, slots=True)

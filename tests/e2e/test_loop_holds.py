@@ -24,9 +24,9 @@ from support.stack import serving
 from transformers import AutoTokenizer
 
 from leyline_engine.contract import RENDERER_PATH, TOKENIZE_PATH
-from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
-from leyline_engine.replay.text.chat import PromptEncoder
 from leyline_proxy.render import ChatRenderer
+from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
+from leyline_replay.text.chat import PromptEncoder
 
 GOAL_S = 0.05
 CHARS = 420_000

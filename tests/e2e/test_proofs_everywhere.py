@@ -19,8 +19,6 @@ from support.random_models import RandomKind, build_random
 from support.stack import serving
 from typer.testing import CliRunner, Result
 
-from leyline_engine.replay.engine import ReplayEngine
-from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME
 from leyline_proxy.audit.chain import AuditKey
 from leyline_proxy.audit.proofs import is_signed
 from leyline_proxy.cli.main import build_app
@@ -28,6 +26,8 @@ from leyline_proxy.http.app import create_app
 from leyline_proxy.model.session import Session
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine
+from leyline_replay.engine import ReplayEngine
+from leyline_replay.models.trained import DEFAULT_MODEL_NAME
 
 KEY = "a key of the audit log"
 POOL = {"device": "cpu", "pool_tokens": 32_768}
@@ -175,7 +175,7 @@ def in_the_pool(stack: Stack, patch: pytest.MonkeyPatch) -> None:
 
 
 def in_the_records(stack: Stack, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("leyline_engine.records.RecordBook._strip", lambda *_, **__: None)
+    patch.setattr("leyline_engine.records.turn_records.RecordBook._strip", lambda *_, **__: None)
 
 
 def in_the_contents(stack: Stack, patch: pytest.MonkeyPatch) -> None:

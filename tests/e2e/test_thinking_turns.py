@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from leyline_lab.fidelity.recall_task import SYSTEM_PROMPT, TOOLS
 from support.redis_server import free_port
 from support.stack import embedded_stack
 from typer.testing import CliRunner
 
-from leyline_engine.fidelity.recall_task import SYSTEM_PROMPT, TOOLS
-from leyline_engine.replay.models.trained import THINKING_MODEL_NAME
 from leyline_proxy.cli import build_app
 from leyline_proxy.doctor import Status
 from leyline_proxy.doctor.reasoning import examine_reasoning
 from leyline_proxy.settings import Settings
+from leyline_replay.models.trained import THINKING_MODEL_NAME
 
 OUTPUTS = {"north": "port=falcon\nagent=agate", "march": "feed=basil\nclock=ebony\nbanner=fox\n"}
 FILLER = "found the line and the file was read again\nno error while all checks passed"

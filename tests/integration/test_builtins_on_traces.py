@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from leyline_lab.replay.traces import RecordedSession, TraceRequest, read_trace
 from support.bench_scripts import bench
 from support.builtin_specs import CASES, RECALLABLE, SPECS, recallable
 from support.examples import is_nightly
@@ -22,7 +23,6 @@ from leyline_proxy.edits.prepare import PolicySession, prepare
 from leyline_proxy.model.prepared import Prepared
 from leyline_proxy.render import dialect_of
 from leyline_proxy.render.template import ChatTemplate
-from leyline_proxy.replay.traces import RecordedSession, TraceRequest, read_trace
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENT = REPOSITORY / "docs" / "policies.md"

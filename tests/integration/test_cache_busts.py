@@ -17,11 +17,11 @@ from support.agent_history import agent_history
 from support.engine_http import check_clean
 from support.stack import serving
 
-from leyline_engine.replay.models import trained
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine
 from leyline_proxy.upstream.rendezvous import ranked
+from leyline_replay.models import trained
 
 CHAT = "/v1/chat/completions"
 NAMES = ("a", "b")

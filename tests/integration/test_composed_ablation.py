@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from leyline_lab.evaluation.composed import (
+    POLICIES,
+    Composed,
+    ComposedArm,
+    ComposedModel,
+)
+from leyline_lab.fidelity.errors import SubjectError
+from leyline_lab.replay.stack import StackOptions
 
 from leyline_engine.contract import FidelityProfile
-from leyline_engine.fidelity.errors import SubjectError
-from leyline_proxy.evaluation.composed import POLICIES, Composed, ComposedArm, ComposedModel
-from leyline_proxy.replay.stack import StackOptions
 
 MODEL = "leyline-recall"
 PROFILE = FidelityProfile(model=MODEL, boundary=1, quotes=3)

@@ -8,15 +8,20 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+from leyline_lab.evaluation.composed import (
+    POLICIES,
+    Composed,
+    ComposedArm,
+    ComposedModel,
+)
+from leyline_lab.fidelity.errors import SubjectError
+from leyline_lab.replay.stack import ServedEngine, StackOptions
 from support.http_thread import serving
 
 from leyline_engine.contract import FidelityProfile
-from leyline_engine.fidelity.errors import SubjectError
-from leyline_engine.replay.factory import serve_model
-from leyline_engine.replay.http.app import ServingOptions
-from leyline_engine.replay.models.loader import load_model
-from leyline_proxy.evaluation.composed import POLICIES, Composed, ComposedArm, ComposedModel
-from leyline_proxy.replay.stack import ServedEngine, StackOptions
+from leyline_replay.factory import serve_model
+from leyline_replay.http.app import ServingOptions
+from leyline_replay.models.loader import load_model
 
 MODEL = "leyline-recall"
 POOL = 4096

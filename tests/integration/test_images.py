@@ -23,7 +23,7 @@ pytestmark = pytest.mark.nightly
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"
-MODEL = REPOSITORY / "engine_patch/leyline_engine/replay/models/trained/plain"
+MODEL = REPOSITORY / "engine_patch/leyline_replay/models/trained/plain"
 BASE = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 SGLANG_SITE = (
     REPOSITORY / ".venv-sglang/lib" / f"python{sysconfig.get_python_version()}" / "site-packages"

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 import zmq
 from click.testing import Result
+from leyline_lab.kv_events import BatchError, Lineages, read_batch
 from typer.testing import CliRunner
 
 from leyline_engine.contract import PRIVATE_ID
 from leyline_proxy.cli.main import build_app
-from leyline_proxy.kv_events.reading import BatchError, Lineages, read_batch
 
 SECRET_IDS = [7391, 4242]
 

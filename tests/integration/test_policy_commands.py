@@ -18,8 +18,8 @@ from leyline_policies import FunctionPolicy, Message, Registry, edit, load_pipel
 from leyline_policies.builtin import BUILTINS
 from leyline_policies.testing import synthetic_sessions
 from leyline_proxy.cli import build_app
+from leyline_proxy.cli.policy_catalogue import examples
 from leyline_proxy.cli.policy_scaffold import ScaffoldError, package_files, write_package
-from leyline_proxy.policy_trial.catalogue import examples
 
 LEYLINE = str(Path(sys.executable).parent / "leyline")
 BROKEN = """\

@@ -6,19 +6,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from leyline_lab.evaluation import recalled
+from leyline_lab.evaluation.composed import ComposedModel
+from leyline_lab.evaluation.recalled import RecallArm, RecallOfCut
+from leyline_lab.evaluation.replies import (
+    Reply,
+    answer_of,
+    judged,
+    looked_up,
+)
+from leyline_lab.fidelity.errors import SubjectError
+from leyline_lab.fidelity.experiment import Scale
+from leyline_lab.fidelity.recall_prompts import recall_steps
+from leyline_lab.replay.stack import ServedEngine, StackOptions
 from support.http_thread import serving
 
-from leyline_engine.fidelity.errors import SubjectError
-from leyline_engine.fidelity.experiment import Scale
-from leyline_engine.fidelity.recall_prompts import recall_steps
-from leyline_engine.replay.factory import serve_model
-from leyline_engine.replay.http.app import ServingOptions
-from leyline_engine.replay.models.loader import load_model
-from leyline_proxy.evaluation import recalled
-from leyline_proxy.evaluation.composed import ComposedModel
-from leyline_proxy.evaluation.recalled import RecallArm, RecallOfCut
-from leyline_proxy.evaluation.replies import Reply, answer_of, judged, looked_up
-from leyline_proxy.replay.stack import ServedEngine, StackOptions
+from leyline_replay.factory import serve_model
+from leyline_replay.http.app import ServingOptions
+from leyline_replay.models.loader import load_model
 
 MODEL = "leyline-recall"
 CASE = f"{MODEL}/0"

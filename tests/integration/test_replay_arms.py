@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leyline_lab.replay.arms import replay
+from leyline_lab.replay.errors import StackError
+from leyline_lab.replay.results import Arm, ReplayReport
+from leyline_lab.replay.stack import StackOptions
+from leyline_lab.replay.traces import (
+    Message,
+    RecordedSession,
+    Trace,
+    TraceRequest,
+)
 from typer.testing import CliRunner
 
 from leyline_proxy.cli.main import build_app
-from leyline_proxy.replay.arms import replay
-from leyline_proxy.replay.errors import StackError
-from leyline_proxy.replay.results import Arm, ReplayReport
-from leyline_proxy.replay.stack import StackOptions
-from leyline_proxy.replay.traces import Message, RecordedSession, Trace, TraceRequest
 
 BOTH = (Arm.RADIX, Arm.SPLICE)
 OLD = "(older output removed)"

@@ -7,16 +7,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from leyline_lab.demo import DEFAULT_POLICY
+from leyline_lab.demo.recall import QUESTIONS, ask_all
+from leyline_lab.demo.run import run_against, shipped_trace
+from leyline_lab.replay.driver import ChatDriver
+from leyline_lab.replay.results import Arm, summarise
+from leyline_lab.replay.stack import StackOptions, running_stack
 from support.random_models import RandomKind, build_random
 from typer.testing import CliRunner
 
 from leyline_proxy.cli.main import build_app
-from leyline_proxy.demo import DEFAULT_POLICY
-from leyline_proxy.demo.recall import QUESTIONS, ask_all
-from leyline_proxy.demo.run import run_against, shipped_trace
-from leyline_proxy.replay.driver import ChatDriver
-from leyline_proxy.replay.results import Arm, summarise
-from leyline_proxy.replay.stack import StackOptions, running_stack
 
 
 def test_demo_runs_both_arms(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_demo_looks_for_its_engine_first(package: str, monkeypatch: pytest.Monke
     """Without PyTorch nothing begins: the message has the command that installs it."""
     known = find_spec
     monkeypatch.setattr(
-        "leyline_proxy.demo.run.find_spec", lambda name: None if name == package else known(name)
+        "leyline_lab.demo.run.find_spec", lambda name: None if name == package else known(name)
     )
     done = CliRunner().invoke(build_app(), ["demo"])
     assert done.exit_code == 2

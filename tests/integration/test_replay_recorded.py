@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from leyline_lab.replay.arms import replay
+from leyline_lab.replay.results import Arm, ReplayReport
+from leyline_lab.replay.stack import StackOptions
+from leyline_lab.replay.traces import read_trace
 from support.random_models import RandomKind, build_random
-
-from leyline_proxy.replay.arms import replay
-from leyline_proxy.replay.results import Arm, ReplayReport
-from leyline_proxy.replay.stack import StackOptions
-from leyline_proxy.replay.traces import read_trace
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
 CASES = [

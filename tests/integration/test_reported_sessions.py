@@ -14,9 +14,9 @@ from support.engine_http import check_clean, engine_tokenizer
 from support.random_models import RandomKind, build_random
 from support.stack import serving
 
-from leyline_engine.replay.factory import create_engine_app
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
+from leyline_replay.factory import create_engine_app
 
 TEMPLATE = """
 {%- for message in messages %}

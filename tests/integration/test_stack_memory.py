@@ -9,9 +9,9 @@ from weakref import ref
 
 import httpx
 import pytest
+from leyline_lab.replay.stack import CHAT_PATH, StackOptions, running_stack
 
-from leyline_engine.replay.service import EngineService
-from leyline_proxy.replay.stack import CHAT_PATH, StackOptions, running_stack
+from leyline_replay.service import EngineService
 
 BODY = {
     "model": "leyline-recall",

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from leyline_engine.contract import Outcome, Reason
-from leyline_engine.replay.models.rotary_probe import UnsupportedModelError, read_model_facts
+from leyline_replay.models.rotary_probe import UnsupportedModelError, read_model_facts
 
 Models = Callable[[str], OracleModel]
 

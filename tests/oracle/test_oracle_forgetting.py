@@ -39,8 +39,8 @@ from oracle_reference import (
 )
 
 from leyline_engine.contract import EditPayload, LineageRun, Outcome, SpanLabel, output_span
-from leyline_engine.ledger import SpanLedger
-from leyline_engine.replay.engine import ReplayEngine
+from leyline_engine.records.ledger import SpanLedger
+from leyline_replay.engine import ReplayEngine
 
 Models = Callable[[str], OracleModel]
 

@@ -19,8 +19,8 @@ from oracle_engine import Conversation, Ran, run_request, start_engine
 from oracle_models import OracleModel
 
 from leyline_engine.contract import EditPayload, LineageRun
-from leyline_engine.lineage import fold_keys
-from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
+from leyline_engine.records.lineage import fold_keys
+from leyline_replay.engine import GenerationRequest, ReplayEngine
 
 Models = Callable[[str], OracleModel]
 

@@ -15,7 +15,7 @@ from oracle_models import MODEL_NAMES, OracleModel
 from oracle_reference import Fresh, Keep, Piece, long_way_round
 
 from leyline_engine.contract import EditPayload, ReuseMode, ReusePayload
-from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
+from leyline_replay.engine import GenerationRequest, ReplayEngine
 
 Models = Callable[[str], OracleModel]
 

@@ -22,7 +22,7 @@ from leyline_engine.contract import (
     TurnRecord,
     edit_envelope,
 )
-from leyline_engine.records import RecordBook
+from leyline_engine.records.turn_records import RecordBook
 from leyline_engine.server.answering import CHAT_PATH, AnsweringWithRecords, note_envelope
 
 PAYLOAD = EditPayload(session="s", scope="t", turn="t1")

@@ -22,7 +22,7 @@ BOUNDARY = 130
 # One process for all commands: SGLang starts once.
 SCRIPT = """
 import sys
-from leyline_engine.lab.command import app
+from leyline_lab.claims.command import app
 
 for command, out in zip(("litmus", "sweep"), sys.argv[2:]):
     options = ["--engine", "sglang", "--page-size", sys.argv[1], "--json", out]
@@ -123,10 +123,10 @@ def test_what_is_not_admitted_leaves_nothing(results: list[Written]) -> None:
 def test_what_is_written_can_be_read_anew(litmus: tuple[int, Written]) -> None:
     """The verdicts follow from the events in the file, and from nothing else."""
     import msgspec
+    from leyline_lab.claims.reader import read
+    from leyline_lab.claims.verdict import TraceVerdict
 
     from leyline_engine.claims.events import AnyEvent
-    from leyline_engine.lab.reader import read
-    from leyline_engine.lab.verdict import TraceVerdict
 
     for case in litmus[1]["cases"]:
         events = msgspec.convert(case["events"], list[AnyEvent])

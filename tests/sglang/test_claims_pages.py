@@ -28,9 +28,9 @@ from leyline_engine.contract import (
     token_array,
 )
 from leyline_engine.occupancy import held_by_claims
+from leyline_engine.records.sources import SourceRegistry
 from leyline_engine.server.claim_clock import ClaimMessage
 from leyline_engine.sglang.claim_desk import SchedulerClaims
-from leyline_engine.sources import SourceRegistry
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from leyline_lab.sglang_cpu.activation import activate
 from sglang.srt import platforms
-
-from leyline_engine.sglang.cpu.activation import activate
 
 VARIABLES = ("SGLANG_PLATFORM", "SGLANG_USE_CPU_ENGINE", "SGLANG_PLUGINS")
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from leyline_lab.sglang_cpu.backend import CpuAttentionBackend
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
-
-from leyline_engine.sglang.cpu.backend import CpuAttentionBackend
 
 TOLERANCE = 2e-5
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from leyline_engine.sglang.cpu.attention import attend_batch
-from leyline_engine.sglang.cpu.backend import branch_slots
-from leyline_engine.sglang.cpu.drafting import (
+from leyline_lab.sglang_cpu.attention import attend_batch
+from leyline_lab.sglang_cpu.backend import branch_slots
+from leyline_lab.sglang_cpu.drafting import (
     accepted_slots,
     build_tree,
     draft_slots,

@@ -8,12 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from leyline_lab.sglang_cpu import launch
+from leyline_lab.sglang_cpu.backend import CpuAttentionBackend
 from sglang.srt.platforms import current_platform
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sglang_server import SglangServer
-
-from leyline_engine.sglang.cpu import launch
-from leyline_engine.sglang.cpu.backend import CpuAttentionBackend
 
 
 def _parsed(*flags: str) -> ServerArgs:

@@ -25,9 +25,9 @@ from sglang.srt.server_args import ServerArgs
 from transformers import LlamaConfig
 
 from leyline_engine.contract import RotaryFacts, judge, this_plugin
-from leyline_engine.fingerprint import model_fingerprint
-from leyline_engine.measured_keys import Measured
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.fingerprint import model_fingerprint
+from leyline_engine.rotary.measured_keys import Measured
+from leyline_engine.rotary.rotation import Pairing, Rotary
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.facts.allow_list import Setup, refusals
 from leyline_engine.sglang.facts.modules import measure_modules

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.layers.rotary_embedding import get_rope
 
-from leyline_engine.explained_keys import UnsupportedRotaryError
-from leyline_engine.rotary_tables import read_frequencies, rotary_modules
+from leyline_engine.rotary.explained_keys import UnsupportedRotaryError
+from leyline_engine.rotary.tables import read_frequencies, rotary_modules
 
 ROWS = 8192
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}

@@ -17,6 +17,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput, TokenizedGenerateReq
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from leyline_engine.admit.packed_hints import MAX_ENVELOPE_BYTES
 from leyline_engine.contract import (
     Action,
     Directive,
@@ -29,7 +30,6 @@ from leyline_engine.contract import (
     edit_envelope,
     sign_envelope,
 )
-from leyline_engine.packed_hints import MAX_ENVELOPE_BYTES
 from leyline_engine.sglang.hints import beside_tokens, pack_hints, take_hints
 
 SECRET = "between proxy and engine"

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from leyline_lab.sglang_cpu.host_tier import copy_rows, register_host_tier
 from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import build_kv_host_pool
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.runtime_context import get_context
 from sglang.srt.server_args import ServerArgs
 
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.rotation import Pairing, Rotary
 from leyline_engine.rows.pool import SplicePool
-from leyline_engine.sglang.cpu.host_tier import copy_rows, register_host_tier
 from leyline_engine.sglang.rows.host import HostRows
 from leyline_engine.sglang.rows.layouts import UnsupportedPoolError, read_pool
 

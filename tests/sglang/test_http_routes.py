@@ -22,6 +22,7 @@ from sglang_server import SglangServer
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from leyline_engine.admit.packed_hints import MAX_ENVELOPE_BYTES
 from leyline_engine.contract import (
     CAPABILITY_PATH,
     RECEIPT_PATH,
@@ -35,7 +36,6 @@ from leyline_engine.contract import (
     TurnRecord,
     edit_envelope,
 )
-from leyline_engine.packed_hints import MAX_ENVELOPE_BYTES
 from leyline_engine.server.channel import ENDPOINT_VARIABLE, ReceiptChannel
 from leyline_engine.sglang.server.http import EngineHttp, sglang_endpoints
 

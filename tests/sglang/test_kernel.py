@@ -25,7 +25,7 @@ from pool_kit import (
     turned,
 )
 
-from leyline_engine.rotation import ModelRotary, Pairing, Rotary
+from leyline_engine.rotary.rotation import ModelRotary, Pairing, Rotary
 from leyline_engine.rows.blocks import pool_of_views
 from leyline_engine.rows.mover import PoolTensors, TorchMover
 from leyline_engine.rows.pool import SplicePool, choose_mover

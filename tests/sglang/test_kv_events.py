@@ -26,7 +26,7 @@ from leyline_engine.contract import (
     SourceRef,
     apply_directives,
 )
-from leyline_engine.lineage import fold_keys
+from leyline_engine.records.lineage import fold_keys
 from leyline_engine.sglang.events import private_ids
 
 pytestmark = pytest.mark.usefixtures("server_args")

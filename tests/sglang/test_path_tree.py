@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_engine.path_tree import PathTree
+from leyline_engine.records.path_tree import PathTree
 
 KEYS = st.lists(st.integers(0, 2), max_size=7).map(lambda keys: array("q", keys))
 CHANGES = st.lists(st.tuples(st.sampled_from(["a", "b"]), KEYS, st.booleans()), max_size=24)

@@ -26,7 +26,7 @@ from pool_kit import (
 )
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.rotation import Pairing, Rotary
 from leyline_engine.rows.mover import PoolTensors
 from leyline_engine.rows.origins import (
     DEFAULT_ORIGIN_BYTES,

@@ -24,7 +24,7 @@ from pool_kit import (
 )
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.rotation import Pairing, Rotary
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.rows.layouts import UnsupportedPoolError, read_pool
 

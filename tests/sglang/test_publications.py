@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import LineageRun
-from leyline_engine.publications import MIN_WEIGHT, Publication, Publications, Space
+from leyline_engine.records.publications import (
+    MIN_WEIGHT,
+    Publication,
+    Publications,
+    Space,
+)
 
 SESSIONS = [("tenant", "a"), ("tenant", "b"), ("other", "a")]
 SPACES = [Space(), Space("adapter")]

@@ -21,7 +21,7 @@ from leyline_engine.contract import (
     apply_directives,
     token_digest,
 )
-from leyline_engine.publications import Space
+from leyline_engine.records.publications import Space
 from leyline_engine.sglang.stage_row import StageRow
 
 pytestmark = pytest.mark.usefixtures("server_args")

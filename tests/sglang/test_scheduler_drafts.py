@@ -28,10 +28,10 @@ from leyline_engine.contract import (
     edit_envelope,
     token_array,
 )
-from leyline_engine.ledger import SpanKey
-from leyline_engine.lineage import fold_keys
 from leyline_engine.proof.digests import Part
-from leyline_engine.publications import Publication, Space
+from leyline_engine.records.ledger import SpanKey
+from leyline_engine.records.lineage import fold_keys
+from leyline_engine.records.publications import Publication, Space
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.claim_desk import SchedulerClaims
 from leyline_engine.sglang.tree_keys import TreeKeys

@@ -22,8 +22,8 @@ from scheduler_kit import SECRETS, Scheduler, sealed, source_of, text
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 from sglang.srt.mem_cache.common import release_kv_cache
 
-from leyline_engine import receipts as receipts_module
-from leyline_engine import retention, rules
+from leyline_engine.admit import receipts as receipts_module
+from leyline_engine.admit import rules
 from leyline_engine.contract import (
     CopySegment,
     Directive,
@@ -38,7 +38,8 @@ from leyline_engine.contract import (
     output_span,
     token_array,
 )
-from leyline_engine.pending import PendingForgets
+from leyline_engine.records import retention
+from leyline_engine.records.pending import PendingForgets
 from leyline_engine.sglang import accounts as accounts_module
 from leyline_engine.sglang import admission as admission_module
 from leyline_engine.sglang import plugin

@@ -12,6 +12,7 @@ import torch
 from scheduler_kit import VOCABULARY, Scheduler, sealed, source_of, text
 from secret_kit import HEAD, REDACTED, SECRET, SPANS, TAIL, TOLD, forgetting, telling
 
+from leyline_engine.admit.packed_hints import MAX_ENVELOPE_BYTES
 from leyline_engine.contract import (
     Directive,
     EditPayload,
@@ -24,8 +25,7 @@ from leyline_engine.contract import (
     edit_envelope,
     token_array,
 )
-from leyline_engine.packed_hints import MAX_ENVELOPE_BYTES
-from leyline_engine.publications import Publication, Space
+from leyline_engine.records.publications import Publication, Space
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

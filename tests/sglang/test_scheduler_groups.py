@@ -15,7 +15,7 @@ from leyline_engine.contract import (
     ReusePayload,
     SpanLabel,
 )
-from leyline_engine.publications import Space
+from leyline_engine.records.publications import Space
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

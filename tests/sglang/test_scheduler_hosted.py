@@ -33,8 +33,8 @@ from leyline_engine.contract import (
     SourceRef,
     token_array,
 )
-from leyline_engine.lineage import fold_keys
-from leyline_engine.publications import Publication, Space
+from leyline_engine.records.lineage import fold_keys
+from leyline_engine.records.publications import Publication, Space
 from leyline_engine.server.claim_clock import ClaimMessage
 from leyline_engine.sglang.host_tree import NO_STORAGE
 

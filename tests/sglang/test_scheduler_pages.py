@@ -29,7 +29,7 @@ from leyline_engine.contract import (
     token_array,
 )
 from leyline_engine.proof.digests import Part
-from leyline_engine.publications import Publication, Space
+from leyline_engine.records.publications import Publication, Space
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.rows.pages import free_slots, unwritten_slots, whole_pages
 

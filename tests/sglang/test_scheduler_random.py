@@ -33,7 +33,7 @@ from leyline_engine.contract import (
     token_array,
     token_digest,
 )
-from leyline_engine.lineage import share_lineage
+from leyline_engine.records.lineage import share_lineage
 from leyline_engine.sglang.stage_row import StageRow
 
 pytestmark = pytest.mark.usefixtures("server_args")

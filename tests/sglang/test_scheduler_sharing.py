@@ -23,8 +23,8 @@ from leyline_engine.contract import (
     apply_directives,
     output_span,
 )
-from leyline_engine.lineage import fold_keys, share_lineage
-from leyline_engine.publications import Space
+from leyline_engine.records.lineage import fold_keys, share_lineage
+from leyline_engine.records.publications import Space
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

@@ -21,7 +21,7 @@ from leyline_engine.contract import (
     apply_directives,
     token_array,
 )
-from leyline_engine.publications import Space
+from leyline_engine.records.publications import Space
 from leyline_engine.settings import copy_limits
 from leyline_engine.sglang import forgetting
 from leyline_engine.sglang.chores import Chores

@@ -7,7 +7,7 @@ from scheduler_kit import Scheduler
 from secret_kit import HEAD, REDACTED, SECRET, TAIL, TOLD, forgetting, telling
 
 from leyline_engine.contract import ForgetCounts, token_array
-from leyline_engine.publications import Space
+from leyline_engine.records.publications import Space
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

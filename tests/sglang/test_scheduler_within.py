@@ -11,7 +11,9 @@ import msgspec
 import pytest
 from scheduler_kit import Scheduler, sealed, source_of, text
 
-from leyline_engine.content_reuse import reuse_counts
+from leyline_engine.admit.content_reuse import reuse_counts
+from leyline_engine.admit.plan import Plan
+from leyline_engine.admit.rules import CheckedRequest
 from leyline_engine.contract import (
     CopySegment,
     EditPayload,
@@ -24,9 +26,7 @@ from leyline_engine.contract import (
     SpanLabel,
     TokenCounts,
 )
-from leyline_engine.plan import Plan
 from leyline_engine.reuse.matching import Hits
-from leyline_engine.rules import CheckedRequest
 from leyline_engine.sglang import accounts
 from leyline_engine.sglang.splicer import as_admitted
 

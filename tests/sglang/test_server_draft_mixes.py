@@ -22,7 +22,7 @@ from sglang_server import SglangServer
 from test_server_data_parallel import RANKS, busy
 from test_server_drafts import check_latent_drafts, check_server, rotary_of
 
-from leyline_engine.rotation import Rotary
+from leyline_engine.rotary.rotation import Rotary
 from leyline_engine.sglang.ranks import session_rank
 
 Start = Callable[[SglangServer, str], PlayedSession]

@@ -40,7 +40,7 @@ from leyline_engine.contract import (
     apply_directives,
     token_digest,
 )
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.rotation import Pairing, Rotary
 
 Start = Callable[[SglangServer, str], PlayedSession]
 

@@ -24,7 +24,7 @@ from sglang_server import SglangServer
 from test_splice_equality import rotary_restored
 
 from leyline_engine.contract import Directive
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.rotation import Pairing, Rotary
 
 BOUND = 5e-3
 """Largest |Δ log-probability| allowed, as a share of the largest |logit|. A reference that doesn't

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from equality_kit import draw_tokens
+from leyline_lab.sglang_cpu.activation import PLATFORM_NAME
+from leyline_lab.sglang_cpu.launch import DEFAULT_FLAGS
 from sglang_models import SglangModel
 from sglang_server import SglangServer
-
-from leyline_engine.sglang.cpu.activation import PLATFORM_NAME
-from leyline_engine.sglang.cpu.launch import DEFAULT_FLAGS
 
 DECODED = 8
 ModelFolder = Callable[[SglangModel], Path]

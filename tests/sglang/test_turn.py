@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leyline_engine.admit.plan import plan_turn
 from leyline_engine.contract import CopySegment, EditPayload, LineageRun
-from leyline_engine.lineage import fold_keys
-from leyline_engine.plan import plan_turn
+from leyline_engine.records.lineage import fold_keys
 from leyline_engine.sglang.splicer import as_admitted
 from leyline_engine.sglang.turn import TRANSITIONS, Phase, PhaseError, Turn
 

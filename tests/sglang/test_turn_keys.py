@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import LineageRun
-from leyline_engine.lineage import fold_keys
+from leyline_engine.records.lineage import fold_keys
 from leyline_engine.sglang.turn_keys import TurnKeys
 
 TOKENS = st.lists(st.integers(0, 99), max_size=6).map(lambda ids: array("q", ids))

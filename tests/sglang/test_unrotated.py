@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from leyline_lab.three_arm.unrotated import PREFIX, copy
 from scheduler_kit import Scheduler, sealed, source_of, text
 
-from leyline_engine.benches.unrotated import PREFIX, copy
 from leyline_engine.contract import (
     Directive,
     EditPayload,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leyline_engine.replay.engine import ReplayEngine
+from leyline_replay.engine import ReplayEngine
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from leyline_engine.claims.runs import pages_of
-from leyline_engine.lineage import MAX_TOKEN
-from leyline_engine.replay.engine import ReplayEngine
+from leyline_engine.records.lineage import MAX_TOKEN
+from leyline_replay.engine import ReplayEngine
 
 
 def check_levels(engine: ReplayEngine) -> None:

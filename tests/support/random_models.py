@@ -21,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
+from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 
 MAX_CONTEXT = 131072
 SEED = 20250

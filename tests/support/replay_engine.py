@@ -25,13 +25,13 @@ from leyline_engine.contract import (
     lower_directives,
     token_digest,
 )
-from leyline_engine.lineage import fold_keys
-from leyline_engine.replay.cache.radix import Node
-from leyline_engine.replay.cache.slots import Slots
-from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
-from leyline_engine.replay.models.loader import LoadedModel
-from leyline_engine.replay.sequence import Sequence as Running
+from leyline_engine.records.lineage import fold_keys
 from leyline_engine.reuse.fingerprints import MatcherKind
+from leyline_replay.cache.radix import Node
+from leyline_replay.cache.slots import Slots
+from leyline_replay.engine import GenerationRequest, ReplayEngine
+from leyline_replay.models.loader import LoadedModel
+from leyline_replay.sequence import Sequence as Running
 
 VOCAB = 256
 LIVE = ReusePayload(mode=ReuseMode.LIVE)

@@ -23,8 +23,8 @@ from support.engine_http import check_clean, engine_tokenizer
 from support.random_models import RandomKind, build_random
 
 from leyline_engine.contract import Receipt
-from leyline_engine.replay.factory import create_engine_app
-from leyline_engine.replay.models.tiny_chat_template import TOOL_CALL_CLOSE, TOOL_CALL_OPEN
+from leyline_replay.factory import create_engine_app
+from leyline_replay.models.tiny_chat_template import TOOL_CALL_CLOSE, TOOL_CALL_OPEN
 
 SCRIPTED = "scripted"
 """The name that the model is served under."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from support.stack import serving
 
-from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
+from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = REPOSITORY / ".venv-sglang" / "bin" / "python"

@@ -20,7 +20,7 @@ from markdown_it.token import Token
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 ALERTS = REPOSITORY / "deploy" / "alerts"
-CARDS = "engine_patch/leyline_engine/replay/models/trained"
+CARDS = "engine_patch/leyline_replay/models/trained"
 
 _PARSER = MarkdownIt("commonmark").enable("table")
 

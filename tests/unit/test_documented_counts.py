@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from leyline_lab.demo.run import shipped_trace
+from leyline_lab.fidelity.rotary_models import MODELS
 from support.boards import BOARDS, REPOSITORY
 from support.helm_values import SETS
 
-from leyline_engine.fidelity.rotary_models import MODELS
 from leyline_policies.builtin import BUILTINS
 from leyline_policies.grammar import MAX_STEPS
-from leyline_proxy.demo.run import shipped_trace
 
 DOCS = REPOSITORY / "docs"
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")

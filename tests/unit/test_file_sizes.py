@@ -17,14 +17,14 @@ LONG_FILES = {
 
 _OPTIONS = "its parameters are the command's options"
 LONG_FUNCTIONS = {
-    "proxy/leyline_proxy/bench/command.py command": _OPTIONS,
-    "proxy/leyline_proxy/bench/outside/command.py command": _OPTIONS,
-    "proxy/leyline_proxy/bench/reuse_command.py command": _OPTIONS,
-    "proxy/leyline_proxy/bench/user_turn_command.py command": _OPTIONS,
-    "proxy/leyline_proxy/cli/demo.py demo": _OPTIONS,
+    "bench/leyline_lab/three_arm/command.py command": _OPTIONS,
+    "bench/leyline_lab/outside/command.py command": _OPTIONS,
+    "bench/leyline_lab/reuse/command.py command": _OPTIONS,
+    "bench/leyline_lab/user_turn/command.py command": _OPTIONS,
+    "bench/leyline_lab/commands/demo.py demo": _OPTIONS,
     "proxy/leyline_proxy/cli/policies.py try_policies": _OPTIONS,
-    "proxy/leyline_proxy/cli/replay.py replay": _OPTIONS,
-    "proxy/leyline_proxy/cli/roi.py roi": _OPTIONS,
+    "bench/leyline_lab/commands/replay.py replay": _OPTIONS,
+    "bench/leyline_lab/commands/roi.py roi": _OPTIONS,
     "proxy/leyline_proxy/cli/serve.py serve": _OPTIONS,
     "proxy/leyline_proxy/wiring/services.py build_services": "the one place that wires services",
     "engine_patch/leyline_engine/rows/kernel.py _move_rows": "one Triton kernel",

@@ -75,7 +75,7 @@ def test_a_source_tree_is_named_by_its_folder(monkeypatch: pytest.MonkeyPatch) -
 def test_pytorch_is_installed_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Install commands with PyTorch name the index of the builds that aren't gigabytes of CUDA."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    for module in [name for name in sys.modules if name.startswith("leyline_engine.replay")]:
+    for module in [name for name in sys.modules if name.startswith("leyline_replay")]:
         monkeypatch.delitem(sys.modules, module)
     with pytest.raises(EngineUnavailable, match="CUDA") as refused:
         create_embedded_engine("replay", {})

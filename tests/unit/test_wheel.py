@@ -35,11 +35,11 @@ def test_the_wheel_has_what_commands_and_engines_need(shipped: frozenset[str]) -
     """Code, type markers, templates, weights and the demo's session are packed."""
     for path in (
         "leyline_proxy/cli/main.py",
-        "leyline_proxy/bench/command.py",
-        "leyline_proxy/demo/session.jsonl.gz",
+        "leyline_lab/three_arm/command.py",
+        "leyline_lab/demo/session.jsonl.gz",
         "leyline_policies/py.typed",
-        "leyline_engine/benches/unrotated.py",
-        "leyline_proxy/evaluation/report.html.jinja",
+        "leyline_lab/three_arm/unrotated.py",
+        "leyline_lab/evaluation/report.html.jinja",
         "leyline_engine/claims/book.py",
         "leyline_engine/sglang/plugin.py",
     ):
@@ -49,7 +49,7 @@ def test_the_wheel_has_what_commands_and_engines_need(shipped: frozenset[str]) -
 
 def test_the_laboratory_stays_in_the_checkout(shipped: frozenset[str]) -> None:
     """Neither the claims laboratory nor the demo's recorder is packed, nor any test."""
-    for folder in ("proxy/leyline_proxy/lab", "engine_patch/leyline_engine/lab"):
+    for folder in ("bench/leyline_lab/recording", "bench/leyline_lab/claims"):
         assert list((REPOSITORY / folder).glob("*.py")), folder
     assert not [path for path in shipped if "lab" in Path(path).parts]
     assert {Path(path).parts[0] for path in shipped} == {

@@ -13,7 +13,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from leyline_engine.claims.place import ClaimPlace
 from leyline_engine.contract import token_array
-from leyline_engine.sources import SourceTurn
+from leyline_engine.records.sources import SourceTurn
 from leyline_engine.vllm.blocks import BlockCache
 from leyline_engine.vllm.claim_shelf import BlockShelf
 

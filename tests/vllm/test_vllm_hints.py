@@ -17,6 +17,7 @@ from vllm.v1.kv_hints import KvHintsEnvelope
 from vllm.v1.request import Request
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from leyline_engine.admit.packed_hints import MAX_ENVELOPE_BYTES
 from leyline_engine.contract import (
     Directive,
     EditPayload,
@@ -25,7 +26,6 @@ from leyline_engine.contract import (
     edit_envelope,
     sign_envelope,
 )
-from leyline_engine.packed_hints import MAX_ENVELOPE_BYTES
 from leyline_engine.vllm.hints import take_hints
 from leyline_engine.vllm.server.carrying import carry_envelopes
 

@@ -14,13 +14,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from leyline_lab.claims.cases import CASES, SPLICING_CASES
+from leyline_lab.claims.litmus import (
+    Case,
+    CaseResult,
+    OpenRuntime,
+    run_case,
+)
+from leyline_lab.claims.sweep import SweepPolicy, run_sweep
+from leyline_lab.claims.verdict import Outcome
+from leyline_lab.claims.vllm_runtime import engine_core, open_vllm
 from vllm_engine import shut_down
 
-from leyline_engine.lab.cases import CASES, SPLICING_CASES
-from leyline_engine.lab.litmus import Case, CaseResult, OpenRuntime, run_case
-from leyline_engine.lab.sweep import SweepPolicy, run_sweep
-from leyline_engine.lab.verdict import Outcome
-from leyline_engine.lab.vllm_runtime import engine_core, open_vllm
 from leyline_engine.vllm.blocks import BlockCache
 from leyline_engine.vllm.claim_desk import SchedulerClaims
 from leyline_engine.vllm.claim_shelf import BlockShelf
@@ -196,7 +201,7 @@ def run_lab(command: str, page: int, out: Path) -> dict[str, Any]:
     """The file that a command of the laboratory writes."""
     options = ["--engine", "vllm", "--page-size", str(page), "--json", str(out)]
     run = subprocess.run(
-        [sys.executable, "-P", "-m", "leyline_engine.lab", command, *options],
+        [sys.executable, "-P", "-m", "leyline_lab.claims", command, *options],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

@@ -8,7 +8,7 @@ import torch
 from support.random_models import RandomKind, build_model, build_random, random_config
 from vllm_engine import engine, layers_of, runner_of
 
-from leyline_engine.rotary_tables import rotary_modules
+from leyline_engine.rotary.tables import rotary_modules
 from leyline_engine.vllm.facts.layouts import flat_storage
 from leyline_engine.vllm.facts.setup import read_setup
 from leyline_engine.vllm.facts.worker_facts import read_worker_facts

@@ -114,7 +114,7 @@ def test_measured_rows_are_those_that_the_back_end_writes(started: Started) -> N
 
 def test_the_rotation_turns_keys_as_the_models_own_module_does(started: Started) -> None:
     """The frequencies are the module's own to the last bit, and so is a turn in fp64."""
-    from leyline_engine.rotary_tables import rotary_modules
+    from leyline_engine.rotary.tables import rotary_modules
 
     (module,) = rotary_modules(started.runner.get_model())
     assert started.facts.rotary is not None
@@ -154,13 +154,13 @@ def test_keys_of_another_base_are_refused(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gate fails when the model's tables have frequencies that its keys don't turn by."""
-    from leyline_engine.rotary_tables import rotary_modules
+    from leyline_engine.rotary.tables import rotary_modules
 
     (module,) = rotary_modules(started.runner.get_model())
     other = copy(module)
     other.base = 500000.0
     other._buffers = {"cos_sin_cache": other._compute_cos_sin_cache()}
-    monkeypatch.setattr("leyline_engine.measured_keys.rotary_modules", lambda model: [other])
+    monkeypatch.setattr("leyline_engine.rotary.measured_keys.rotary_modules", lambda model: [other])
     assert started.measure().refusal == "no one rotation explains how a layer's keys turn"
 
 

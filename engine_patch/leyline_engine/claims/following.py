@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from leyline_engine.contract import CopySegment, common_prefix
-from leyline_engine.sources import SourceTurn
+from leyline_engine.records.sources import SourceTurn
 
 from .place import ClaimPlace
 

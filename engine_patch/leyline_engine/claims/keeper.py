@@ -29,7 +29,7 @@ from leyline_engine.contract import (
     ReleaseClaim,
     SubmitClaim,
 )
-from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
+from leyline_engine.records.sources import SessionKey, SourceRegistry, SourceTurn
 
 from .answers import Change, Effect, UnknownClaimError
 from .book import ClaimBook

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 
 from leyline_engine.contract import Predicate, common_prefix
-from leyline_engine.sources import SessionKey, SourceTurn
+from leyline_engine.records.sources import SessionKey, SourceTurn
 
 
 @dataclass(frozen=True, slots=True)

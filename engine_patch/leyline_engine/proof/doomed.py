@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from leyline_engine.proof.digests import Digests, Part, RowDigester
 from leyline_engine.proof.witness import Slots
-from leyline_engine.provenance import Content
+from leyline_engine.records.provenance import Content
 
 MAX_BYTES = 32 << 20
 """Memory for the digests of one proof; of more rows, evenly spaced ones are digested."""

@@ -9,13 +9,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from leyline_engine.ledger import Carried, SpanKey, SpanLedger, Struck
-from leyline_engine.lineage import MAX_TOKEN, TOKEN_BITS, lineage_bits
 from leyline_engine.proof.doomed import DoomedRow
 from leyline_engine.proof.session_proof import SessionProof
 from leyline_engine.proof.witness import Slots
-from leyline_engine.provenance import Contents
-from leyline_engine.sources import SourceTurn
+from leyline_engine.records.ledger import (
+    Carried,
+    SpanKey,
+    SpanLedger,
+    Struck,
+)
+from leyline_engine.records.lineage import MAX_TOKEN, TOKEN_BITS, lineage_bits
+from leyline_engine.records.provenance import Contents
+from leyline_engine.records.sources import SourceTurn
 
 
 @dataclass(slots=True)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from leyline_engine.lineage import MAX_TOKEN, TOKEN_BITS
 from leyline_engine.proof.doomed import DoomedRow
-from leyline_engine.provenance import Content
-from leyline_engine.sources import SessionKey
+from leyline_engine.records.lineage import MAX_TOKEN, TOKEN_BITS
+from leyline_engine.records.provenance import Content
+from leyline_engine.records.sources import SessionKey
 
 Owner = SessionKey | None
 """A session that holds a row; None for requests without one, or too many sessions to note."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from leyline_engine.contract import ForgetCounts, Proof, ProvePayload
-from leyline_engine.ledger import SpanKey
-from leyline_engine.lineage import MAX_TOKEN
 from leyline_engine.proof.doomed import MAX_BYTES, DoomedRow
 from leyline_engine.proof.dooming import Doomed
 from leyline_engine.proof.session_proof import ProofSite, SessionProof
 from leyline_engine.proof.witness import ForgetWitness, Slots
-from leyline_engine.sources import SessionKey
+from leyline_engine.records.ledger import SpanKey
+from leyline_engine.records.lineage import MAX_TOKEN
+from leyline_engine.records.sources import SessionKey
 
 log = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ import msgspec
 import numpy as np
 
 from leyline_engine.contract import Proof, ProofPlace
-from leyline_engine.ledger import SpanKey
-from leyline_engine.paths import Paths
 from leyline_engine.proof.digests import Part, RowDigester
 from leyline_engine.proof.doomed import MAX_BYTES, DoomedRow, DoomedRows
 from leyline_engine.proof.judging import Equal, Holder, Judgement, Owner, judge
 from leyline_engine.proof.witness import Slots
-from leyline_engine.provenance import Provenance, Sent
+from leyline_engine.records.ledger import SpanKey
+from leyline_engine.records.paths import Paths
+from leyline_engine.records.provenance import Provenance, Sent
+from leyline_engine.records.sources import SessionKey, SourceTurn
 from leyline_engine.reuse.winnowing import GRAM
-from leyline_engine.sources import SessionKey, SourceTurn
 
 NO_ROWS = "no layer of this pool depends on the tokens in front of a row"
 FREE = "pool.free"

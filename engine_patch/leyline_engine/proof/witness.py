@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyline_engine.contract import ForgetCounts
-from leyline_engine.ledger import SpanKey
-from leyline_engine.sources import SessionKey
+from leyline_engine.records.ledger import SpanKey
+from leyline_engine.records.sources import SessionKey
 
 Slots = NDArray[np.int64]
 

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from leyline_engine.records.sources import SourceTurn
 from leyline_engine.reuse.winnowing import GRAM
-from leyline_engine.sources import SourceTurn
 
 Slots = NDArray[np.int64]
 

@@ -15,6 +15,7 @@ from itertools import islice
 
 import numpy as np
 
+from leyline_engine.records.sources import SourceTurn
 from leyline_engine.reuse.entering import (
     Entering,
     Entry,
@@ -26,7 +27,6 @@ from leyline_engine.reuse.entering import (
 )
 from leyline_engine.reuse.fingerprints import Fingerprinter
 from leyline_engine.reuse.winnowing import GRAM, ends_of_chains
-from leyline_engine.sources import SourceTurn
 
 MAX_PLACES = 8
 """Places of one hash that are enough to find almost all common runs of agents' prompts."""

@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyline_engine.contract import ReuseKind
-from leyline_engine.keys import shared_length
+from leyline_engine.records.keys import shared_length
+from leyline_engine.records.sources import SessionKey, SourceTurn
 from leyline_engine.reuse.agreement import agreement
 from leyline_engine.reuse.fingerprints import Fingerprinter
 from leyline_engine.reuse.index import Members, Place, ReuseIndex
 from leyline_engine.reuse.own import OwnTurns
 from leyline_engine.reuse.winnowing import GUARANTEE
-from leyline_engine.sources import SessionKey, SourceTurn
 
 MIN_HIT = GUARANTEE
 """Shortest common run that counts as content, in tokens."""

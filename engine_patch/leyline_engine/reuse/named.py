@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyline_engine.contract import CopySegment, ReusePayload
+from leyline_engine.records.sources import SessionKey, SourceRegistry, SourceTurn
 from leyline_engine.reuse.agreement import agreement
 from leyline_engine.reuse.matching import MIN_PIECE, Candidate, Hit
-from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
 
 
 @dataclass(frozen=True, slots=True)

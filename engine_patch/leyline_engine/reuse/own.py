@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from leyline_engine.keys import shared_length
+from leyline_engine.records.keys import shared_length
+from leyline_engine.records.sources import SessionKey, SourceTurn
 from leyline_engine.reuse.index import Place
 from leyline_engine.reuse.winnowing import GRAM
-from leyline_engine.sources import SessionKey, SourceTurn
 
 MAX_OTHERS = 64
 """Maximum number of other sessions' turns that one search compares with the session's own."""

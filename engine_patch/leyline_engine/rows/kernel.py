@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from leyline_engine.rotation import ModelRotary, Pairing
+from leyline_engine.rotary.rotation import ModelRotary, Pairing
 from leyline_engine.rows.mover import Move, PoolTensors
 from leyline_engine.rows.paging import Paging
 

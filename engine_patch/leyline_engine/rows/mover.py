@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
-from leyline_engine.packing import pack, unpack
-from leyline_engine.rotation import ModelRotary
+from leyline_engine.rotary.rotation import ModelRotary
+from leyline_engine.rows.packing import pack, unpack
 from leyline_engine.rows.paging import Paging
 
 _CHUNK = 2048
@@ -96,7 +96,7 @@ class PoolTensors:
         return stored if self.packed is None else unpack(stored, self.packed)
 
     def encode(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return numbers as they are stored; see :func:`leyline_engine.packing.pack`."""
+        """Return numbers as they are stored; see :func:`leyline_engine.rows.packing.pack`."""
         return numbers if self.packed is None else pack(numbers, self.packed)
 
 

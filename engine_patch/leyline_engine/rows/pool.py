@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from leyline_engine.proof.digests import Part, SlotRows
-from leyline_engine.rotation import ModelRotary
+from leyline_engine.rotary.rotation import ModelRotary
 from leyline_engine.rows.host import CopiedRows
 from leyline_engine.rows.mover import Move, PoolTensors, RowMover, TorchMover
 from leyline_engine.rows.origins import origin_rows

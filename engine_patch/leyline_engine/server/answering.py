@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leyline_engine.contract import TurnRecord, message_that_asks, with_record
-from leyline_engine.records import RecordBook
+from leyline_engine.records.turn_records import RecordBook
 
 CHAT_PATH = "/v1/chat/completions"
 

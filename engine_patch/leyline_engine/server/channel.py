@@ -28,7 +28,7 @@ import zmq
 
 from leyline_engine.contract import Capability, ForgetCounts, Proof, TurnRecord
 from leyline_engine.metrics import EngineMetrics, NoMetrics
-from leyline_engine.records import RecordBook
+from leyline_engine.records.turn_records import RecordBook
 from leyline_engine.server.counts import Counts
 
 log = logging.getLogger(__name__)

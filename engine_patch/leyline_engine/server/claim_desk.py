@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from leyline_engine.admit.rules import CheckedRequest
 from leyline_engine.claims.keeper import ArrivingRequest, ClaimKeeper
 from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import (
@@ -21,10 +22,9 @@ from leyline_engine.contract import (
     ProblemCode,
     decode_command,
 )
-from leyline_engine.publications import Publication
-from leyline_engine.rules import CheckedRequest
+from leyline_engine.records.publications import Publication
+from leyline_engine.records.sources import SessionKey, SourceTurn
 from leyline_engine.server.claim_clock import ClaimAnswer, ClaimMessage
-from leyline_engine.sources import SessionKey, SourceTurn
 
 LIMITS_VARIABLE = "LEYLINE_CLAIM_LIMITS"
 """Environment variable: ``{"share": 0.5, …}``, fields of :class:`~.claims.limits.Limits`."""

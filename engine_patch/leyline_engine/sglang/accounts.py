@@ -5,15 +5,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 
+from leyline_engine.admit.receipts import receipt_of
 from leyline_engine.contract import (
     Proof,
     TurnRecord,
 )
-from leyline_engine.receipts import receipt_of
+from leyline_engine.records.sources import SourceTurn
+from leyline_engine.scheduler.turn_accounts import TurnAccounts
 from leyline_engine.sglang.splicer import as_admitted
 from leyline_engine.sglang.turn import Turn
-from leyline_engine.sources import SourceTurn
-from leyline_engine.turn_accounts import TurnAccounts
 
 
 class Accounts(TurnAccounts):

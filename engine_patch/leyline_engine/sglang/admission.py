@@ -13,14 +13,15 @@ from collections.abc import Callable, Container, Mapping
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import MatchResult
 
-from leyline_engine.containment import contained
-from leyline_engine.content_reuse import ContentReuse
+from leyline_engine.admit.content_reuse import ContentReuse
+from leyline_engine.admit.edits import EditRefusedError
+from leyline_engine.admit.plan import plan_turn
+from leyline_engine.admit.rules import CheckedRequest
 from leyline_engine.contract import Reason
-from leyline_engine.edits import EditRefusedError
-from leyline_engine.plan import plan_turn
-from leyline_engine.publications import Publication
+from leyline_engine.records.publications import Publication
+from leyline_engine.records.sources import SessionKey, SourceTurn
 from leyline_engine.rows.pool import OriginGoneError
-from leyline_engine.rules import CheckedRequest
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.matching import Matcher, reach
 from leyline_engine.sglang.radix import LeylineRadixCache
@@ -34,7 +35,6 @@ from leyline_engine.sglang.splicer import (
 from leyline_engine.sglang.stage_row import StageRow
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sglang.turn_forgets import TurnForgets
-from leyline_engine.sources import SessionKey, SourceTurn
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
+from leyline_engine.admit.plan import page_floor
 from leyline_engine.occupancy import Cached, PoolLevels
-from leyline_engine.plan import page_floor
 
 
 class Tree(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from leyline_engine.containment import contained
+from leyline_engine.scheduler.containment import contained
 
 _PORTIONS = 2
 """Portions per step and worker, of a millisecond or less each."""

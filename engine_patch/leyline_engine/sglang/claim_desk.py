@@ -9,16 +9,16 @@ from typing import Any
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.mem_cache.allocator.page_interleave import page_interleave_shard_size
 
+from leyline_engine.admit.plan import PAGE_SIZES, page_floor
 from leyline_engine.claims.events import EventLedger
 from leyline_engine.claims.feasibility import Arithmetic
 from leyline_engine.claims.keeper import ArrivingRequest, ClaimKeeper
 from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import ClaimRefusal
-from leyline_engine.plan import PAGE_SIZES, page_floor
+from leyline_engine.records.sources import SourceRegistry, SourceTurn
 from leyline_engine.server.claim_desk import ClaimDesk
 from leyline_engine.sglang.shelf import RadixShelf, Tree
 from leyline_engine.sglang.turn import Turn
-from leyline_engine.sources import SourceRegistry, SourceTurn
 
 
 class SchedulerClaims(ClaimDesk):

@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from leyline_engine.path_tree import PathTree
-from leyline_engine.publications import Publication
+from leyline_engine.records.path_tree import PathTree
+from leyline_engine.records.publications import Publication
 from leyline_engine.sglang.tree_keys import TreeKeys
 
 

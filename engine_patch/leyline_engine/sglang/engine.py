@@ -16,19 +16,20 @@ from weakref import WeakValueDictionary
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
 
+from leyline_engine.admit.content_reuse import ContentReuse
+from leyline_engine.admit.edits import EditRefusedError, forgets
+from leyline_engine.admit.rules import Rules
 from leyline_engine.claims.limits import Limits
-from leyline_engine.containment import contained
-from leyline_engine.content_reuse import ContentReuse
 from leyline_engine.contract import Capability, ClaimRefusal, Reason, Recompute
-from leyline_engine.edits import EditRefusedError, forgets
 from leyline_engine.energy import EnergyAccount
-from leyline_engine.ledger import SpanLedger
 from leyline_engine.metrics import EngineMetrics
 from leyline_engine.proof.prover import Prover
-from leyline_engine.publications import Publications, Space
+from leyline_engine.records.ledger import SpanLedger
+from leyline_engine.records.publications import Publications, Space
+from leyline_engine.records.sources import SourceRegistry
 from leyline_engine.reuse.fingerprints import MatcherKind
 from leyline_engine.rows.pool import SplicePool
-from leyline_engine.rules import Rules
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.server.channel import Sender
 from leyline_engine.server.claim_desk import NO_ADMIT
 from leyline_engine.sglang.accounts import Accounts
@@ -52,7 +53,6 @@ from leyline_engine.sglang.splicer import Splicer, planner, release
 from leyline_engine.sglang.stage_row import StageRow
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sglang.turn_forgets import TurnForgets
-from leyline_engine.sources import SourceRegistry
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import numpy as np
 from sglang.srt.disaggregation.kv_events import BlockStored
 
 from leyline_engine.contract import PRIVATE_ID
-from leyline_engine.lineage import MAX_TOKEN, TOKEN_BITS
+from leyline_engine.records.lineage import MAX_TOKEN, TOKEN_BITS
 
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from leyline_engine.containment import contained
+from leyline_engine.admit.edits import EditRefusedError
+from leyline_engine.admit.plan import Plan
+from leyline_engine.admit.rules import CheckedRequest, Rules
 from leyline_engine.contract import Reason
-from leyline_engine.edits import EditRefusedError
-from leyline_engine.plan import Plan
-from leyline_engine.publications import Publication
-from leyline_engine.rules import CheckedRequest, Rules
+from leyline_engine.records.publications import Publication
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.sglang.forgetting import Forgetter
 from leyline_engine.sglang.publishing import KeptOut
 from leyline_engine.sglang.radix import LeylineRadixCache

@@ -15,19 +15,24 @@ from typing import Any
 
 import msgspec
 
-from leyline_engine.containment import contained
+from leyline_engine.admit.plan import page_floor
 from leyline_engine.contract import ForgetCounts
-from leyline_engine.ledger import LineageKey, SpanKey, SpanLedger, Struck
-from leyline_engine.lineage import first_spliced
-from leyline_engine.pending import PendingForgets
-from leyline_engine.plan import page_floor
 from leyline_engine.proof.witness import ForgetWitness
-from leyline_engine.publications import Publication, Publications
+from leyline_engine.records.ledger import (
+    LineageKey,
+    SpanKey,
+    SpanLedger,
+    Struck,
+)
+from leyline_engine.records.lineage import first_spliced
+from leyline_engine.records.pending import PendingForgets
+from leyline_engine.records.publications import Publication, Publications
+from leyline_engine.records.sources import SessionKey, SourceRegistry
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.sglang.condemned import Condemned, Unpublished
 from leyline_engine.sglang.matching import reach
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.pages import reserved_until
-from leyline_engine.sources import SessionKey, SourceRegistry
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from leyline_engine.contract import Reason
-from leyline_engine.hints import Hints
-from leyline_engine.packed_hints import (
+from leyline_engine.admit.hints import Hints
+from leyline_engine.admit.packed_hints import (
     Packed,
     decode_native,
     decode_packed,
@@ -28,6 +27,7 @@ from leyline_engine.packed_hints import (
     packed_envelope,
     without_splices,
 )
+from leyline_engine.contract import Reason
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from leyline_engine.proof.digests import Part
 from leyline_engine.proof.witness import Slots
-from leyline_engine.publications import Publication
+from leyline_engine.records.publications import Publication
 from leyline_engine.rows.host import CopiedRows
 from leyline_engine.sglang.rows.host import HOST
 

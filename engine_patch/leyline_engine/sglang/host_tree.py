@@ -22,11 +22,11 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import DriveHostEvictionResult
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from leyline_engine.containment import contained
-from leyline_engine.lineage import exact_length
 from leyline_engine.proof.witness import Slots
-from leyline_engine.publications import Publication
+from leyline_engine.records.lineage import exact_length
+from leyline_engine.records.publications import Publication
 from leyline_engine.rows.host import CopiedRows
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.sglang.condemned import Unpublished
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.turn import Turn

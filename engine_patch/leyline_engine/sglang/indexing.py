@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from weakref import finalize
 
-from leyline_engine.containment import contained
-from leyline_engine.content_reuse import ContentReuse
-from leyline_engine.retention import source_of
+from leyline_engine.admit.content_reuse import ContentReuse
+from leyline_engine.records.retention import source_of
+from leyline_engine.records.sources import SourceTurn
 from leyline_engine.reuse.entering import Slots
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.turn import Phase, Turn
-from leyline_engine.sources import SourceTurn
 
 
 class TurnIndexer:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from leyline_engine.contract import LedgerAnswer, decode_question
-from leyline_engine.ledger import SpanLedger
-from leyline_engine.ledger_reading import read_ledger
-from leyline_engine.pending import PendingForgets
+from leyline_engine.records.ledger import SpanLedger
+from leyline_engine.records.ledger_reading import read_ledger
+from leyline_engine.records.pending import PendingForgets
+from leyline_engine.records.sources import SourceRegistry
 from leyline_engine.sglang.ranks import Replica
-from leyline_engine.sources import SourceRegistry
 
 
 class LedgerDesk:

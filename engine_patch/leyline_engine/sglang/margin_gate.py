@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import torch
 
-from leyline_engine.containment import contained
-from leyline_engine.margin import measured, top_margins
-from leyline_engine.publications import Publication
+from leyline_engine.records.publications import Publication
+from leyline_engine.records.sources import SessionKey
+from leyline_engine.reuse.margin import measured, top_margins
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.sglang.forgetting import Forgetter
 from leyline_engine.sglang.publishing import KeptOut
 from leyline_engine.sglang.turn import Phase, Turn
-from leyline_engine.sources import SessionKey
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from array import array
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchResult
 
-from leyline_engine.lineage import runs_before
-from leyline_engine.rules import CheckedRequest, Rules
+from leyline_engine.admit.rules import CheckedRequest, Rules
+from leyline_engine.records.lineage import runs_before
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.turn import Phase, Turn
 

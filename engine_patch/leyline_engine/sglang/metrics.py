@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from leyline_engine.claims.keeper import ClaimKeeper
-from leyline_engine.containment import contained
 from leyline_engine.energy import EnergyAccount
-from leyline_engine.ledger import SpanLedger
 from leyline_engine.metrics import EngineMetrics, NoMetrics, PrometheusMetrics
 from leyline_engine.occupancy import RegistryLevels, held_by_claims
+from leyline_engine.records.ledger import SpanLedger
+from leyline_engine.records.sources import SourceRegistry
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.sglang.census import Census
 from leyline_engine.sglang.stage_row import StageRow
-from leyline_engine.sources import SourceRegistry
 
 EVERY_S = 1.0
 

@@ -77,8 +77,8 @@ def create_cache(context: Any) -> Any:
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
     from sglang.srt.runtime_context import get_observability, get_parallel
 
+    from leyline_engine.admit.packed_hints import hints_secret
     from leyline_engine.energy import cuda_uuids, open_account
-    from leyline_engine.packed_hints import hints_secret
     from leyline_engine.reuse.fingerprints import MatcherKind, read_matcher
     from leyline_engine.server.channel import open_sender
     from leyline_engine.server.claim_desk import limits_from
@@ -258,7 +258,7 @@ def _capture_logits(
     """Note the margins of turns that reuse, as sampling overwrites the logits."""
     captured = original(batch, forward_batch, output)
     if output is not None:
-        from leyline_engine.containment import contained
+        from leyline_engine.scheduler.containment import contained
         from leyline_engine.sglang.margin_gate import note_margins
 
         with contained("noting margins"):

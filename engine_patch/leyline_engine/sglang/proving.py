@@ -10,8 +10,6 @@ import msgspec
 import numpy as np
 
 from leyline_engine.contract import Proof, ProofPlace
-from leyline_engine.ledger import SpanKey, SpanLedger
-from leyline_engine.lineage import MAX_TOKEN, fold_keys
 from leyline_engine.proof.digests import Part, filled
 from leyline_engine.proof.doomed import DoomedRow
 from leyline_engine.proof.dooming import Doomed, doomed_text
@@ -19,15 +17,17 @@ from leyline_engine.proof.judging import Holder, Owner
 from leyline_engine.proof.prover import Prover
 from leyline_engine.proof.session_proof import IndexEntry, SessionProof
 from leyline_engine.proof.witness import Slots
-from leyline_engine.provenance import Provenance
-from leyline_engine.publications import NOBODY, Publication, Publications
+from leyline_engine.records.ledger import SpanKey, SpanLedger
+from leyline_engine.records.lineage import MAX_TOKEN, fold_keys
+from leyline_engine.records.provenance import Provenance
+from leyline_engine.records.publications import NOBODY, Publication, Publications
+from leyline_engine.records.sources import SessionKey, SourceRegistry, SourceTurn
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.host_copies import HostCopies
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.host import HOST
 from leyline_engine.sglang.turn import Turn
-from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
 
 TREE, RUNNING = "pool.tree", "pool.running"
 

@@ -6,13 +6,18 @@ from array import array
 from typing import Any
 from weakref import WeakSet
 
-from leyline_engine.containment import contained
-from leyline_engine.ledger import SpanLedger
-from leyline_engine.publications import NOBODY, Publication, Publications, Space
+from leyline_engine.records.ledger import SpanLedger
+from leyline_engine.records.publications import (
+    NOBODY,
+    Publication,
+    Publications,
+    Space,
+)
+from leyline_engine.records.sources import SessionKey
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.sglang.forgetting import Forgetter
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.turn import Turn
-from leyline_engine.sources import SessionKey
 
 
 class KeptOut:

@@ -28,12 +28,12 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from leyline_engine.containment import contained
-from leyline_engine.lineage import first_spliced
-from leyline_engine.plan import page_floor
-from leyline_engine.publications import Publication, Space
+from leyline_engine.admit.plan import page_floor
+from leyline_engine.records.lineage import first_spliced
+from leyline_engine.records.publications import Publication, Space
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.rows.pool import SplicePool
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.sglang.census import Census
 from leyline_engine.sglang.condemned import CondemnedPaths, Unpublished
 from leyline_engine.sglang.events import AnnouncesLineages

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
+from leyline_engine.admit.hints import Hints
 from leyline_engine.contract import EDIT_ACTION, Reason
-from leyline_engine.hints import Hints
-from leyline_engine.sources import SessionKey
+from leyline_engine.records.sources import SessionKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import msgspec
 from sglang.srt.managers.io_struct import AbortReq, DumperControlReqOutput
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-from leyline_engine.containment import contained
 from leyline_engine.contract import ClaimRefusal, Reason
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.server.claim_clock import ClaimMessage
 from leyline_engine.server.claim_desk import explain
 from leyline_engine.sglang.engine import SchedulerEngine

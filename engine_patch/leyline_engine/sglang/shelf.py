@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from leyline_engine.claims.place import ClaimPlace
 from leyline_engine.claims.protection import ClaimKey
-from leyline_engine.publications import Space
+from leyline_engine.records.publications import Space
 
 Evict = Callable[[EvictParams], EvictResult]
 

@@ -23,14 +23,19 @@ from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import MatchResult
 from sglang.srt.mem_cache.common import checkpoint_kv_cache
 
+from leyline_engine.admit.edits import ResolvedEdit
+from leyline_engine.admit.plan import (
+    Plan,
+    clip_copies,
+    copy_runs,
+    plan_turn,
+)
+from leyline_engine.admit.rules import CheckedRequest, Rules, extend_lineage
 from leyline_engine.contract import ATTENTION_SINK, CopySegment, TokenCounts
-from leyline_engine.edits import ResolvedEdit
-from leyline_engine.ledger import Carried
-from leyline_engine.lineage import runs_before
-from leyline_engine.plan import Plan, clip_copies, copy_runs, plan_turn
+from leyline_engine.records.ledger import Carried
+from leyline_engine.records.lineage import runs_before
 from leyline_engine.rows.copies import turnable_copies
 from leyline_engine.rows.pool import SplicePool
-from leyline_engine.rules import CheckedRequest, Rules, extend_lineage
 from leyline_engine.sglang.publishing import Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.stage_row import StageRow
@@ -52,7 +57,7 @@ class OtherRankError(RuntimeError):
 
 
 def planner(cache: LeylineRadixCache, *, min_copy: int, stage_cost: int) -> Callable[..., Plan]:
-    """Return :func:`~leyline_engine.plan.plan_turn` for a tree's pages and a server's costs."""
+    """Return :func:`~leyline_engine.admit.plan.plan_turn` for a tree's pages and a server's costs."""
 
     def lay(*args: Any, **options: Any) -> Plan:
         return plan_turn(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from leyline_engine.lineage import SALT_BYTES
+from leyline_engine.records.lineage import SALT_BYTES
 
 
 def agreement(group: Any) -> Callable[[bool], bool]:

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from leyline_engine.keys import shared_length
-from leyline_engine.lineage import MAX_TOKEN
-from leyline_engine.plan import page_floor
-from leyline_engine.publications import Space
+from leyline_engine.admit.plan import page_floor
+from leyline_engine.records.keys import shared_length
+from leyline_engine.records.lineage import MAX_TOKEN
+from leyline_engine.records.publications import Space
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from leyline_engine.admit.edits import EditRefusedError
+from leyline_engine.admit.plan import Plan
+from leyline_engine.admit.rules import CheckedRequest
 from leyline_engine.contract import (
     EditPayload,
     ForgetCounts,
@@ -17,13 +20,10 @@ from leyline_engine.contract import (
     SkippedAction,
     SpanLabel,
 )
-from leyline_engine.edits import EditRefusedError
-from leyline_engine.ledger import Carried
-from leyline_engine.plan import Plan
-from leyline_engine.publications import Space
-from leyline_engine.rules import CheckedRequest
+from leyline_engine.records.ledger import Carried
+from leyline_engine.records.publications import Space
+from leyline_engine.records.sources import SessionKey, SourceTurn
 from leyline_engine.sglang.turn_keys import TurnKeys
-from leyline_engine.sources import SessionKey, SourceTurn
 
 
 class Phase(StrEnum):

@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from leyline_engine.containment import contained
+from leyline_engine.admit.rules import CheckedRequest, Rules
 from leyline_engine.contract import LineageRun, Reason
-from leyline_engine.ledger import SpanLedger
-from leyline_engine.lineage import runs_before
 from leyline_engine.proof.prover import Prover
 from leyline_engine.proof.witness import Slots
-from leyline_engine.publications import Publication
-from leyline_engine.rules import CheckedRequest, Rules
+from leyline_engine.records.ledger import SpanLedger
+from leyline_engine.records.lineage import runs_before
+from leyline_engine.records.publications import Publication
+from leyline_engine.records.sources import SessionKey
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.sglang.accounts import Accounts
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.forgetting import Forgetter, Forgotten
@@ -29,7 +30,6 @@ from leyline_engine.sglang.publishing import KeptOut
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.splicer import release_sources
 from leyline_engine.sglang.turn import Phase, Turn
-from leyline_engine.sources import SessionKey
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from array import array
 from collections import OrderedDict
 
 from leyline_engine.contract import LineageRun
-from leyline_engine.lineage import fold_keys
+from leyline_engine.records.lineage import fold_keys
 
 _MAPS = 2
 """Maps whose keys are kept: that of the request, and one under which it may be cached."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 
+from leyline_engine.admit.receipts import receipt_of
 from leyline_engine.contract import TokenCounts, TurnRecord
-from leyline_engine.receipts import receipt_of
-from leyline_engine.sources import SourceTurn
-from leyline_engine.turn_accounts import TurnAccounts
+from leyline_engine.records.sources import SourceTurn
+from leyline_engine.scheduler.turn_accounts import TurnAccounts
 from leyline_engine.vllm.turn import Turn
 
 

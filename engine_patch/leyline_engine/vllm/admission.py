@@ -12,12 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from leyline_engine.admit.edits import EditRefusedError, ResolvedEdit
+from leyline_engine.admit.plan import (
+    Plan,
+    clip_copies,
+    copy_runs,
+    plan_turn,
+)
+from leyline_engine.admit.rules import CheckedRequest, Rules, extend_lineage
 from leyline_engine.contract import ATTENTION_SINK, CopySegment, LineageRun, Reason
-from leyline_engine.edits import EditRefusedError, ResolvedEdit
-from leyline_engine.lineage import runs_before
-from leyline_engine.plan import Plan, clip_copies, copy_runs, plan_turn
-from leyline_engine.rules import CheckedRequest, Rules, extend_lineage
-from leyline_engine.sources import SourceTurn
+from leyline_engine.records.lineage import runs_before
+from leyline_engine.records.sources import SourceTurn
 from leyline_engine.vllm.blocks import BlockCache
 from leyline_engine.vllm.retained import RetainedKeys
 from leyline_engine.vllm.turn import Phase, Staging, Turn

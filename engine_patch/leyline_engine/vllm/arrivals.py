@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+from leyline_engine.admit.edits import EditRefusedError
+from leyline_engine.admit.hints import Hints
 from leyline_engine.contract import Reason
-from leyline_engine.edits import EditRefusedError
-from leyline_engine.hints import Hints
 from leyline_engine.server.claim_desk import NO_ADMIT
 from leyline_engine.vllm.block_keys import RequestKeys
 from leyline_engine.vllm.claim_desk import SchedulerClaims

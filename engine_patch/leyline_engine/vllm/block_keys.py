@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from leyline_engine.contract import LineageRun
-from leyline_engine.lineage import MAX_TOKEN, framed
-from leyline_engine.publications import Publication, Space
+from leyline_engine.records.lineage import MAX_TOKEN, framed
+from leyline_engine.records.publications import Publication, Space
 
 Hasher = Callable[[Any], list[bytes]]
 """vLLM's function that hashes a request's full blocks from the ``len(block_hashes)``-th on."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from leyline_engine.containment import contained
-from leyline_engine.pending import PendingForgets
+from leyline_engine.records.pending import PendingForgets
+from leyline_engine.scheduler.containment import contained
 
 GROUP = 0
 """The one KV cache group of the models that are spliced."""

@@ -9,10 +9,10 @@ from leyline_engine.claims.events import EventLedger
 from leyline_engine.claims.feasibility import Arithmetic
 from leyline_engine.claims.keeper import ArrivingRequest, ClaimKeeper
 from leyline_engine.claims.limits import Limits
-from leyline_engine.containment import contained
 from leyline_engine.contract import Capability, ClaimRefusal
+from leyline_engine.records.sources import SourceRegistry, SourceTurn
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.server.claim_desk import ClaimDesk
-from leyline_engine.sources import SourceRegistry, SourceTurn
 from leyline_engine.vllm.blocks import BlockCache
 from leyline_engine.vllm.claim_shelf import BlockShelf
 from leyline_engine.vllm.turn import Turn

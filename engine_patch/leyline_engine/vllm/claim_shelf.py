@@ -15,7 +15,7 @@ from typing import Any
 
 from leyline_engine.claims.place import ClaimPlace
 from leyline_engine.claims.protection import ClaimKey
-from leyline_engine.sources import SessionKey, SourceTurn
+from leyline_engine.records.sources import SessionKey, SourceTurn
 from leyline_engine.vllm.blocks import BlockCache
 
 Turns = tuple[SessionKey, str]

@@ -15,15 +15,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
+from leyline_engine.admit.packed_hints import hints_secret
 from leyline_engine.contract import Capability
-from leyline_engine.lineage import SALT_BYTES
 from leyline_engine.occupancy import RegistryLevels
-from leyline_engine.packed_hints import hints_secret
+from leyline_engine.records.lineage import SALT_BYTES
+from leyline_engine.records.sources import SourceRegistry
 from leyline_engine.server.channel import open_sender
 from leyline_engine.server.claim_desk import limits_from
 from leyline_engine.server.counts import SentMetrics
 from leyline_engine.settings import copy_limits, recompute_from
-from leyline_engine.sources import SourceRegistry
 from leyline_engine.vllm.block_keys import PathHasher
 from leyline_engine.vllm.blocks import BlockCache
 from leyline_engine.vllm.claim_desk import Keys, SchedulerClaims

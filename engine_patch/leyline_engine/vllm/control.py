@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from leyline_engine.contract import LedgerAnswer, decode_question
-from leyline_engine.ledger import SpanLedger
-from leyline_engine.ledger_reading import read_ledger
-from leyline_engine.pending import PendingForgets
+from leyline_engine.records.ledger import SpanLedger
+from leyline_engine.records.ledger_reading import read_ledger
+from leyline_engine.records.pending import PendingForgets
+from leyline_engine.records.sources import SourceRegistry
 from leyline_engine.server.claim_clock import ClaimMessage
 from leyline_engine.server.claim_desk import ClaimDesk
-from leyline_engine.sources import SourceRegistry
 
 CONTROL_METHOD = "leyline_control"
 """Method of the engine core that carries out a :class:`~.claim_clock.ClaimMessage`."""

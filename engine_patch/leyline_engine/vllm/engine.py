@@ -14,16 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from leyline_engine.containment import contained
+from leyline_engine.admit.hints import Hints
+from leyline_engine.admit.plan import plan_turn
+from leyline_engine.admit.rules import Rules
 from leyline_engine.contract import Capability, Reason, Recompute
-from leyline_engine.hints import Hints
-from leyline_engine.ledger import SpanLedger
 from leyline_engine.metrics import EngineMetrics
-from leyline_engine.plan import plan_turn
-from leyline_engine.publications import NOBODY, PER_SLOT, Publication, Publications
-from leyline_engine.rules import Rules
+from leyline_engine.records.ledger import SpanLedger
+from leyline_engine.records.publications import (
+    NOBODY,
+    PER_SLOT,
+    Publication,
+    Publications,
+)
+from leyline_engine.records.sources import SourceRegistry, SourceTurn
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.server.channel import Sender
-from leyline_engine.sources import SourceRegistry, SourceTurn
 from leyline_engine.vllm.accounts import Accounts
 from leyline_engine.vllm.admission import Admission
 from leyline_engine.vllm.arrivals import Arrivals

@@ -12,12 +12,17 @@ from dataclasses import dataclass
 
 import msgspec
 
+from leyline_engine.admit.plan import page_floor
 from leyline_engine.contract import ForgetCounts
-from leyline_engine.ledger import LineageKey, SpanKey, SpanLedger, Struck
-from leyline_engine.lineage import first_spliced
-from leyline_engine.plan import page_floor
-from leyline_engine.publications import Publication, Publications
-from leyline_engine.sources import SessionKey, SourceRegistry
+from leyline_engine.records.ledger import (
+    LineageKey,
+    SpanKey,
+    SpanLedger,
+    Struck,
+)
+from leyline_engine.records.lineage import first_spliced
+from leyline_engine.records.publications import Publication, Publications
+from leyline_engine.records.sources import SessionKey, SourceRegistry
 from leyline_engine.vllm.block_keys import PathHasher
 from leyline_engine.vllm.blocks import UNPUBLISHED, BlockCache
 

@@ -1,7 +1,7 @@
 """The envelope on a vLLM request, read in the engine core.
 
 The HTTP process packs it into the request's extra arguments. The native ``kv_hints`` of requests
-made in Python is a typed record without a signature; see :mod:`leyline_engine.packed_hints`.
+made in Python is a typed record without a signature; see :mod:`leyline_engine.admit.packed_hints`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import copy
 import logging
 from typing import Any
 
-from leyline_engine.contract import Reason
-from leyline_engine.hints import Hints
-from leyline_engine.packed_hints import (
+from leyline_engine.admit.hints import Hints
+from leyline_engine.admit.packed_hints import (
     decode_native,
     decode_packed,
     packed_envelope,
     without_splices,
 )
+from leyline_engine.contract import Reason
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from leyline_engine.containment import contained
+from leyline_engine.admit.edits import forgets
 from leyline_engine.contract import ClaimRefusal
-from leyline_engine.edits import forgets
 from leyline_engine.metrics import EngineMetrics
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.server.claim_desk import explain
 from leyline_engine.vllm.accounts import Accounts
 from leyline_engine.vllm.admission import Admission

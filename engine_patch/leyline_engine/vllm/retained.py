@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from leyline_engine.publications import Space
-from leyline_engine.sources import SessionKey, SourceTurn
+from leyline_engine.records.publications import Space
+from leyline_engine.records.sources import SessionKey, SourceTurn
 from leyline_engine.vllm.block_keys import LineageKeys, PathHasher
 
 

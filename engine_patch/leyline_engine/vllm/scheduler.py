@@ -10,7 +10,7 @@ import time
 from functools import cache
 from typing import Any
 
-from leyline_engine.containment import contained
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.vllm.engine import SchedulerEngine
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from leyline_engine.admit.edits import EditRefusedError
+from leyline_engine.admit.plan import Plan
+from leyline_engine.admit.rules import CheckedRequest
 from leyline_engine.contract import (
     CopySegment,
     EditPayload,
@@ -19,13 +22,10 @@ from leyline_engine.contract import (
     SkippedAction,
     SpanLabel,
 )
-from leyline_engine.edits import EditRefusedError
-from leyline_engine.ledger import Carried
-from leyline_engine.lineage import fold_keys
-from leyline_engine.plan import Plan
-from leyline_engine.publications import Publication, Space
-from leyline_engine.rules import CheckedRequest
-from leyline_engine.sources import SessionKey
+from leyline_engine.records.ledger import Carried
+from leyline_engine.records.lineage import fold_keys
+from leyline_engine.records.publications import Publication, Space
+from leyline_engine.records.sources import SessionKey
 from leyline_engine.vllm.block_keys import RequestKeys, space_of
 
 

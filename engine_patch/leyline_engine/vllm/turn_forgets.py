@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from leyline_engine.containment import contained
+from leyline_engine.admit.rules import CheckedRequest
 from leyline_engine.contract import Reason
-from leyline_engine.ledger import SpanLedger
-from leyline_engine.lineage import first_spliced, runs_before
-from leyline_engine.publications import Publication
-from leyline_engine.rules import CheckedRequest
+from leyline_engine.records.ledger import SpanLedger
+from leyline_engine.records.lineage import first_spliced, runs_before
+from leyline_engine.records.publications import Publication
+from leyline_engine.scheduler.containment import contained
 from leyline_engine.vllm.accounts import Accounts
 from leyline_engine.vllm.admission import Admission
 from leyline_engine.vllm.forgetting import Forgetter, Forgotten

@@ -8,7 +8,7 @@ from secrets import token_hex
 from typing import Any
 
 from leyline_engine.contract import LineageRun
-from leyline_engine.lineage import runs_before
+from leyline_engine.records.lineage import runs_before
 from leyline_engine.vllm.block_keys import RequestKeys
 from leyline_engine.vllm.blocks import BlockCache
 from leyline_engine.vllm.turn import Turn

@@ -6,8 +6,8 @@ from importlib.metadata import version
 
 import typer
 
-from . import audit, bench, claims, demo, doctor, events, keys, policies, replay, roi, serve
-from . import eval as evaluation
+from . import audit, doctor, keys, policies, serve
+from .laboratory import COMMANDS, register_commands
 
 _HELP = """An OpenAI-compatible proxy that keeps the KV cache when agents edit their history.
 
@@ -55,20 +55,11 @@ def build_app() -> typer.Typer:
     ) -> None:
         """Hold the options of the command itself; its help is the application's."""
 
-    for module in (
-        serve,
-        replay,
-        demo,
-        evaluation,
-        doctor,
-        policies,
-        roi,
-        bench,
-        claims,
-        audit,
-        events,
-        keys,
-    ):
+    serve.register(app)
+    doctor.register(app)
+    policies.register(app)
+    register_commands(app, COMMANDS)
+    for module in (audit, keys):
         module.register(app)
     return app
 

@@ -48,24 +48,6 @@ def create_embedded_engine(name: str, options: Mapping[str, Any]) -> Starlette:
         raise EngineUnavailable(f"The engine {name!r} can't start ({kind}): {error}") from error
 
 
-def load_replay_part(group: str) -> Callable[..., Any]:
-    """Return the replay engine's entry point of a group, such as its part of a benchmark.
-
-    Raises:
-        EngineUnavailable: an old installation, or missing packages.
-    """
-    points = entry_points(group=group, name="replay")
-    if not points:
-        raise EngineUnavailable("This installation is older than its code: install it again.")
-    try:
-        return cast("Callable[..., Any]", next(iter(points)).load())
-    except ModuleNotFoundError as error:
-        raise EngineUnavailable(
-            f"The replay engine needs the package {error.name!r}. "
-            f"Install it with: {pip_install('proxy', 'engine')}"
-        ) from error
-
-
 async def embedded_metrics(pool: ReplicaPool, accept: str) -> bytes:
     """Return the embedded engine's ``/metrics``; empty without such an engine, or if it fails.
 

@@ -6,12 +6,17 @@ from typing import Any
 
 import httpx
 import pytest
+from leyline_lab.evaluation.composed import (
+    POLICIES,
+    Composed,
+    ComposedArm,
+    ComposedModel,
+)
+from leyline_lab.fidelity.errors import SubjectError
+from leyline_lab.replay.stack import ServedEngine, StackOptions
 from support.sglang_stack import API_KEY, HINTS_SECRET, SglangServer
 
 from leyline_engine.contract import CAPABILITY_PATH, FidelityProfile
-from leyline_engine.fidelity.errors import SubjectError
-from leyline_proxy.evaluation.composed import POLICIES, Composed, ComposedArm, ComposedModel
-from leyline_proxy.replay.stack import ServedEngine, StackOptions
 
 MODEL = "leyline-recall"
 

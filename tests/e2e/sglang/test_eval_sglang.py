@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leyline_lab.evaluation.sessions import evaluation_sessions
+from leyline_lab.fidelity import tables
+from leyline_lab.fidelity.experiment import Experiment, Scale
+from leyline_lab.fidelity.replay_subject import ReplaySubject
+from leyline_lab.fidelity.single_prompt import SinglePrompt
+from leyline_lab.fidelity.tables import RECALL_MODELS
+from leyline_lab.replay.sglang_process import PYTHON_VARIABLE
 from support.sglang_stack import API_KEY, HINTS_SECRET, PYTHON, SglangServer
 from support.waiting import wait
 from typer.testing import CliRunner
 
-from leyline_engine.fidelity import tables
-from leyline_engine.fidelity.experiment import Experiment, Scale
-from leyline_engine.fidelity.replay_subject import ReplaySubject
-from leyline_engine.fidelity.single_prompt import SinglePrompt
-from leyline_engine.fidelity.tables import RECALL_MODELS
-from leyline_engine.replay.models.loader import load_model
 from leyline_proxy.cli.main import build_app
-from leyline_proxy.evaluation.sessions import evaluation_sessions
-from leyline_proxy.replay.sglang_process import PYTHON_VARIABLE
+from leyline_replay.models.loader import load_model
 
 needs_sglang = pytest.mark.skipif(
     not PYTHON.is_file(), reason="SGLang isn't installed here: make sglang-setup"
@@ -33,7 +33,7 @@ needs_sglang = pytest.mark.skipif(
 _HOLD = """
 from pathlib import Path
 from sys import argv
-from leyline_proxy.evaluation.serving import sglang_with_control
+from leyline_lab.evaluation.serving import sglang_with_control
 with sglang_with_control(None, Path(argv[1])):
     pass
 """

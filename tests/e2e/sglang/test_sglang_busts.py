@@ -21,7 +21,7 @@ from support.sglang_stack import (
     SglangServer,
 )
 
-from leyline_engine.replay.models.trained import THINKING_MODEL_NAME, trained_model_dir
+from leyline_replay.models.trained import THINKING_MODEL_NAME, trained_model_dir
 
 AMORTIZED = {"undeclared": {"tool": "amortize"}}
 TURNS = 4

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from leyline_lab.replay.engine_process import EngineProcessError
+from leyline_lab.replay.vllm_process import VLLM
 from typer.testing import CliRunner
 
 from leyline_proxy.cli import build_app
-from leyline_proxy.replay.engine_process import EngineProcessError
-from leyline_proxy.replay.vllm_process import VLLM
 
 BLOCK = 32
 

@@ -8,9 +8,9 @@ import pytest
 from starlette.applications import Starlette
 from support.engine_http import POOL, check_clean
 
-from leyline_engine.replay.factory import serve_model
-from leyline_engine.replay.http.app import ServingOptions
-from leyline_engine.replay.models.loader import LoadedModel, load_model
+from leyline_replay.factory import serve_model
+from leyline_replay.http.app import ServingOptions
+from leyline_replay.models.loader import LoadedModel, load_model
 
 
 @pytest.fixture(scope="module")

@@ -32,9 +32,9 @@ from leyline_engine.contract import (
     SubmitClaim,
     sign_bytes,
 )
-from leyline_engine.replay.factory import create_engine_app, read_limits, serve_model
-from leyline_engine.replay.http.app import ServingOptions
-from leyline_engine.replay.models.loader import LoadedModel
+from leyline_replay.factory import create_engine_app, read_limits, serve_model
+from leyline_replay.http.app import ServingOptions
+from leyline_replay.models.loader import LoadedModel
 
 POOL = 600
 OpenApp = Callable[..., Starlette]

@@ -13,9 +13,9 @@ from support.engine_http import (
     record_of,
 )
 
-from leyline_engine.replay.factory import serve_model
-from leyline_engine.replay.http.app import ServingOptions
-from leyline_engine.replay.models.loader import LoadedModel
+from leyline_replay.factory import serve_model
+from leyline_replay.http.app import ServingOptions
+from leyline_replay.models.loader import LoadedModel
 
 
 @pytest.mark.parametrize(

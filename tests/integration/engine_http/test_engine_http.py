@@ -28,7 +28,7 @@ from leyline_engine.contract import (
     SourceRef,
     token_digest,
 )
-from leyline_engine.replay.models.loader import LoadedModel
+from leyline_replay.models.loader import LoadedModel
 
 
 async def test_greedy_tokens_equal_generate(app: Starlette, loaded: LoadedModel) -> None:

@@ -27,11 +27,11 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.contract.metrics import ENGINE_METRICS
-from leyline_engine.replay.factory import serve_model
-from leyline_engine.replay.http.app import ServingOptions
-from leyline_engine.replay.models.loader import LoadedModel
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
+from leyline_replay.factory import serve_model
+from leyline_replay.http.app import ServingOptions
+from leyline_replay.models.loader import LoadedModel
 
 POOL = 600
 OPEN_METRICS = {"accept": "application/openmetrics-text; version=1.0.0"}

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from support.engine_http import MESSAGES, client_of, hints, is_idle, record_of
 from support.waiting import until
 
-from leyline_engine.replay.models.loader import LoadedModel
+from leyline_replay.models.loader import LoadedModel
 
 
 def asked(loaded: LoadedModel, text: str = "import os\n" * 40, **body: Any) -> dict[str, Any]:

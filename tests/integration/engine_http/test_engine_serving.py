@@ -23,9 +23,9 @@ from support.engine_http import (
 )
 from support.waiting import until
 
-from leyline_engine.replay.factory import create_engine_app, serve_model
-from leyline_engine.replay.models.loader import LoadedModel
-from leyline_engine.replay.service import ServiceLimits
+from leyline_replay.factory import create_engine_app, serve_model
+from leyline_replay.models.loader import LoadedModel
+from leyline_replay.service import ServiceLimits
 
 
 async def test_stream_arrives_piece_by_piece(app: Starlette) -> None:

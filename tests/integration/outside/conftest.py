@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from leyline_lab.outside.command import command
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from support.scripted_model import (
@@ -22,8 +23,6 @@ from support.scripted_model import (
 )
 from support.stack import serving
 from typer.testing import CliRunner
-
-from leyline_proxy.bench.outside.command import command
 
 from .outside_agent import OPENING, STEPS
 

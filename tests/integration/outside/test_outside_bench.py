@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from leyline_proxy.bench.outside.benchmarks import ComplexityTrap, LocaBench
+from leyline_lab.outside.benchmarks import ComplexityTrap, LocaBench
 
 from .conftest import Harness, scripted_engines
 from .outside_agent import CRASH, TASKS

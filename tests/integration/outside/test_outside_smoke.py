@@ -118,7 +118,7 @@ def test_a_terminated_command_stops_what_it_started(tmp_path: Path) -> None:
     with serving(FakeEngine()) as origin:
         arguments = Harness(origin, out, empties=False).arguments(*ONE_ARM)
         code = (
-            "import sys, typer; from leyline_proxy.bench.outside.command import command; "
+            "import sys, typer; from leyline_lab.outside.command import command; "
             "app = typer.Typer(); app.command()(command); app()"
         )
         process = subprocess.Popen(

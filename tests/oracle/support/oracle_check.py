@@ -22,8 +22,8 @@ from oracle_reference import (
     long_way_round,
 )
 
+from leyline_engine.admit.plan import page_floor
 from leyline_engine.contract import Outcome, Receipt
-from leyline_engine.plan import page_floor
 
 BOUND = 1e-4
 """Largest |Δlogit| allowed, as a share of the largest |logit|."""

@@ -24,9 +24,9 @@ from leyline_engine.contract import (
     lower_directives,
     token_digest,
 )
-from leyline_engine.replay.cache.slots import Slots
-from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
-from leyline_engine.replay.models.loader import LoadedModel
+from leyline_replay.cache.slots import Slots
+from leyline_replay.engine import GenerationRequest, ReplayEngine
+from leyline_replay.models.loader import LoadedModel
 
 Edit = tuple[int, int, tuple[int, ...]]
 """(start, end, replacement) in the source's coordinates."""

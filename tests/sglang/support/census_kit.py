@@ -7,9 +7,9 @@ from typing import Any
 
 from leyline_engine.claims.runs import pages_of
 from leyline_engine.contract import ForgetCounts
-from leyline_engine.lineage import MAX_TOKEN, first_spliced
 from leyline_engine.metrics import NoMetrics
 from leyline_engine.occupancy import PoolLevels, RegistryLevels
+from leyline_engine.records.lineage import MAX_TOKEN, first_spliced
 
 
 class Seen(NoMetrics):

@@ -12,7 +12,7 @@ from sglang_models import shipped_model
 from support.random_models import RandomKind, build_model, random_config
 from transformers import AutoTokenizer
 
-from leyline_engine.replay.models.tiny import add_sglang_keys
+from leyline_replay.models.tiny import add_sglang_keys
 
 FLAGS = ("--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1")
 

@@ -14,7 +14,7 @@ from scheduler_kit import SECRETS, VOCABULARY, Scheduler, histories
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.rotation import Pairing, Rotary
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.rows.layouts import read_pool
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from leyline_lab.sglang_cpu.host_tier import register_host_tier
 from scheduler_kit import Scheduler
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
@@ -20,8 +21,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.runtime_context import get_context
 from sglang.srt.server_args import ServerArgs
 
-from leyline_engine.lineage import MAX_TOKEN
-from leyline_engine.sglang.cpu.host_tier import register_host_tier
+from leyline_engine.records.lineage import MAX_TOKEN
 from leyline_engine.sglang.host_tree import CORE, HostedRadixCache
 from leyline_engine.sglang.rows.host import open_host_rows
 

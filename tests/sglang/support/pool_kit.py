@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
-from leyline_engine.rotation import LayeredRotary, Pairing, Rotary
+from leyline_engine.rotary.rotation import LayeredRotary, Pairing, Rotary
 from leyline_engine.rows.mover import PoolTensors
 from leyline_engine.sglang.rows.layouts import read_pool
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from leyline_engine.rotation import Rotary
+    from leyline_engine.rotary.rotation import Rotary
 
 ROWS, WATCH, ROTARY = "probe_rows", "probe_watch", "probe_rotary"
 
@@ -151,7 +151,7 @@ def _rows_at(cache: Any, slots: torch.Tensor, pool: Any = None) -> dict[str, Any
 def _turn_wrongly(cache: Any, how: str) -> None:
     from dataclasses import replace
 
-    from leyline_engine.rotation import LayeredRotary
+    from leyline_engine.rotary.rotation import LayeredRotary
     from leyline_engine.rows.mover import TorchMover
 
     pool = cache._pool
@@ -167,7 +167,7 @@ def _turn_wrongly(cache: Any, how: str) -> None:
 
 
 def _off_by_one(right: Rotary) -> Rotary:
-    from leyline_engine.rotation import Rotary
+    from leyline_engine.rotary.rotation import Rotary
 
     class OffByOne(Rotary):
         """Turns keys one position too far."""
@@ -189,7 +189,7 @@ def _with_frequencies(right: Rotary, frequencies: torch.Tensor) -> Rotary:
 def _other_pairing(right: Rotary) -> Rotary:
     from dataclasses import replace
 
-    from leyline_engine.rotation import Pairing
+    from leyline_engine.rotary.rotation import Pairing
 
     (other,) = set(Pairing) - {right.pairing}
     return replace(right, pairing=other)

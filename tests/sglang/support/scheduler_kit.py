@@ -40,7 +40,7 @@ from leyline_engine.contract import (
     token_array,
     token_digest,
 )
-from leyline_engine.publications import Space
+from leyline_engine.records.publications import Space
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang import plugin
 from leyline_engine.sglang.adder import LeylinePrefillAdder

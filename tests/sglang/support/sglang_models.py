@@ -8,8 +8,8 @@ from pathlib import Path
 from support.random_models import RandomKind, build_model, random_config
 from transformers import AutoTokenizer
 
-from leyline_engine.replay.models.tiny import add_sglang_keys
-from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
+from leyline_replay.models.tiny import add_sglang_keys
+from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 
 _DENSE_LAYERS_OF_MOE = 1
 

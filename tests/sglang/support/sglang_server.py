@@ -71,7 +71,7 @@ class SglangServer:
         *,
         python: str = sys.executable,
         port: int | None = None,
-        module: str = "leyline_engine.sglang.cpu.launch",
+        module: str = "leyline_lab.sglang_cpu.launch",
     ) -> None:
         self.model = model
         self.log = log

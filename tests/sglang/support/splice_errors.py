@@ -12,8 +12,13 @@ from typing import Any
 
 import torch
 
-from leyline_engine.rotary_tables import rotary_modules
-from leyline_engine.rotation import LayeredRotary, ModelRotary, Pairing, Rotary
+from leyline_engine.rotary.rotation import (
+    LayeredRotary,
+    ModelRotary,
+    Pairing,
+    Rotary,
+)
+from leyline_engine.rotary.tables import rotary_modules
 from leyline_engine.rows.mover import PoolTensors
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.facts.probe import computed

@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from leyline_engine.contract import Capability, ForgetCounts, Proof, TurnRecord
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.rotation import Pairing, Rotary
 
 LATENT, ROTARY, LAYERS = 4, 8, 2
 

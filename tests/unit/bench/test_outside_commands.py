@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
-
-from leyline_proxy.bench.outside.arms import (
+from leyline_lab.outside.arms import (
     PROFILE_SETTING,
     OutsideArm,
     arm_settings,
@@ -19,13 +17,15 @@ from leyline_proxy.bench.outside.arms import (
     proxy_environment,
     without_settings,
 )
-from leyline_proxy.bench.outside.benchmarks import Endpoint
-from leyline_proxy.bench.outside.command import command
-from leyline_proxy.bench.outside.endpoint import Engine
-from leyline_proxy.bench.outside.errors import EndpointError, MissingError, PlanError
-from leyline_proxy.bench.outside.files import sole_user, write_whole
-from leyline_proxy.bench.outside.running import EngineWatch, check_docker, check_engine
-from leyline_proxy.bench.outside.tasks import Selection
+from leyline_lab.outside.benchmarks import Endpoint
+from leyline_lab.outside.command import command
+from leyline_lab.outside.endpoint import Engine
+from leyline_lab.outside.errors import EndpointError, MissingError, PlanError
+from leyline_lab.outside.files import sole_user, write_whole
+from leyline_lab.outside.running import EngineWatch, check_docker, check_engine
+from leyline_lab.outside.tasks import Selection
+from typer.testing import CliRunner
+
 from leyline_proxy.settings import Settings, load_settings
 from leyline_proxy.tenants.directory import build_directory
 

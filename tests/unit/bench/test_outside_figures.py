@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from leyline_proxy.bench.outside.accounts import Account, account_of
-from leyline_proxy.bench.outside.arms import OutsideArm
-from leyline_proxy.bench.outside.benchmarks import DebugGym
-from leyline_proxy.bench.outside.errors import EndpointError
-from leyline_proxy.bench.outside.outcomes import (
+from leyline_lab.outside.accounts import Account, account_of
+from leyline_lab.outside.arms import OutsideArm
+from leyline_lab.outside.benchmarks import DebugGym
+from leyline_lab.outside.errors import EndpointError
+from leyline_lab.outside.outcomes import (
     Part,
     RunOutcome,
     outcome_of,
@@ -21,10 +20,10 @@ from leyline_proxy.bench.outside.outcomes import (
     write_outcome,
     write_part,
 )
-from leyline_proxy.bench.outside.plan import Plan, Run
-from leyline_proxy.bench.outside.statistics import paired, wilson
-from leyline_proxy.bench.outside.summary import summarize
-from leyline_proxy.bench.outside.tasks import TaskScore
+from leyline_lab.outside.plan import Plan, Run
+from leyline_lab.outside.statistics import paired, wilson
+from leyline_lab.outside.summary import summarize
+from leyline_lab.outside.tasks import TaskScore
 
 COMMIT = DebugGym.source.commit
 BASE, SPLICE = OutsideArm.RE_PREFILL, OutsideArm.SPLICE

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from leyline_proxy.bench.outside.benchmarks import (
+from leyline_lab.outside.benchmarks import (
     ComplexityTrap,
     Custom,
     DebugGym,
@@ -21,9 +20,9 @@ from leyline_proxy.bench.outside.benchmarks import (
     Job,
     LocaBench,
 )
-from leyline_proxy.bench.outside.benchmarks.loca_bench import named
-from leyline_proxy.bench.outside.errors import PlanError, ResultError
-from leyline_proxy.bench.outside.tasks import Selection, TaskScore, with_missing
+from leyline_lab.outside.benchmarks.loca_bench import named
+from leyline_lab.outside.errors import PlanError, ResultError
+from leyline_lab.outside.tasks import Selection, TaskScore, with_missing
 
 SOLVED, UNSOLVED = TaskScore(True), TaskScore(False)
 FAILED = TaskScore(False, failed=True)

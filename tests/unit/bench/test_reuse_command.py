@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import typer
+from leyline_lab.reuse import replay as reuse_replay
 from typer.testing import CliRunner
 
 from leyline_engine.reuse.index import ReuseIndex
-from leyline_proxy.bench import reuse_replay
 from leyline_proxy.upstream import embedded
 
 ROOT = Path(__file__).parents[3]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from leyline_proxy.bench.reuse_texts import MAX_TOOLS, demo_material, recorded_material
-from leyline_proxy.bench.reuse_workload import (
+from leyline_lab.replay.traces import TraceError
+from leyline_lab.reuse.texts import MAX_TOOLS, demo_material, recorded_material
+from leyline_lab.reuse.workload import (
     PATTERNS,
     Material,
     TextRequest,
@@ -20,7 +20,6 @@ from leyline_proxy.bench.reuse_workload import (
     assembled,
     texts_of,
 )
-from leyline_proxy.replay.traces import TraceError
 
 material = cache(demo_material)
 

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-
-from leyline_proxy.bench.figures import (
+from leyline_lab.three_arm.figures import (
     BenchArm,
     FloorSample,
     Phase,
@@ -18,10 +16,11 @@ from leyline_proxy.bench.figures import (
     goals,
     level_json,
 )
-from leyline_proxy.bench.picture import draw
-from leyline_proxy.bench.reference import Steps, logit_delta
-from leyline_proxy.bench.table import print_levels
-from leyline_proxy.bench.workload import MustPrefill
+from leyline_lab.three_arm.picture import draw
+from leyline_lab.three_arm.reference import Steps, logit_delta
+from leyline_lab.three_arm.table import print_levels
+from leyline_lab.three_arm.workload import MustPrefill
+from rich.console import Console
 
 MUST = MustPrefill(replacements=4, tail=1, sink=0, boundary=1, staged=1, pages=1)
 

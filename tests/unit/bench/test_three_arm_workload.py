@@ -6,13 +6,7 @@ from array import array
 from zlib import crc32
 
 import pytest
-
-from leyline_engine.contract import CopySegment, LineageRun, SourceRef, token_digest
-from leyline_engine.edits import resolve_edit
-from leyline_engine.ledger import SpanLedger
-from leyline_engine.plan import plan_turn
-from leyline_engine.sources import SourceRegistry, SourceTurn
-from leyline_proxy.bench.workload import (
+from leyline_lab.three_arm.workload import (
     BUILD_TOKENS,
     TURNS,
     Cut,
@@ -26,6 +20,12 @@ from leyline_proxy.bench.workload import (
     replay_turn,
     write_script,
 )
+
+from leyline_engine.admit.edits import resolve_edit
+from leyline_engine.admit.plan import plan_turn
+from leyline_engine.contract import CopySegment, LineageRun, SourceRef, token_digest
+from leyline_engine.records.ledger import SpanLedger
+from leyline_engine.records.sources import SourceRegistry, SourceTurn
 
 NAME = SessionName("scope", "session")
 SIZE = Size.scaled(0.05)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from leyline_proxy.bench.user_turn_figures import (
+from leyline_lab.replay.driver import StreamedAnswer
+from leyline_lab.replay.results import RequestResult
+from leyline_lab.user_turn.figures import (
     Agreement,
     ArmSamples,
     TurnArm,
@@ -12,10 +13,8 @@ from leyline_proxy.bench.user_turn_figures import (
     document,
     goals,
 )
-from leyline_proxy.bench.user_turn_run import agreement
-from leyline_proxy.bench.user_turn_script import MAX_USER_TURNS, write_loops
-from leyline_proxy.replay.driver import StreamedAnswer
-from leyline_proxy.replay.results import RequestResult
+from leyline_lab.user_turn.run import agreement
+from leyline_lab.user_turn.script import MAX_USER_TURNS, write_loops
 
 PROMPT = list(range(1000))
 

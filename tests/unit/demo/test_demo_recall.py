@@ -5,14 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from openai.types.chat import ChatCompletionMessage
-from rich.console import Console
-
-from leyline_engine.fidelity import recall_task as task
-from leyline_engine.fidelity.recall_words import FILES, GENERAL, KEYS, VALUES
-from leyline_engine.replay.models.trained import TRAINED_MODEL_NAMES
-from leyline_proxy.demo import DEFAULT_POLICY
-from leyline_proxy.demo.recall import (
+from leyline_lab.demo import DEFAULT_POLICY
+from leyline_lab.demo.recall import (
     QUESTIONS,
     READS,
     SYSTEM_PROMPT,
@@ -26,8 +20,19 @@ from leyline_proxy.demo.recall import (
     questions,
     said,
 )
-from leyline_proxy.replay.results import Arm
-from training.train import WORDS
+from leyline_lab.fidelity import recall_task as task
+from leyline_lab.fidelity.recall_words import (
+    FILES,
+    GENERAL,
+    KEYS,
+    VALUES,
+)
+from leyline_lab.replay.results import Arm
+from leyline_lab.training.train import WORDS
+from openai.types.chat import ChatCompletionMessage
+from rich.console import Console
+
+from leyline_replay.models.trained import TRAINED_MODEL_NAMES
 
 IN_SIGHT = Question("feed", "basil", in_sight=True)
 CUT = Question("batch", "copper", in_sight=False)

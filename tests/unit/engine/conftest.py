@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.integrity import engines_are_whole
 
-from leyline_engine.replay import admission
+from leyline_replay import admission
 
 __all__ = ["engines_are_whole"]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leyline_engine.contract import CopySegment, LineageRun, SpanLabel, common_prefix
-from leyline_engine.ledger import Carried, SpanLedger
-from leyline_engine.sources import SourceTurn
+from leyline_engine.records.ledger import Carried, SpanLedger
+from leyline_engine.records.sources import SourceTurn
 
 SCOPE, SESSION = "tenant", "s"
 

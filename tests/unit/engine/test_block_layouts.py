@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from leyline_engine.proof.digests import RowDigester, filled
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.rotation import Pairing, Rotary
 from leyline_engine.rows.blocks import RowLayout, Strides, pool_of_tensors
 from leyline_engine.rows.pool import SplicePool
 

@@ -21,6 +21,13 @@ from support.replay_engine import (
     same_logits,
 )
 
+from leyline_engine.admit.edits import (
+    EditRefusedError,
+    check_lineage,
+    check_spans,
+    forgotten_spans,
+    resolve_edit,
+)
 from leyline_engine.contract import (
     CopySegment,
     Directive,
@@ -35,15 +42,8 @@ from leyline_engine.contract import (
     SourceRef,
     SpanLabel,
 )
-from leyline_engine.edits import (
-    EditRefusedError,
-    check_lineage,
-    check_spans,
-    forgotten_spans,
-    resolve_edit,
-)
-from leyline_engine.ledger import SpanKey, SpanLedger
-from leyline_engine.sources import SourceRegistry, SourceTurn
+from leyline_engine.records.ledger import SpanKey, SpanLedger
+from leyline_engine.records.sources import SourceRegistry, SourceTurn
 
 PLACES = st.integers(0, 12)
 LABELS = st.lists(st.tuples(PLACES, PLACES), max_size=5)

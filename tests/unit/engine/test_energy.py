@@ -17,8 +17,8 @@ from leyline_engine.energy import (
     open_account,
 )
 from leyline_engine.metrics import NoMetrics, PrometheusMetrics
-from leyline_engine.replay.engine import ReplayEngine
-from leyline_engine.replay.models.loader import LoadedModel
+from leyline_replay.engine import ReplayEngine
+from leyline_replay.models.loader import LoadedModel
 
 GPUS = ["GPU-1", "GPU-2"]
 

@@ -9,8 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_engine.explained_keys import Frequencies, ProbedLayer, UnsupportedRotaryError, explain
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.explained_keys import (
+    Frequencies,
+    ProbedLayer,
+    UnsupportedRotaryError,
+    explain,
+)
+from leyline_engine.rotary.rotation import Pairing, Rotary
 
 POSITIONS = torch.tensor([0, 1, 17, 977, 4093, 65535])
 TOKENS, HEADS, LAYERS = 2, 2, 3

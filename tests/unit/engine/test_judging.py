@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from leyline_engine.ledger import Carried, SpanKey, SpanLedger
-from leyline_engine.lineage import TOKEN_BITS, lineage_bits
-from leyline_engine.paths import Paths
 from leyline_engine.proof.doomed import DoomedRow
 from leyline_engine.proof.dooming import doomed_text
 from leyline_engine.proof.judging import Equal, Holder, Judgement, judge
 from leyline_engine.proof.session_proof import SessionProof
-from leyline_engine.provenance import Content
+from leyline_engine.records.ledger import Carried, SpanKey, SpanLedger
+from leyline_engine.records.lineage import TOKEN_BITS, lineage_bits
+from leyline_engine.records.paths import Paths
+from leyline_engine.records.provenance import Content
 
 ME, OTHER = ("t", "me"), ("t", "other")
 READER, LINEAGE, TOKEN = 7, 8, 3

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import LineageRun, token_digest
-from leyline_engine.keys import shared_length
-from leyline_engine.lineage import alike_length, fold_keys
-from leyline_engine.sources import SourceTurn
+from leyline_engine.records.keys import shared_length
+from leyline_engine.records.lineage import alike_length, fold_keys
+from leyline_engine.records.sources import SourceTurn
 
 MAPS = st.lists(
     st.tuples(st.integers(0, 9), st.sampled_from(["l1", "l2"])),

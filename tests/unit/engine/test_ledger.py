@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from ledger_kit import SCOPE, SESSION, opened, spliced, true_reader, turn_of
 from support.examples import examples
 
-from leyline_engine import ledger as ledger_module
 from leyline_engine.contract import CopySegment, LineageRun, SpanLabel
-from leyline_engine.ledger import (
+from leyline_engine.records import ledger as ledger_module
+from leyline_engine.records.ledger import (
     ANYTHING,
     MAX_READERS,
     MAX_SHARED_STARTS,
@@ -23,8 +23,8 @@ from leyline_engine.ledger import (
     SpanLedger,
     anything_of,
 )
-from leyline_engine.lineage import first_unlabelled
-from leyline_engine.sources import SourceTurn
+from leyline_engine.records.lineage import first_unlabelled
+from leyline_engine.records.sources import SourceTurn
 
 
 @settings(max_examples=examples(200), deadline=None)

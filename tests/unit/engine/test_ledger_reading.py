@@ -5,10 +5,16 @@ from __future__ import annotations
 from array import array
 
 from leyline_engine.contract import LedgerQuestion, SpanLabel, SpanReaders
-from leyline_engine.ledger import ANYTHING, Carried, SpanKey, SpanLedger, anything_of
-from leyline_engine.ledger_reading import read_ledger
-from leyline_engine.pending import PendingForgets
-from leyline_engine.sources import SourceRegistry, SourceTurn
+from leyline_engine.records.ledger import (
+    ANYTHING,
+    Carried,
+    SpanKey,
+    SpanLedger,
+    anything_of,
+)
+from leyline_engine.records.ledger_reading import read_ledger
+from leyline_engine.records.pending import PendingForgets
+from leyline_engine.records.sources import SourceRegistry, SourceTurn
 
 SESSION = ("red", "s")
 

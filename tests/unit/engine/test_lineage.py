@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import CopySegment, LineageRun, token_digest
-from leyline_engine.lineage import (
+from leyline_engine.records.lineage import (
     MAX_TOKEN,
     derive_lineage,
     first_spliced,

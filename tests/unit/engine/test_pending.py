@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import ForgetCounts
-from leyline_engine.pending import PendingForgets
+from leyline_engine.records.pending import PendingForgets
 
 TICKETS, HOLDERS = ("one", "two"), ("h", "i", "j")
 COUNTS = st.integers(1, 9)

@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leyline_engine.admit.plan import clip_copies, forget_limit, plan_turn
 from leyline_engine.contract import CopySegment, Directive, LineageRun, Mode
-from leyline_engine.plan import clip_copies, forget_limit, plan_turn
 
 
 @dataclass(frozen=True)

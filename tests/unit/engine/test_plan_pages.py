@@ -8,8 +8,13 @@ from itertools import groupby, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leyline_engine.admit.plan import (
+    Plan,
+    copy_runs,
+    page_floor,
+    plan_turn,
+)
 from leyline_engine.contract import CopySegment, ReuseKind
-from leyline_engine.plan import Plan, copy_runs, page_floor, plan_turn
 
 PAGES = (1, 2, 3, 4, 16)
 

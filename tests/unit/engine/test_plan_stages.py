@@ -7,8 +7,8 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leyline_engine.admit.plan import Plan, copy_runs, plan_turn
 from leyline_engine.contract import MAX_EXTENTS, CopySegment, ReuseKind
-from leyline_engine.plan import Plan, copy_runs, plan_turn
 
 RUNS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 30)), min_size=1, max_size=5)
 

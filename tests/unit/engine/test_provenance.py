@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import CopySegment, LineageRun
-from leyline_engine.lineage import TOKEN_BITS, lineage_bits
-from leyline_engine.paths import Paths, head
-from leyline_engine.provenance import MAX_RANGES, Provenance, Sent
-from leyline_engine.sources import SessionKey, SourceTurn
+from leyline_engine.records.lineage import TOKEN_BITS, lineage_bits
+from leyline_engine.records.paths import Paths, head
+from leyline_engine.records.provenance import MAX_RANGES, Provenance, Sent
+from leyline_engine.records.sources import SessionKey, SourceTurn
 
 PATHS = Paths(bytes(range(16)))
 ME, X, Y = ("t", "me"), ("t", "x"), ("t", "y")

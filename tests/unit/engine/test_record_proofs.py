@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from leyline_engine.contract import PLACES, RECORDS, Proof, ProofPlace, Receipt, TurnRecord
-from leyline_engine.records import RecordBook
+from leyline_engine.records.turn_records import RecordBook
 
 OPEN = Proof(pending=True)
 

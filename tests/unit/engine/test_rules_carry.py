@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from array import array
 
+from leyline_engine.admit.edits import ResolvedEdit
+from leyline_engine.admit.plan import Plan, Prefill
+from leyline_engine.admit.rules import CheckedRequest, Rules
 from leyline_engine.contract import (
     CopySegment,
     EditPayload,
@@ -11,11 +14,8 @@ from leyline_engine.contract import (
     SpanLabel,
     token_digest,
 )
-from leyline_engine.edits import ResolvedEdit
-from leyline_engine.ledger import Carried, SpanKey, SpanLedger
-from leyline_engine.plan import Plan, Prefill
-from leyline_engine.rules import CheckedRequest, Rules
-from leyline_engine.sources import SourceRegistry, SourceTurn
+from leyline_engine.records.ledger import Carried, SpanKey, SpanLedger
+from leyline_engine.records.sources import SourceRegistry, SourceTurn
 
 SCOPE = "t"
 SECRET = SpanKey("t", "s", "secret")

@@ -16,7 +16,7 @@ from leyline_engine.contract import ForgetCounts, Outcome, Reason, Receipt, Toke
 from leyline_engine.contract.metrics import ENGINE_METRICS, POOL_OWNERS
 from leyline_engine.metrics import PrometheusMetrics
 from leyline_engine.occupancy import Cached, PoolLevels, RegistryLevels, held_by_claims
-from leyline_engine.sources import SourceRegistry, SourceTurn
+from leyline_engine.records.sources import SourceRegistry, SourceTurn
 
 SPLICED = Receipt(
     message_id="m-1",

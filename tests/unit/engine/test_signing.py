@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from leyline_engine.admit.hints import read_hints
 from leyline_engine.contract import (
     EditPayload,
     Envelope,
@@ -13,7 +14,6 @@ from leyline_engine.contract import (
     is_signed,
     sign_envelope,
 )
-from leyline_engine.hints import read_hints
 
 ENVELOPE = edit_envelope("m-1", EditPayload(session="s", scope="t", turn="t1"))
 

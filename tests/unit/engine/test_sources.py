@@ -26,8 +26,8 @@ from leyline_engine.contract import (
     SourceRef,
     token_digest,
 )
-from leyline_engine.lineage import fold_keys
-from leyline_engine.sources import SourceRegistry, SourceTurn
+from leyline_engine.records.lineage import fold_keys
+from leyline_engine.records.sources import SourceRegistry, SourceTurn
 
 ONE, TWO = random_tokens(90, 21), random_tokens(80, 22)
 

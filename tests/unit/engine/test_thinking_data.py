@@ -8,15 +8,22 @@ from random import Random
 from typing import Any
 
 import pytest
+from leyline_lab.fidelity.recall_task import (
+    Message,
+    Mix,
+    Turn,
+    ask,
+    choose,
+    session,
+)
+from leyline_lab.fidelity.thoughts import Sight, Thought
+from leyline_lab.training.encoding import Encoder, Row, collate
+from leyline_lab.training.evaluate import kind
 from transformers import AutoTokenizer
 
 from leyline_engine.contract import normalize_messages
-from leyline_engine.fidelity.recall_task import Message, Mix, Turn, ask, choose, session
-from leyline_engine.fidelity.thoughts import Sight, Thought
-from leyline_engine.replay.models.tiny_chat_template import THINKING_CHAT_TEMPLATE
-from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
-from training.encoding import Encoder, Row, collate
-from training.evaluate import kind
+from leyline_replay.models.tiny_chat_template import THINKING_CHAT_TEMPLATE
+from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 
 CHOOSING = Mix(choices=0.6, words=100)
 SHOWN = "cache=copper"

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from leyline_engine.contract import normalize_messages
-from leyline_engine.fidelity.recall_task import (
+from leyline_lab.fidelity.recall_task import (
     STUB,
     SYSTEM_PROMPT,
     TOOLS,
@@ -24,10 +22,18 @@ from leyline_engine.fidelity.recall_task import (
     read,
     session,
 )
-from leyline_engine.fidelity.recall_words import FILES, KEYS, VALUES
-from training.encoding import Batch, Encoder, Row, collate, render
-from training.model import hidden_states, model_config, new_model
-from training.tokenizer import train_tokenizer
+from leyline_lab.fidelity.recall_words import FILES, KEYS, VALUES
+from leyline_lab.training.encoding import (
+    Batch,
+    Encoder,
+    Row,
+    collate,
+    render,
+)
+from leyline_lab.training.model import hidden_states, model_config, new_model
+from leyline_lab.training.tokenizer import train_tokenizer
+
+from leyline_engine.contract import normalize_messages
 
 HIDING = Mix(hidden=0.7, counted=0.5, notes=(0.3, 0.6, 0.1))
 

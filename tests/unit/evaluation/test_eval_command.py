@@ -11,18 +11,23 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from leyline_lab.evaluation import (
+    endpoint,
+    engines,
+    running,
+    sessions,
+)
+from leyline_lab.evaluation.composed import Composed
+from leyline_lab.evaluation.recalled import RecallOfCut
+from leyline_lab.fidelity.recall_prompts import long_session
+from leyline_lab.fidelity.replay_eval import ReplayEvaluation
+from leyline_lab.fidelity.steps import EvaluationSessions
 from support.random_models import RandomKind, build_random
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
-from leyline_engine.fidelity.recall_prompts import long_session
-from leyline_engine.fidelity.replay_eval import ReplayEvaluation
-from leyline_engine.fidelity.steps import EvaluationSessions
 from leyline_policies import load_pipeline
 from leyline_proxy.cli.main import build_app
-from leyline_proxy.evaluation import endpoint, engines, running, sessions
-from leyline_proxy.evaluation.composed import Composed
-from leyline_proxy.evaluation.recalled import RecallOfCut
 from leyline_proxy.upstream import embedded
 
 ANSWERS = {"single_prompt", "trajectory_12", "random_edits", "trajectory_50", "stubs"}
@@ -37,7 +42,7 @@ RUN = Callable[..., Result]
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry point, whatever this environment's installation knows."""
-    value = "leyline_engine.fidelity.replay_eval:ReplayEvaluation"
+    value = "leyline_lab.fidelity.replay_eval:ReplayEvaluation"
     point = EntryPoint("replay", value, engines.GROUP)
     own = embedded.entry_points
 

@@ -10,17 +10,16 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-
-from leyline_engine.fidelity.experiment import (
+from leyline_lab.evaluation.report import shown_cells
+from leyline_lab.evaluation.running import evaluate, journal_of
+from leyline_lab.fidelity.experiment import (
     Chart,
     Experiment,
     Record,
     ResultTable,
     Scale,
 )
-from leyline_engine.fidelity.journal import JournalError
-from leyline_proxy.evaluation.report import shown_cells
-from leyline_proxy.evaluation.running import evaluate, journal_of
+from leyline_lab.fidelity.journal import JournalError
 
 PAPER = "Table 4: <6/6> & more."
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leyline_lab.evaluation.addresses import is_address
+from leyline_lab.evaluation.rendering import ModelRenderer, folder_renderer
+from leyline_lab.evaluation.sessions import evaluation_sessions
+from leyline_lab.fidelity.errors import SubjectError
+from leyline_lab.fidelity.replay_subject import render_chat
 from transformers import AutoTokenizer
 
-from leyline_engine.fidelity.errors import SubjectError
-from leyline_engine.fidelity.replay_subject import render_chat
-from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
-from leyline_engine.replay.text.chat import PromptEncoder
-from leyline_proxy.evaluation.addresses import is_address
-from leyline_proxy.evaluation.rendering import ModelRenderer, folder_renderer
-from leyline_proxy.evaluation.sessions import evaluation_sessions
 from leyline_proxy.upstream.renderer_document import RendererDocument
+from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
+from leyline_replay.text.chat import PromptEncoder
 
 
 @pytest.fixture

@@ -9,17 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from leyline_proxy.lab.record import SESSION_ID, play, record, recorded_with, save, write_repo
-from leyline_proxy.lab.script import TURNS, ScriptedTurn, bash, edit, read
-from leyline_proxy.lab.tools import TOOLS, Workshop, normalise
-from leyline_proxy.replay.traces import RecordedSession, read_trace
+from leyline_lab.recording.record import (
+    SESSION_ID,
+    play,
+    record,
+    recorded_with,
+    save,
+    write_repo,
+)
+from leyline_lab.recording.script import (
+    TURNS,
+    ScriptedTurn,
+    bash,
+    edit,
+    read,
+)
+from leyline_lab.recording.tools import TOOLS, Workshop, normalise
+from leyline_lab.replay.traces import RecordedSession, read_trace
 
 
 @pytest.fixture(scope="module")
 def shipped() -> RecordedSession:
     """The session as it lies in the package."""
-    with as_file(files("leyline_proxy.demo").joinpath("session.jsonl.gz")) as path:
+    with as_file(files("leyline_lab.demo").joinpath("session.jsonl.gz")) as path:
         return read_trace(path).sessions[0]
 
 
@@ -61,7 +73,7 @@ def test_every_call_is_answered_once(shipped: RecordedSession) -> None:
 
 def test_recording_anew_gives_the_shipped_session(tmp_path: Path) -> None:
     """The script makes the shipped record again, byte for byte, under the same versions."""
-    with as_file(files("leyline_proxy.demo").joinpath("session.jsonl.gz")) as path:
+    with as_file(files("leyline_lab.demo").joinpath("session.jsonl.gz")) as path:
         old = read_record(path)
     if not str(old["notes"]).endswith(recorded_with()):
         pytest.skip(f"recorded with other versions: {old['notes']}")

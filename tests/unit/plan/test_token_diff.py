@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from support.examples import examples
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
 from leyline_proxy.model.diff import MessageDiff, Step, diff_messages
 from leyline_proxy.model.rendered import MessageSpan, Rendered
 from leyline_proxy.plan.token_diff import (
@@ -27,6 +26,7 @@ from leyline_proxy.plan.token_diff import (
     diff_tokens,
 )
 from leyline_proxy.render import ChatRenderer
+from leyline_replay.models.tiny_chat_template import CHAT_TEMPLATE
 
 tokens = st.lists(st.integers(0, 3), max_size=40)
 

@@ -8,6 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from leyline_lab.replay.unchanged import lcs_length
+
 from leyline_engine.contract import CopySegment, TokenCounts, token_digest
 from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.messages import Message
@@ -18,7 +20,6 @@ from leyline_proxy.plan.busts import CacheAccount, settle
 from leyline_proxy.plan.naming import name_spans
 from leyline_proxy.plan.synthesis import TurnPlan, synthesize
 from leyline_proxy.render import ChatRenderer
-from leyline_proxy.replay.unchanged import lcs_length
 
 SPECIAL = {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"}
 DEFAULT = UndeclaredRules(reasoning="amortize")

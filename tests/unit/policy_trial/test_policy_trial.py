@@ -12,6 +12,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leyline_lab.policy_trial.plot import draw_trial, mean_by_turn, sum_by_turn
+from leyline_lab.policy_trial.reading import read_conversations
+from leyline_lab.policy_trial.table import print_trial, tokens, verdict
+from leyline_lab.policy_trial.trial import (
+    Prefill,
+    SessionTrial,
+    TrialOptions,
+    TrialReport,
+    try_session,
+)
+from leyline_lab.replay.errors import MissingExtraError
+from leyline_lab.replay.traces import TraceError
 from rich.console import Console
 
 from leyline_policies import (
@@ -26,18 +38,6 @@ from leyline_policies import (
     load_pipeline,
 )
 from leyline_policies.testing import requests_of, synthetic_sessions
-from leyline_proxy.policy_trial.plot import draw_trial, mean_by_turn, sum_by_turn
-from leyline_proxy.policy_trial.reading import read_conversations
-from leyline_proxy.policy_trial.table import print_trial, tokens, verdict
-from leyline_proxy.policy_trial.trial import (
-    Prefill,
-    SessionTrial,
-    TrialOptions,
-    TrialReport,
-    try_session,
-)
-from leyline_proxy.replay.errors import MissingExtraError
-from leyline_proxy.replay.traces import TraceError
 
 
 def _message(role: str, text: str, size: int = 100) -> Message:

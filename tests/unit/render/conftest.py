@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
+from leyline_replay.models.tiny_chat_template import CHAT_TEMPLATE
 
 
 @pytest.fixture

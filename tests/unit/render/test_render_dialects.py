@@ -9,10 +9,10 @@ import pytest
 from template_kit import SPECIAL, tokenizer_of
 
 from leyline_engine.contract import ChatDialect
-from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
 from leyline_proxy.render import ChatRenderer, RenderError, dialect_of
 from leyline_proxy.render.dialects import SglangDialect
 from leyline_proxy.render.vllm_dialect import VllmDialect
+from leyline_replay.models.tiny_chat_template import CHAT_TEMPLATE
 
 USER = {"role": "user", "content": "Hi."}
 MESSAGES: list[dict[str, Any]] = [

@@ -16,10 +16,10 @@ from support.examples import examples
 from template_kit import tokenizer_of
 from tokenizers import Tokenizer
 
-from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
 from leyline_proxy.render import ChatRenderer, RenderError
 from leyline_proxy.render.memoised import loops
 from leyline_proxy.render.memoised.reads import Reads
+from leyline_replay.models.tiny_chat_template import CHAT_TEMPLATE
 
 SPECIAL = {"bos_token": "<bos>"}
 TOOLS = [{"type": "function", "function": {"name": "shell"}}]

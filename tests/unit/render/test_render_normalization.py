@@ -10,10 +10,10 @@ import pytest
 from template_kit import recorded, renderer_of, tokenizer_of
 
 from leyline_engine.contract import normalize_messages, template_takes_parts
-from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
-from leyline_engine.replay.text.chat import PromptEncoder, TemplateFailedError
 from leyline_proxy.model.messages import text_of
 from leyline_proxy.upstream.proof import PROBES
+from leyline_replay.models.tiny_chat_template import CHAT_TEMPLATE
+from leyline_replay.text.chat import PromptEncoder, TemplateFailedError
 
 Conversation = tuple[list[dict[str, Any]], list[dict[str, Any]] | None]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from leyline_lab.replay.emptying import empty_cache
+from leyline_lab.replay.errors import StackError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from support.http_thread import serving
-
-from leyline_proxy.replay.emptying import empty_cache
-from leyline_proxy.replay.errors import StackError
 
 
 def engine(path: str, answer: object, asked: list[str]) -> Starlette:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import httpx
 import pytest
 import uvicorn
+from leyline_lab.replay.forward import Forwarder
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from leyline_proxy.replay.forward import Forwarder
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.lifespan import lifespan_of
 

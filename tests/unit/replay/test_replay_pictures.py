@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leyline_lab.replay.errors import MissingExtraError
+from leyline_lab.replay.plot import by_turn, draw, print_bars
+from leyline_lab.replay.results import (
+    Arm,
+    ArmRun,
+    ReplayReport,
+    RequestResult,
+)
+from leyline_lab.replay.table import ArmProgress, comparison, print_report
 from rich.console import Console
-
-from leyline_proxy.replay.errors import MissingExtraError
-from leyline_proxy.replay.plot import by_turn, draw, print_bars
-from leyline_proxy.replay.results import Arm, ArmRun, ReplayReport, RequestResult
-from leyline_proxy.replay.table import ArmProgress, comparison, print_report
 
 
 def made_up_runs(turns: int = 12) -> dict[Arm, ArmRun]:

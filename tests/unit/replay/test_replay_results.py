@@ -5,11 +5,22 @@ from __future__ import annotations
 from array import array
 
 import pytest
-
-from leyline_proxy.replay.arms import UnchangedCounter, check_same_prompts, parse_arms, run_sessions
-from leyline_proxy.replay.errors import AccountError, ReplayError, RequestRefusedError
-from leyline_proxy.replay.results import Arm, ArmRun, Pages, ReplayReport, RequestResult, percentile
-from leyline_proxy.replay.traces import RecordedSession, TraceRequest
+from leyline_lab.replay.arms import (
+    UnchangedCounter,
+    check_same_prompts,
+    parse_arms,
+    run_sessions,
+)
+from leyline_lab.replay.errors import AccountError, ReplayError, RequestRefusedError
+from leyline_lab.replay.results import (
+    Arm,
+    ArmRun,
+    Pages,
+    ReplayReport,
+    RequestResult,
+    percentile,
+)
+from leyline_lab.replay.traces import RecordedSession, TraceRequest
 
 
 def result(

@@ -7,13 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
+from leyline_lab.replay.errors import AccountError
+from leyline_lab.replay.stack import PromptTap, StackOptions
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-
-from leyline_proxy.replay.errors import AccountError
-from leyline_proxy.replay.stack import PromptTap, StackOptions
 
 BODY: dict[str, Any] = {
     "model": "tiny",

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from leyline_proxy.replay.traces import TraceError, read_trace
+from leyline_lab.replay.traces import TraceError, read_trace
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {

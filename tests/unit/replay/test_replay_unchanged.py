@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-
-from leyline_proxy.replay.unchanged import SINK, lcs_length, unchanged_tokens
+from leyline_lab.replay.unchanged import SINK, lcs_length, unchanged_tokens
 
 TOKENS = st.lists(st.integers(0, 5), max_size=120)
 

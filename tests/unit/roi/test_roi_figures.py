@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leyline_lab.replay.traces import RecordedSession, Trace, TraceRequest
+from leyline_lab.roi.playing import Player
+from leyline_lab.roi.prompts import SHIPPED, TokenizerError, load_renderer
+from leyline_lab.roi.results import Served, advice
 from typer.testing import CliRunner
 
 from leyline_engine.contract import ReuseMode
@@ -19,10 +23,6 @@ from leyline_policies import load_pipeline
 from leyline_proxy.cli.main import build_app
 from leyline_proxy.model.undeclared import UndeclaredRules
 from leyline_proxy.render.renderer import ChatRenderer
-from leyline_proxy.replay.traces import RecordedSession, Trace, TraceRequest
-from leyline_proxy.roi.playing import Player
-from leyline_proxy.roi.prompts import SHIPPED, TokenizerError, load_renderer
-from leyline_proxy.roi.results import Served, advice
 
 Message = dict[str, Any]
 DEMO = Path(__file__).parents[3] / "proxy" / "leyline_proxy" / "demo" / "session.jsonl.gz"

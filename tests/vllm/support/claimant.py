@@ -33,7 +33,7 @@ from leyline_engine.contract import (
     SubmitClaim,
     apply_directives,
 )
-from leyline_engine.publications import Space
+from leyline_engine.records.publications import Space
 from leyline_engine.server.claim_clock import ClaimAnswer, ClaimMessage
 
 TENANT = "t"

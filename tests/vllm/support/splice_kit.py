@@ -13,6 +13,7 @@ import msgspec
 import torch
 from vllm_engine import engine
 
+from leyline_engine.admit.packed_hints import packed_envelope
 from leyline_engine.contract import (
     EditPayload,
     SourceRef,
@@ -21,7 +22,6 @@ from leyline_engine.contract import (
     token_array,
     token_digest,
 )
-from leyline_engine.packed_hints import packed_envelope
 from leyline_engine.rows.paging import by_slot
 from leyline_engine.server.channel import Sender
 from leyline_engine.vllm.orders import block_slots

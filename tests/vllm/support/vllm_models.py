@@ -7,7 +7,7 @@ from pathlib import Path
 from support.random_models import RandomKind, build_model, random_config
 from transformers import AutoTokenizer
 
-from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
+from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 
 
 def build_vllm_model(folder: Path, kind: RandomKind = RandomKind.LLAMA) -> Path:

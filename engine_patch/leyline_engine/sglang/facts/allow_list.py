@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from leyline_engine.admit.plan import PAGE_SIZES
 from leyline_engine.contract import SGLANG, Refusal, engine_versions, is_tested
-from leyline_engine.plan import PAGE_SIZES
 
 KV_DTYPES = frozenset({"float32", "bfloat16", "float16", "float8_e4m3fn"})
 HOST_LAYOUTS = frozenset({"layer_first", "page_first"})

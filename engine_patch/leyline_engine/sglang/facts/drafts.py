@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from leyline_engine.explained_keys import UnsupportedRotaryError
+from leyline_engine.rotary.explained_keys import UnsupportedRotaryError
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.rows.layouts import UnsupportedPoolError
 

@@ -1,4 +1,4 @@
-"""The gate for models on SGLang: its context, as :mod:`leyline_engine.measured_keys` takes it."""
+"""The gate for models on SGLang: its context, as :mod:`leyline_engine.rotary.measured_keys` takes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from leyline_engine.measured_keys import Measured, measure_model
+from leyline_engine.rotary.measured_keys import Measured, measure_model
 from leyline_engine.sglang.facts.probe import probe_layers
 
 

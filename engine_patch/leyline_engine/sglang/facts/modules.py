@@ -10,9 +10,14 @@ from typing import Any
 
 import torch
 
-from leyline_engine.explained_keys import Frequencies, ProbedLayer, UnsupportedRotaryError, explain
-from leyline_engine.rotary_tables import read_frequencies, rotary_modules
-from leyline_engine.rotation import ModelRotary
+from leyline_engine.rotary.explained_keys import (
+    Frequencies,
+    ProbedLayer,
+    UnsupportedRotaryError,
+    explain,
+)
+from leyline_engine.rotary.rotation import ModelRotary
+from leyline_engine.rotary.tables import read_frequencies, rotary_modules
 
 _POSITIONS = (0, 1, 17, 977, 4093)
 

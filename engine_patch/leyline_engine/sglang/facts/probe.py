@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from leyline_engine.explained_keys import ProbedLayer
+from leyline_engine.rotary.explained_keys import ProbedLayer
 
 _AT_ONCE = 4
 """Sequences per forward: a server that runs few requests has few places for them."""

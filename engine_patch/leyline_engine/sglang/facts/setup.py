@@ -19,10 +19,10 @@ from leyline_engine.contract import (
     engine_actions,
     this_plugin,
 )
-from leyline_engine.explained_keys import UnsupportedRotaryError
-from leyline_engine.fingerprint import model_fingerprint
-from leyline_engine.measured_keys import Measured
-from leyline_engine.rotation import ModelRotary
+from leyline_engine.rotary.explained_keys import UnsupportedRotaryError
+from leyline_engine.rotary.fingerprint import model_fingerprint
+from leyline_engine.rotary.measured_keys import Measured
+from leyline_engine.rotary.rotation import ModelRotary
 from leyline_engine.rows.origins import OriginsError, origin_rows
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.facts.allow_list import KV_DTYPES, Setup, refusals

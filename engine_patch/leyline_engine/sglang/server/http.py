@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
+from leyline_engine.admit.hints import envelope_of
+from leyline_engine.admit.packed_hints import hints_secret
 from leyline_engine.contract import ChatDialect
-from leyline_engine.hints import envelope_of
-from leyline_engine.packed_hints import hints_secret
 from leyline_engine.server.answering import AnsweringWithRecords, note_envelope
 from leyline_engine.server.channel import ENDPOINT_VARIABLE, ReceiptChannel
 from leyline_engine.server.claim_clock import (

@@ -1,4 +1,4 @@
-"""The gate for models on vLLM: a model runner as :mod:`leyline_engine.measured_keys` takes it."""
+"""The gate for models on vLLM: a model runner as :mod:`leyline_engine.rotary.measured_keys` takes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from leyline_engine.measured_keys import Measured, measure_model
+from leyline_engine.rotary.measured_keys import Measured, measure_model
 from leyline_engine.vllm.facts.layouts import (
     LayerLayout,
     UnsupportedLayoutError,

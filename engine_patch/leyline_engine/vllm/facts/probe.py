@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from leyline_engine.explained_keys import ProbedLayer
+from leyline_engine.rotary.explained_keys import ProbedLayer
 from leyline_engine.vllm.facts.layouts import LayerLayout, flat_storage
 
 _Rows = tuple[torch.Tensor, ...]

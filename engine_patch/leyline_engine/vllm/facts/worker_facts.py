@@ -10,10 +10,15 @@ from typing import Any
 import torch
 
 from leyline_engine.contract import KVFacts, RotaryFacts
-from leyline_engine.explained_keys import UnsupportedRotaryError
-from leyline_engine.fingerprint import model_fingerprint
-from leyline_engine.measured_keys import Measured
-from leyline_engine.rotation import LayeredRotary, ModelRotary, Pairing, Rotary
+from leyline_engine.rotary.explained_keys import UnsupportedRotaryError
+from leyline_engine.rotary.fingerprint import model_fingerprint
+from leyline_engine.rotary.measured_keys import Measured
+from leyline_engine.rotary.rotation import (
+    LayeredRotary,
+    ModelRotary,
+    Pairing,
+    Rotary,
+)
 from leyline_engine.vllm.facts.layouts import LayerLayout, UnsupportedLayoutError
 from leyline_engine.vllm.facts.measuring import measure_keys, measure_layouts
 from leyline_engine.vllm.facts.probe import ProbeError

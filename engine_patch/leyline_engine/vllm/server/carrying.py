@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from leyline_engine.hints import envelope_of
-from leyline_engine.packed_hints import packed_envelope
+from leyline_engine.admit.hints import envelope_of
+from leyline_engine.admit.packed_hints import packed_envelope
 from leyline_engine.server.answering import note_envelope
 from leyline_engine.vllm.hints import HINTS_ARGUMENT, UNSPLICED_ARGUMENT, clean_params
 

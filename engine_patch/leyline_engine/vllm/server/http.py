@@ -24,9 +24,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from leyline_engine.admit.packed_hints import hints_secret
 from leyline_engine.contract import TOKENS_PATH
 from leyline_engine.metrics import PrometheusMetrics
-from leyline_engine.packed_hints import hints_secret
 from leyline_engine.server.answering import AnsweringWithRecords
 from leyline_engine.server.channel import ENDPOINT_VARIABLE, ReceiptChannel
 from leyline_engine.server.claim_clock import ClaimAnswer, ClaimMessage

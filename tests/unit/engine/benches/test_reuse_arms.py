@@ -10,8 +10,7 @@ from zlib import crc32
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from leyline_engine.benches.reuse_arms import (
+from leyline_lab.reuse.arms import (
     AlignedRuns,
     Arm,
     Ceiling,
@@ -20,6 +19,7 @@ from leyline_engine.benches.reuse_arms import (
     Winnowed,
     new_arms,
 )
+
 from leyline_engine.contract import common_prefix
 from leyline_engine.reuse.chunking import ChunkRule
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from array import array
 
 import pytest
+from leyline_lab.reuse.recovery import recoverable_tokens, tokens_by_arm
+from leyline_lab.reuse.replay_engine import live_sequences
+from leyline_lab.reuse.samples import Closeness
 from support.replay_engine import LIVE, make_engine, random_tokens, register, run
-
-from leyline_engine.benches.reuse_recovery import recoverable_tokens, tokens_by_arm
-from leyline_engine.benches.reuse_replay import live_sequences
-from leyline_engine.benches.reuse_samples import Closeness
 
 DOC = random_tokens(150, 9)
 HEAD = random_tokens(50, 1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 
 import pytest
+from leyline_lab.reuse.tenants import TenantBench, TenantRequest
 from support.replay_engine import random_tokens, tiny_model
 
-from leyline_engine.benches.reuse_tenants import TenantBench, TenantRequest
-from leyline_engine.replay.models.loader import LoadedModel
+from leyline_replay.models.loader import LoadedModel
 
 DOCS = [random_tokens(120, seed) for seed in range(90, 96)]
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from leyline_lab.splice_kernel import command as splice_kernel
 from typer.testing import CliRunner
 
-from leyline_engine.benches import splice_kernel
 from leyline_proxy.cli import build_app
 
 

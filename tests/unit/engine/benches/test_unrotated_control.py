@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from leyline_engine.benches import unrotated
+from leyline_lab.three_arm import unrotated
 
 
 class _Pool:

@@ -7,8 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from leyline_engine.benches.verbatim_runs import GrowingRuns, covered
+from leyline_lab.reuse.verbatim_runs import GrowingRuns, covered
 
 SEQUENCE = st.lists(st.integers(0, 2), max_size=40)
 LIVE = st.lists(SEQUENCE, max_size=4)

@@ -21,7 +21,7 @@ from leyline_engine.contract import (
     Predicate,
     SubmitClaim,
 )
-from leyline_engine.sources import SourceRegistry, SourceTurn
+from leyline_engine.records.sources import SourceRegistry, SourceTurn
 
 Prefix = tuple[int, ...]
 POOL = 100

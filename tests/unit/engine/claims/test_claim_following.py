@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from leyline_engine.claims.following import followed
 from leyline_engine.claims.place import ClaimPlace
 from leyline_engine.contract import CopySegment, LineageRun
-from leyline_engine.sources import SourceTurn
+from leyline_engine.records.sources import SourceTurn
 
 SOURCE = SourceTurn("t1", array("q", range(101)), "", (), "t", "s")
 

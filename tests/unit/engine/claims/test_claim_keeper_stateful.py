@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 from keeper_kit import Desk
 from support.examples import examples
 
+from leyline_engine.admit.plan import page_floor
 from leyline_engine.claims.runs import pages_of
 from leyline_engine.claims.states import FINAL
 from leyline_engine.contract import (
@@ -24,8 +25,7 @@ from leyline_engine.contract import (
     DemoteClaim,
     ReleaseClaim,
 )
-from leyline_engine.plan import page_floor
-from leyline_engine.sources import SourceTurn
+from leyline_engine.records.sources import SourceTurn
 
 KEYS = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 NAMES = st.sampled_from(["c1", "c2", "c3", "c4"])

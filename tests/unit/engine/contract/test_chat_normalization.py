@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import normalize_messages, template_takes_parts
-from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
+from leyline_replay.models.tiny_chat_template import CHAT_TEMPLATE
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),

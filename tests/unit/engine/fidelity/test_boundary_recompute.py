@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leyline_lab.fidelity.boundary_recompute import KINDS, TURNS, BoundaryRecompute
+from leyline_lab.fidelity.comparison import FULL, NAIVE, REPREFILL
+from leyline_lab.fidelity.experiment import Record, ResultTable, Scale
+from leyline_lab.fidelity.recall_prompts import FACTS, draw_question
+from leyline_lab.fidelity.recompute_rows import SETTINGS, Setting, rows_of
+from leyline_lab.fidelity.replay_subject import ReplaySubject
+from leyline_lab.fidelity.says import says
 
 from leyline_engine.contract import Recompute
-from leyline_engine.fidelity.boundary_recompute import KINDS, TURNS, BoundaryRecompute
-from leyline_engine.fidelity.comparison import FULL, NAIVE, REPREFILL
-from leyline_engine.fidelity.experiment import Record, ResultTable, Scale
-from leyline_engine.fidelity.recall_prompts import FACTS, draw_question
-from leyline_engine.fidelity.recompute_rows import SETTINGS, Setting, rows_of
-from leyline_engine.fidelity.replay_subject import ReplaySubject
-from leyline_engine.fidelity.says import says
-from leyline_engine.replay.models.loader import load_model
+from leyline_replay.models.loader import load_model
 
 MODEL = "leyline-recall"
 

@@ -11,22 +11,32 @@ from random import Random
 
 import numpy as np
 import pytest
+from leyline_lab.fidelity.agreement import (
+    COLUMNS,
+    Group,
+    describe_control,
+    rows_of,
+)
+from leyline_lab.fidelity.comparison import (
+    NAIVE,
+    SPLICE,
+    compare,
+    compare_all,
+)
+from leyline_lab.fidelity.errors import SubjectError
+from leyline_lab.fidelity.experiment import Experiment, Record, Scale
+from leyline_lab.fidelity.random_edits import RandomEdits, draw_spans
+from leyline_lab.fidelity.random_subjects import RANDOM_MODELS, random_model
+from leyline_lab.fidelity.recall_prompts import draw_prompt, long_session
+from leyline_lab.fidelity.recall_task import Note
+from leyline_lab.fidelity.replay_subject import ReplaySubject
+from leyline_lab.fidelity.single_prompt import SinglePrompt
+from leyline_lab.fidelity.steps import SessionStep
+from leyline_lab.fidelity.stubs import FAITHFUL, STUBS, Stubs
+from leyline_lab.fidelity.subject import Answer, Subject
+from leyline_lab.fidelity.trajectories import Trajectories
 
 from leyline_engine.contract import Directive, Outcome, Receipt, TokenCounts, apply_directives
-from leyline_engine.fidelity.agreement import COLUMNS, Group, describe_control, rows_of
-from leyline_engine.fidelity.comparison import NAIVE, SPLICE, compare, compare_all
-from leyline_engine.fidelity.errors import SubjectError
-from leyline_engine.fidelity.experiment import Experiment, Record, Scale
-from leyline_engine.fidelity.random_edits import RandomEdits, draw_spans
-from leyline_engine.fidelity.random_subjects import RANDOM_MODELS, random_model
-from leyline_engine.fidelity.recall_prompts import draw_prompt, long_session
-from leyline_engine.fidelity.recall_task import Note
-from leyline_engine.fidelity.replay_subject import ReplaySubject
-from leyline_engine.fidelity.single_prompt import SinglePrompt
-from leyline_engine.fidelity.steps import SessionStep
-from leyline_engine.fidelity.stubs import FAITHFUL, STUBS, Stubs
-from leyline_engine.fidelity.subject import Answer, Subject
-from leyline_engine.fidelity.trajectories import Trajectories
 
 STEPS = 14
 LENGTH = 4

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from leyline_engine.fidelity.experiment import Record, ResultTable, Scale
-from leyline_engine.fidelity.journal import Journal, JournalError
-from leyline_engine.fidelity.running import count_left, measure_all
-from leyline_engine.fidelity.statistics import difference, mean, share
+from leyline_lab.fidelity.experiment import Record, ResultTable, Scale
+from leyline_lab.fidelity.journal import Journal, JournalError
+from leyline_lab.fidelity.running import count_left, measure_all
+from leyline_lab.fidelity.statistics import difference, mean, share
 
 MODEL = {"model": "tiny", "fingerprint": "f"}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from leyline_lab.fidelity.experiment import Scale
+from leyline_lab.fidelity.removal import DECODED, Removal
 from support.replay_engine import tiny_model
 
-from leyline_engine.fidelity.experiment import Scale
-from leyline_engine.fidelity.removal import DECODED, Removal
-from leyline_engine.replay.models.loader import LoadedModel
+from leyline_replay.models.loader import LoadedModel
 
 
 @pytest.mark.parametrize("kind", ["gqa", "mla"])

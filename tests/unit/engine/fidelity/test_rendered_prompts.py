@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from leyline_lab.fidelity.rendering import Rendered, edits_between
+from leyline_lab.fidelity.replay_subject import render_chat
+from leyline_lab.fidelity.steps import SessionStep, spread
+from leyline_lab.fidelity.tool_names import called_tool
 from transformers import AutoTokenizer
 
 from leyline_engine.contract import apply_directives
-from leyline_engine.fidelity.rendering import Rendered, edits_between
-from leyline_engine.fidelity.replay_subject import render_chat
-from leyline_engine.fidelity.steps import SessionStep, spread
-from leyline_engine.fidelity.tool_names import called_tool
-from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
-from leyline_engine.replay.text.chat import PromptEncoder
+from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
+from leyline_replay.text.chat import PromptEncoder
 
 _TEXTS = st.text(alphabet="ab =\n☃<", max_size=12)
 _ROLES = st.sampled_from(("user", "tool", "assistant"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from leyline_lab.fidelity.experiment import Scale
+from leyline_lab.fidelity.rotary_models import MODELS, RotaryModel
+from leyline_lab.fidelity.rotary_sweep import RotarySweep, library_frequencies, rope
 
-from leyline_engine.fidelity.experiment import Scale
-from leyline_engine.fidelity.rotary_models import MODELS, RotaryModel
-from leyline_engine.fidelity.rotary_sweep import RotarySweep, library_frequencies, rope
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.rotation import Pairing, Rotary
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)

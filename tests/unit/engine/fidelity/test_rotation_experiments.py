@@ -5,10 +5,9 @@ from __future__ import annotations
 from math import sqrt
 
 import pytest
-
-from leyline_engine.fidelity.chained_rotations import SHAPES, ChainedRotations
-from leyline_engine.fidelity.experiment import Scale
-from leyline_engine.fidelity.storage_floor import DELTAS, POSITIONS, StorageFloor
+from leyline_lab.fidelity.chained_rotations import SHAPES, ChainedRotations
+from leyline_lab.fidelity.experiment import Scale
+from leyline_lab.fidelity.storage_floor import DELTAS, POSITIONS, StorageFloor
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -8,16 +8,22 @@ from itertools import islice
 from random import Random
 
 import pytest
+from leyline_lab.fidelity.comparison import (
+    FULL,
+    LATER,
+    NAIVE,
+    REPREFILL,
+    SPLICE,
+)
+from leyline_lab.fidelity.experiment import Record, Scale
+from leyline_lab.fidelity.rendering import edit_of_extension
+from leyline_lab.fidelity.replay_subject import ReplaySubject
+from leyline_lab.fidelity.stripped_thinking import StrippedThinking
+from leyline_lab.fidelity.thinking_prompts import Asked, draw_thinking
 
 from leyline_engine.contract import apply_directives
-from leyline_engine.fidelity.comparison import FULL, LATER, NAIVE, REPREFILL, SPLICE
-from leyline_engine.fidelity.experiment import Record, Scale
-from leyline_engine.fidelity.rendering import edit_of_extension
-from leyline_engine.fidelity.replay_subject import ReplaySubject
-from leyline_engine.fidelity.stripped_thinking import StrippedThinking
-from leyline_engine.fidelity.thinking_prompts import Asked, draw_thinking
-from leyline_engine.replay.models.loader import load_model
-from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, THINKING_MODEL_NAME
+from leyline_replay.models.loader import load_model
+from leyline_replay.models.trained import DEFAULT_MODEL_NAME, THINKING_MODEL_NAME
 
 CASES = 5
 ANSWER_TOKENS = 12  # of a look-up, the tool's name

@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from leyline_lab.claims import command
+from leyline_lab.claims.reader import read
+from leyline_lab.claims.verdict import TraceVerdict
+from leyline_lab.commands import claims
 from typer.testing import CliRunner, Result
 
 from leyline_engine.claims.events import AnyEvent
-from leyline_engine.lab import command
-from leyline_engine.lab.reader import read
-from leyline_engine.lab.verdict import TraceVerdict
-from leyline_proxy.cli import build_app, claims
+from leyline_proxy.cli import build_app
 
 
 def run(*arguments: str) -> Result:

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from leyline_lab.claims import litmus
+from leyline_lab.claims.cases import CASES
+from leyline_lab.claims.litmus import CaseResult, open_micro, run_case
+from leyline_lab.claims.micro import MicroRuntime, Request, _Page
+from leyline_lab.claims.mutants import dependent, mutants
+from leyline_lab.claims.reader import read
+from leyline_lab.claims.sweep import SweepPolicy, run_sweep
+from leyline_lab.claims.verdict import Outcome, TraceVerdict
 
 from leyline_engine.claims.events import AnyEvent, EventLedger, Locked, Ticked
-from leyline_engine.lab import litmus
-from leyline_engine.lab.cases import CASES
-from leyline_engine.lab.litmus import CaseResult, open_micro, run_case
-from leyline_engine.lab.micro import MicroRuntime, Request, _Page
-from leyline_engine.lab.mutants import dependent, mutants
-from leyline_engine.lab.reader import read
-from leyline_engine.lab.sweep import SweepPolicy, run_sweep
-from leyline_engine.lab.verdict import Outcome, TraceVerdict
 
 NAMES = [
     "ordinary_eviction",

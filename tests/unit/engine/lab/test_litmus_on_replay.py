@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from leyline_lab.claims.cases import CASES, SPLICING_CASES
+from leyline_lab.claims.litmus import Case, run_case
+from leyline_lab.claims.replay_runtime import open_replay
+from leyline_lab.claims.sweep import SweepPolicy, run_sweep
+from leyline_lab.claims.verdict import Outcome
 
 from leyline_engine.claims.place import ClaimPlace
 from leyline_engine.claims.protection import ClaimKey
-from leyline_engine.lab.cases import CASES, SPLICING_CASES
-from leyline_engine.lab.litmus import Case, run_case
-from leyline_engine.lab.replay_runtime import open_replay
-from leyline_engine.lab.sweep import SweepPolicy, run_sweep
-from leyline_engine.lab.verdict import Outcome
-from leyline_engine.replay.cache.radix import Node
-from leyline_engine.replay.cache.shelf import TreeShelf
+from leyline_replay.cache.radix import Node
+from leyline_replay.cache.shelf import TreeShelf
 
 ALL = {case.name: case for case in CASES + SPLICING_CASES}
 
@@ -55,7 +55,7 @@ def test_an_engine_that_keeps_what_must_not_be_admitted_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Publishing it contradicts what the request said when it came."""
-    from leyline_engine.replay.engine import ReplayEngine
+    from leyline_replay.engine import ReplayEngine
 
     start = ReplayEngine._start
 

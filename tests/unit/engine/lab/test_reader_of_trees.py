@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from leyline_lab.claims.reader import read
+from leyline_lab.claims.verdict import Outcome, TraceVerdict
+
 from leyline_engine.claims.events import (
     Allocated,
     AnyEvent,
@@ -13,8 +16,6 @@ from leyline_engine.claims.events import (
     Retained,
     Run,
 )
-from leyline_engine.lab.reader import read
-from leyline_engine.lab.verdict import Outcome, TraceVerdict
 
 OLD, NEW = (Run("old", 0, 2),), (Run("new", 0, 2),)
 

@@ -26,10 +26,10 @@ from leyline_engine.contract import (
     TurnRecord,
     token_digest,
 )
-from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
-from leyline_engine.replay.engine_claims import EngineClaims
-from leyline_engine.replay.models.loader import LoadedModel, load_model
-from leyline_engine.replay.sequence import Sequence as Running
+from leyline_replay.engine import GenerationRequest, ReplayEngine
+from leyline_replay.engine_claims import EngineClaims
+from leyline_replay.models.loader import LoadedModel, load_model
+from leyline_replay.sequence import Sequence as Running
 
 TENANT, SESSION = "t", "s"
 ALL = Limits(share=1.0, engine_share=1.0)

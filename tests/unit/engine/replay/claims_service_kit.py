@@ -16,21 +16,18 @@ from leyline_engine.contract import (
     SubmitClaim,
     TurnRecord,
 )
-from leyline_engine.replay.claim_desk import ClaimDesk
-from leyline_engine.replay.engine import (
-    GenerationRequest,
-    RefusedByClaimError,
-)
-from leyline_engine.replay.generation import (
+from leyline_replay.claim_desk import ClaimDesk
+from leyline_replay.engine import GenerationRequest, RefusedByClaimError
+from leyline_replay.generation import (
     ErrorEvent,
     Event,
     FinishEvent,
     Job,
     JobSpec,
 )
-from leyline_engine.replay.sequence import Sequence
-from leyline_engine.replay.service import EngineService, ServiceLimits
-from leyline_engine.replay.text.sampling import SamplingParams
+from leyline_replay.sequence import Sequence
+from leyline_replay.service import EngineService, ServiceLimits
+from leyline_replay.text.sampling import SamplingParams
 
 
 class Clock:

@@ -21,7 +21,7 @@ from leyline_engine.contract import (
     lower_directives,
     token_digest,
 )
-from leyline_engine.sources import SourceTurn
+from leyline_engine.records.sources import SourceTurn
 
 SHARE = "both"
 

@@ -19,8 +19,8 @@ from support.replay_engine import (
 )
 
 from leyline_engine.contract import EditPayload, Proof, ProofPlace, ProvePayload
-from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
-from leyline_engine.replay.sequence import Sequence
+from leyline_replay.engine import GenerationRequest, ReplayEngine
+from leyline_replay.sequence import Sequence
 
 NONCE = ProvePayload(nonce="5e" * 32)
 TEXT = random_tokens(100, 3)

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from leyline_engine.replay.engine import ReplayEngine
-from leyline_engine.replay.sequence import Forward, Sequence
+from leyline_replay.engine import ReplayEngine
+from leyline_replay.sequence import Forward, Sequence
 
 
 class Taint:

@@ -18,11 +18,11 @@ from leyline_engine.contract import (
     lower_directives,
     token_digest,
 )
-from leyline_engine.lineage import MAX_TOKEN
-from leyline_engine.replay.cache.radix import Node
-from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
-from leyline_engine.replay.sequence import Sequence
+from leyline_engine.records.lineage import MAX_TOKEN
 from leyline_engine.reuse.fingerprints import MatcherKind
+from leyline_replay.cache.radix import Node
+from leyline_replay.engine import GenerationRequest, ReplayEngine
+from leyline_replay.sequence import Sequence
 
 SECRET = 200
 STEM = [token for token in random_tokens(60, 11) if token != SECRET]

@@ -213,7 +213,7 @@ def test_forget_is_obeyed_even_when_its_edit_is_refused(
 
 def exact_keys(tokens: list[int]) -> array[int]:
     """Exact radix keys."""
-    from leyline_engine.lineage import fold_keys
+    from leyline_engine.records.lineage import fold_keys
 
     return fold_keys(tokens, ())
 

@@ -39,9 +39,9 @@ from leyline_engine.contract import (
     sign_envelope,
     token_digest,
 )
-from leyline_engine.replay.factory import serve_model
-from leyline_engine.replay.http.app import ServingOptions
-from leyline_engine.replay.models.loader import LoadedModel
+from leyline_replay.factory import serve_model
+from leyline_replay.http.app import ServingOptions
+from leyline_replay.models.loader import LoadedModel
 
 pytestmark = pytest.mark.usefixtures("one_salt")
 

@@ -24,8 +24,8 @@ from support.replay_engine import (
 )
 
 from leyline_engine.contract import Directive, EditPayload, Outcome, Reason
-from leyline_engine.replay.cache.integrity import IntegrityError
-from leyline_engine.replay.engine import PoolExhaustedError, ReplayEngine
+from leyline_replay.cache.integrity import IntegrityError
+from leyline_replay.engine import PoolExhaustedError, ReplayEngine
 
 SOURCE = random_tokens(100, 3)
 AMORTIZE = Directive(40, 45)

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from leyline_engine.replay.cache.pool import KVLayout, KVPool
-from leyline_engine.replay.cache.slots import Slots
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.rotation import Pairing, Rotary
+from leyline_replay.cache.pool import KVLayout, KVPool
+from leyline_replay.cache.slots import Slots
 
 CHAIN = 1000
 TOKENS = 8

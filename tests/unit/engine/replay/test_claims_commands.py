@@ -20,13 +20,9 @@ from leyline_engine.contract import (
     ProblemCode,
     ReleaseClaim,
 )
-from leyline_engine.replay.engine import (
-    ReplayEngine,
-)
-from leyline_engine.replay.generation import (
-    FinishEvent,
-)
-from leyline_engine.replay.service import EngineService, EngineStoppedError
+from leyline_replay.engine import ReplayEngine
+from leyline_replay.generation import FinishEvent
+from leyline_replay.service import EngineService, EngineStoppedError
 
 __all__ = ["stage", "stages"]
 

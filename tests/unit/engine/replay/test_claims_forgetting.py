@@ -33,11 +33,8 @@ from leyline_engine.contract import (
     SpanLabel,
     token_digest,
 )
-from leyline_engine.lineage import fold_keys
-from leyline_engine.replay.engine import (
-    RefusedByClaimError,
-    ReplayEngine,
-)
+from leyline_engine.records.lineage import fold_keys
+from leyline_replay.engine import RefusedByClaimError, ReplayEngine
 
 
 def forgetting(

@@ -30,11 +30,7 @@ from leyline_engine.contract import (
     Outcome,
     ProblemCode,
 )
-from leyline_engine.replay.engine import (
-    PoolExhaustedError,
-    PromptTooLongError,
-    RefusedByClaimError,
-)
+from leyline_replay.engine import PoolExhaustedError, PromptTooLongError, RefusedByClaimError
 
 
 def test_a_request_that_cannot_fit_beside_a_hard_claim_is_refused_at_once() -> None:

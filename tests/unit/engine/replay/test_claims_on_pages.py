@@ -18,7 +18,7 @@ from claims_kit import (
 )
 
 from leyline_engine.contract import ClaimState, ProblemCode
-from leyline_engine.replay.engine import PromptTooLongError, RefusedByClaimError
+from leyline_replay.engine import PromptTooLongError, RefusedByClaimError
 
 PAGES = [16, 64]
 

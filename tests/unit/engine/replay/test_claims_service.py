@@ -19,18 +19,14 @@ from leyline_engine.contract import (
     ReleaseClaim,
     SpanLabel,
 )
-from leyline_engine.replay.engine import (
-    GenerationRequest,
-    PromptTooLongError,
-    RefusedByClaimError,
-)
-from leyline_engine.replay.generation import (
+from leyline_replay.engine import GenerationRequest, PromptTooLongError, RefusedByClaimError
+from leyline_replay.generation import (
     ErrorEvent,
     FinishEvent,
     FinishReason,
     JobSpec,
 )
-from leyline_engine.replay.text.sampling import SamplingParams
+from leyline_replay.text.sampling import SamplingParams
 
 __all__ = ["stage", "stages"]
 

@@ -19,13 +19,13 @@ from support.examples import examples
 
 from leyline_engine.claims.place import ClaimPlace
 from leyline_engine.claims.protection import ClaimKey
-from leyline_engine.ledger import SpanLedger
 from leyline_engine.metrics import NoMetrics
-from leyline_engine.replay.cache.integrity import IntegrityError
-from leyline_engine.replay.cache.manager import CacheManager
-from leyline_engine.replay.cache.radix import RadixTree
-from leyline_engine.replay.cache.shelf import TreeShelf
-from leyline_engine.sources import SourceRegistry, SourceTurn
+from leyline_engine.records.ledger import SpanLedger
+from leyline_engine.records.sources import SourceRegistry, SourceTurn
+from leyline_replay.cache.integrity import IntegrityError
+from leyline_replay.cache.manager import CacheManager
+from leyline_replay.cache.radix import RadixTree
+from leyline_replay.cache.shelf import TreeShelf
 
 Prefix = tuple[int, ...]
 A, B = ("t", "a"), ("t", "b")

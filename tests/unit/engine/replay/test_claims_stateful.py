@@ -17,6 +17,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from leyline_lab.claims.reader import read
+from leyline_lab.claims.replay_watch import WatchedClaims
 from support.examples import examples
 from support.pool_levels import check_levels
 
@@ -39,9 +41,7 @@ from leyline_engine.contract import (
     SubmitClaim,
     token_digest,
 )
-from leyline_engine.lab.reader import read
-from leyline_engine.lab.replay_watch import WatchedClaims
-from leyline_engine.replay.engine import RefusedByClaimError, ReplayEngine
+from leyline_replay.engine import RefusedByClaimError, ReplayEngine
 
 POOL = 260
 STEMS = (tokens(70, 1), tokens(60, 2))

@@ -9,7 +9,7 @@ import pytest
 from support.replay_engine import edit, make_engine, random_tokens, register, run
 
 from leyline_engine.contract import Directive, EditPayload, Mode, ReuseMode, ReusePayload
-from leyline_engine.replay.dry_run import DryCache, Found
+from leyline_replay.dry_run import DryCache, Found
 
 DOC, OTHER = random_tokens(150, 9), random_tokens(120, 10)
 FIRST = [*random_tokens(70, 1), *DOC, *random_tokens(40, 2)]

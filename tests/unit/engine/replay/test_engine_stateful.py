@@ -24,8 +24,8 @@ from leyline_engine.contract import (
     lower_directives,
     token_digest,
 )
-from leyline_engine.replay.engine import GenerationRequest, PoolExhaustedError
-from leyline_engine.replay.sequence import Sequence
+from leyline_replay.engine import GenerationRequest, PoolExhaustedError
+from leyline_replay.sequence import Sequence
 
 SESSIONS = ("a", "b", "c")
 ROOM = 4

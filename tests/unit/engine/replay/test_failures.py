@@ -20,9 +20,9 @@ from support.replay_engine import (
 )
 
 from leyline_engine.contract import Directive, EditPayload, Outcome, Reason, Receipt
-from leyline_engine.replay import admission
-from leyline_engine.replay.cache.slots import PoolExhaustedError
-from leyline_engine.replay.engine import PromptTooLongError, ReplayEngine
+from leyline_replay import admission
+from leyline_replay.cache.slots import PoolExhaustedError
+from leyline_replay.engine import PromptTooLongError, ReplayEngine
 
 SOURCE = random_tokens(120, 2)
 PROMPT, PAYLOAD = edit(

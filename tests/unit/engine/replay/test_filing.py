@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry
 
 from leyline_engine.contract import ForgetCounts, Outcome, Reason, Receipt, TurnRecord
 from leyline_engine.metrics import PrometheusMetrics
-from leyline_engine.records import RecordBook
-from leyline_engine.replay.engine import GenerationRequest
-from leyline_engine.replay.generation import JobSpec
-from leyline_engine.replay.metrics import Filing, Readings
+from leyline_engine.records.turn_records import RecordBook
+from leyline_replay.engine import GenerationRequest
+from leyline_replay.generation import JobSpec
+from leyline_replay.metrics import Filing, Readings
 
 
 class Desk:

@@ -21,7 +21,7 @@ from support.replay_engine import (
 )
 
 from leyline_engine.contract import Directive, EditPayload, LineageRun, Mode, Reason
-from leyline_engine.replay.engine import ReplayEngine
+from leyline_replay.engine import ReplayEngine
 
 SOURCE = random_tokens(100, 3)
 AMORTIZE = Directive(40, 45)

@@ -32,8 +32,8 @@ from leyline_engine.contract import (
     SpanLabel,
     output_span,
 )
-from leyline_engine.records import RecordBook
-from leyline_engine.replay.engine import ReplayEngine
+from leyline_engine.records.turn_records import RecordBook
+from leyline_replay.engine import ReplayEngine
 
 SOURCE = random_tokens(200, 3)
 SECRET = "m2"

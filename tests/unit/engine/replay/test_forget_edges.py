@@ -37,9 +37,9 @@ from leyline_engine.contract import (
     TurnRecord,
     token_digest,
 )
-from leyline_engine.lineage import fold_keys
-from leyline_engine.replay.cache.radix import MAX_OWNERS, SHARED
-from leyline_engine.replay.engine import ReplayEngine
+from leyline_engine.records.lineage import fold_keys
+from leyline_replay.cache.radix import MAX_OWNERS, SHARED
+from leyline_replay.engine import ReplayEngine
 
 SOURCE = random_tokens(100, 3)
 FORGET = Directive(60, 70, (), Mode.FORGET)

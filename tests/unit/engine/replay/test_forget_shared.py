@@ -29,10 +29,10 @@ from support.replay_engine import (
 )
 from taint_kit import Taint
 
-import leyline_engine.ledger
+import leyline_engine.records.ledger
 from leyline_engine.contract import Directive, EditPayload, SpanLabel, TurnRecord
-from leyline_engine.replay.engine import GenerationRequest
-from leyline_engine.replay.sequence import Sequence as Running
+from leyline_replay.engine import GenerationRequest
+from leyline_replay.sequence import Sequence as Running
 
 SECRET = 200
 
@@ -258,7 +258,7 @@ def test_a_running_splice_of_what_too_many_spans_are_known_of_is_withheld(
 ) -> None:
     """When the ledger has given up naming the spans that shared KV has read, a copy may have read
     it."""
-    monkeypatch.setattr(leyline_engine.ledger, "MAX_READERS", 1)
+    monkeypatch.setattr(leyline_engine.records.ledger, "MAX_READERS", 1)
     crew = Crew()
     running = own(crew)
     crew.forget().abort()

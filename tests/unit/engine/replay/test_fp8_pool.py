@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from leyline_engine.replay.cache.pool import KVLayout, KVPool
-from leyline_engine.replay.factory import read_kv_dtype
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.rotation import Pairing, Rotary
+from leyline_replay.cache.pool import KVLayout, KVPool
+from leyline_replay.factory import read_kv_dtype
 
 FP8 = torch.float8_e4m3fn
 LAYOUT = KVLayout("gqa", 1, ((2, 16), (2, 8)), 0, 0, 16, torch.float32, FP8)

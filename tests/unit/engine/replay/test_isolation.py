@@ -19,7 +19,7 @@ from support.replay_engine import (
 )
 
 from leyline_engine.contract import Directive, EditPayload, LineageRun, SpanLabel
-from leyline_engine.replay.engine import ReplayEngine
+from leyline_replay.engine import ReplayEngine
 
 STEM, REST = random_tokens(60, 3), random_tokens(120, 4)
 

@@ -8,7 +8,7 @@ from support.examples import examples
 from support.replay_engine import SCOPE
 from taint_machine import STEM
 
-from leyline_engine.lineage import fold_keys
+from leyline_engine.records.lineage import fold_keys
 
 
 def test_the_machine_shares_what_it_means_to() -> None:

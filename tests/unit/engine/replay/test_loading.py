@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.random_models import RandomKind, build_model, build_random, random_config
 
-from leyline_engine.replay.models.loader import ModelLoadError, load_model
+from leyline_replay.models.loader import ModelLoadError, load_model
 
 TOOLS = [{"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}]
 CONVERSATION: list[dict[str, Any]] = [

@@ -38,8 +38,8 @@ from leyline_engine.contract import (
     SpanLabel,
     TokenCounts,
 )
-from leyline_engine.replay.engine import ReplayEngine
-from leyline_engine.replay.sequence import Sequence as Running
+from leyline_replay.engine import ReplayEngine
+from leyline_replay.sequence import Sequence as Running
 
 DOC = random_tokens(150, 9)
 FIRST = [*random_tokens(70, 1), 1, *DOC, 2, *random_tokens(20, 2)]

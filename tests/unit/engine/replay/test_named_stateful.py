@@ -10,10 +10,10 @@ from support.replay_engine import SCOPE
 from test_reuse_stateful import DOCUMENT, HEADS, ReuseMachine
 
 from leyline_engine.contract import CopySegment, EditPayload, ReuseMode, ReusePayload, SourceRef
-from leyline_engine.lineage import fold_keys
-from leyline_engine.replay.sequence import Sequence
+from leyline_engine.records.lineage import fold_keys
+from leyline_engine.records.sources import SourceTurn
 from leyline_engine.reuse.fingerprints import MatcherKind
-from leyline_engine.sources import SourceTurn
+from leyline_replay.sequence import Sequence
 
 MARK = DOCUMENT[20:44]
 """A part of the document that every reader of it has."""

@@ -12,8 +12,8 @@ from support.examples import examples
 from taint_machine import TaintMachine
 from test_engine_stateful import EngineMachine
 
-from leyline_engine.replay.cache.radix import RadixTree
-from leyline_engine.replay.factory import read_page
+from leyline_replay.cache.radix import RadixTree
+from leyline_replay.factory import read_page
 
 KEYS = st.lists(st.integers(0, 1), max_size=24)
 STEPS = st.lists(

@@ -13,8 +13,8 @@ from support.replay_engine import SCOPE, edit, make_engine, register, run
 from leyline_engine.contract import Directive, EditPayload, ProvePayload, SpanLabel
 from leyline_engine.proof.digests import Part
 from leyline_engine.proof.judging import Owner
-from leyline_engine.replay.engine import ReplayEngine
-from leyline_engine.replay.proving import ReplaySite
+from leyline_replay.engine import ReplayEngine
+from leyline_replay.proving import ReplaySite
 
 
 def keeps_copies(engine: ReplayEngine) -> int:

@@ -36,8 +36,8 @@ from support.replay_engine import (
 )
 
 from leyline_engine.contract import Directive, EditPayload, SpanLabel
-from leyline_engine.replay.engine import ReplayEngine
 from leyline_engine.reuse.entering import Entry, Path
+from leyline_replay.engine import ReplayEngine
 
 Plant = Callable[[ReplayEngine], None]
 ROW = 50

@@ -19,8 +19,8 @@ from support.replay_engine import (
     run,
 )
 
-from leyline_engine.replay.cache.slots import Slots
-from leyline_engine.replay.engine import ReplayEngine
+from leyline_replay.cache.slots import Slots
+from leyline_replay.engine import ReplayEngine
 
 
 def held_rows(engine: ReplayEngine, slots: Slots) -> int:

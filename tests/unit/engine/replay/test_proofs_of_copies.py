@@ -26,8 +26,8 @@ from support.replay_engine import (
 )
 
 from leyline_engine.contract import Directive, EditPayload, ReusePayload, SpanLabel
-from leyline_engine.lineage import MAX_TOKEN
-from leyline_engine.replay.engine import ReplayEngine
+from leyline_engine.records.lineage import MAX_TOKEN
+from leyline_replay.engine import ReplayEngine
 
 CUT = Directive(40, 45)
 

@@ -18,8 +18,8 @@ from support.replay_engine import (
 )
 
 from leyline_engine.contract import Directive, EditPayload, SpanLabel
-from leyline_engine.lineage import lineage_bits
-from leyline_engine.replay.engine import ReplayEngine
+from leyline_engine.records.lineage import lineage_bits
+from leyline_replay.engine import ReplayEngine
 
 HEAD, SECRET, PUBLIC = random_tokens(34, 13), random_tokens(40, 11), random_tokens(40, 12)
 CUT = Directive(len(HEAD), len(HEAD) + len(SECRET))

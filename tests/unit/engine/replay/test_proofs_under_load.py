@@ -11,8 +11,8 @@ from proof_kit import NONCE, place_of, settled, survivors
 from support.replay_engine import LIVE, SCOPE, edit, ids, make_engine, random_tokens
 
 from leyline_engine.contract import Directive, EditPayload, Proof, SpanLabel
-from leyline_engine.replay.engine import GenerationRequest, PoolExhaustedError, ReplayEngine
-from leyline_engine.replay.sequence import Sequence
+from leyline_replay.engine import GenerationRequest, PoolExhaustedError, ReplayEngine
+from leyline_replay.sequence import Sequence
 
 SESSIONS = 16
 SYSTEM = random_tokens(40, 100)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.examples import examples
 
-from leyline_engine.replay.cache import radix
-from leyline_engine.replay.cache.radix import (
+from leyline_replay.cache import radix
+from leyline_replay.cache.radix import (
     SHARED,
     Match,
     Node,

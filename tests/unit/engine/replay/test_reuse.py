@@ -36,7 +36,7 @@ from leyline_engine.contract import (
     ReusePayload,
     SpanLabel,
 )
-from leyline_engine.replay.engine import ReplayEngine
+from leyline_replay.engine import ReplayEngine
 
 DOC = random_tokens(150, 9)
 FIRST = [*random_tokens(70, 1), 1, *DOC, 2, *random_tokens(20, 2)]

@@ -31,8 +31,8 @@ from leyline_engine.contract import (
     ReusePayload,
     SpanLabel,
 )
-from leyline_engine.lineage import fold_keys
-from leyline_engine.replay.engine import ReplayEngine
+from leyline_engine.records.lineage import fold_keys
+from leyline_replay.engine import ReplayEngine
 
 OTHER, THIRD = "other", "third"
 DOC, NEXT = random_tokens(150, 9), random_tokens(100, 10)

@@ -22,7 +22,7 @@ from support.replay_engine import (
 )
 
 from leyline_engine.contract import ReuseMode, ReusePayload
-from leyline_engine.replay.engine import ReplayEngine
+from leyline_replay.engine import ReplayEngine
 
 DOC = random_tokens(150, 9)
 STEERING = [*random_tokens(200, 21), *DOC, 2]

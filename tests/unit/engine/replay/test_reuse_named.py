@@ -37,8 +37,8 @@ from leyline_engine.contract import (
     split_actions,
     token_digest,
 )
-from leyline_engine.replay.engine import ReplayEngine
 from leyline_engine.reuse.fingerprints import MatcherKind
+from leyline_replay.engine import ReplayEngine
 
 SHORT = random_tokens(40, 8)
 DOC = random_tokens(150, 9)

@@ -9,7 +9,7 @@ import pytest
 from support.replay_engine import LIVE, admit, make_engine, prefill, random_tokens, run
 
 from leyline_engine.contract import EditPayload, Receipt, ReuseCounts, ReuseMode, ReusePayload
-from leyline_engine.replay.engine import ReplayEngine
+from leyline_replay.engine import ReplayEngine
 
 DOCS = ReusePayload(mode=ReuseMode.LIVE, groups=("docs",))
 SEEN = msgspec.structs.replace(DOCS, mode=ReuseMode.OBSERVE)

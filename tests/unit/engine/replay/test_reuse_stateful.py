@@ -14,7 +14,7 @@ from support.replay_engine import SCOPE, random_tokens
 from taint_machine import MAX_TURNS, PIECES, SECRET, STEM
 
 from leyline_engine.contract import EditPayload, LineageRun, ReuseMode, ReusePayload
-from leyline_engine.lineage import fold_keys
+from leyline_engine.records.lineage import fold_keys
 
 DOCUMENT = [token for token in random_tokens(90, 12) if token != SECRET]
 HEADS = [[token for token in random_tokens(40, seed) if token != SECRET] for seed in (21, 22, 23)]

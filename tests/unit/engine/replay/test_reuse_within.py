@@ -37,9 +37,9 @@ from leyline_engine.contract import (
     SpanLabel,
     token_digest,
 )
-from leyline_engine.replay.engine import ReplayEngine
-from leyline_engine.replay.sequence import Sequence
 from leyline_engine.reuse.fingerprints import MatcherKind
+from leyline_replay.engine import ReplayEngine
+from leyline_replay.sequence import Sequence
 
 Extents = tuple[tuple[int, int], ...]
 

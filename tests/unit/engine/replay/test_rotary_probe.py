@@ -19,12 +19,12 @@ from transformers import (
     SmolLM3Config,
 )
 
-from leyline_engine.replay.models.rotary_probe import (
+from leyline_engine.rotary.rotation import Pairing
+from leyline_replay.models.rotary_probe import (
     SUPPORTED_DTYPES,
     UnsupportedModelError,
     read_model_facts,
 )
-from leyline_engine.rotation import Pairing
 
 YARN = {
     "rope_type": "yarn",

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_engine.replay.text.sampling import Sampler, SamplingParams
+from leyline_replay.text.sampling import Sampler, SamplingParams
 
 LOGITS = torch.tensor([0.0, 3.0, 2.0, -1.0, 2.9])
 

@@ -18,21 +18,23 @@ from support.waiting import until, wait
 
 from leyline_engine.contract import EditPayload, ForgetCounts, Proof, Receipt, TurnRecord
 from leyline_engine.metrics import NoMetrics
-from leyline_engine.records import RecordBook
-from leyline_engine.replay.engine import (
-    GenerationRequest,
-    PoolExhaustedError,
-    PromptTooLongError,
+from leyline_engine.records.turn_records import RecordBook
+from leyline_replay.engine import GenerationRequest, PoolExhaustedError, PromptTooLongError
+from leyline_replay.fair_queue import ScopedQueues
+from leyline_replay.generation import (
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    FinishReason,
+    JobSpec,
 )
-from leyline_engine.replay.fair_queue import ScopedQueues
-from leyline_engine.replay.generation import ErrorEvent, Event, FinishEvent, FinishReason, JobSpec
-from leyline_engine.replay.service import (
+from leyline_replay.service import (
     EngineOverloadedError,
     EngineService,
     EngineStoppedError,
     ServiceLimits,
 )
-from leyline_engine.replay.text.sampling import SamplingParams
+from leyline_replay.text.sampling import SamplingParams
 
 
 class FakeSequence:

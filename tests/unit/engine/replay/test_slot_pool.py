@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_engine.replay.cache.pool import KVLayout, KVPool
-from leyline_engine.replay.cache.slots import SlotAllocator
-from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.rotary.rotation import Pairing, Rotary
+from leyline_replay.cache.pool import KVLayout, KVPool
+from leyline_replay.cache.slots import SlotAllocator
 
 CAPACITY = 64
 INV_FREQ = 1.0 / 10000.0 ** (torch.arange(0, 16, 2, dtype=torch.float32) / 16)

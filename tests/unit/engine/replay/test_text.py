@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_engine.replay.text.detokenizer import IncrementalDetokenizer
-from leyline_engine.replay.text.stops import StopMatcher
-from leyline_engine.replay.text.tool_calls import ToolCallParser, parse_tool_call
+from leyline_replay.text.detokenizer import IncrementalDetokenizer
+from leyline_replay.text.stops import StopMatcher
+from leyline_replay.text.tool_calls import ToolCallParser, parse_tool_call
 
 TEXT = st.text(alphabet="ab<\n", max_size=30)
 

@@ -11,8 +11,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from leyline_engine.contract import normalize_messages
-from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE, THINKING_CHAT_TEMPLATE
-from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
+from leyline_replay.models.tiny_chat_template import CHAT_TEMPLATE, THINKING_CHAT_TEMPLATE
+from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 
 CALL = {"id": "c", "type": "function", "function": {"name": "run", "arguments": "{}"}}
 Chat = list[dict[str, Any]]

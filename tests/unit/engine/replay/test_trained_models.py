@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from leyline_lab.fidelity.comparison import (
+    FULL,
+    NAIVE,
+    REPREFILL,
+    SPLICE,
+)
+from leyline_lab.fidelity.recall_task import Note
+from leyline_lab.fidelity.replay_subject import ReplaySubject
+from leyline_lab.fidelity.single_prompt import SinglePrompt
+from leyline_lab.fidelity.steps import SessionStep
 
-from leyline_engine.fidelity.comparison import FULL, NAIVE, REPREFILL, SPLICE
-from leyline_engine.fidelity.recall_task import Note
-from leyline_engine.fidelity.replay_subject import ReplaySubject
-from leyline_engine.fidelity.single_prompt import SinglePrompt
-from leyline_engine.fidelity.steps import SessionStep
-from leyline_engine.replay.models.loader import LoadedModel, load_model
-from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE, THINKING_CHAT_TEMPLATE
-from leyline_engine.replay.models.trained import TRAINED_MODEL_NAMES, trained_model_dir
+from leyline_replay.models.loader import LoadedModel, load_model
+from leyline_replay.models.tiny_chat_template import CHAT_TEMPLATE, THINKING_CHAT_TEMPLATE
+from leyline_replay.models.trained import TRAINED_MODEL_NAMES, trained_model_dir
 
 ANSWER_TOKENS = 24  # the longest right answer, a look-up, has 18
 ARMS = (FULL, REPREFILL, SPLICE, NAIVE)

@@ -31,7 +31,7 @@ from support.replay_engine import (
     snapshot,
 )
 
-from leyline_engine import retention, rules
+from leyline_engine.admit import rules
 from leyline_engine.contract import (
     CopySegment,
     Directive,
@@ -41,11 +41,12 @@ from leyline_engine.contract import (
     SourceRef,
     token_digest,
 )
-from leyline_engine.replay import admission, receipts, sequence
-from leyline_engine.replay import engine as engine_module
-from leyline_engine.replay.cache.working import WorkingCache
-from leyline_engine.replay.engine import ReplayEngine
-from leyline_engine.replay.sequence import Sequence as Running
+from leyline_engine.records import retention
+from leyline_replay import admission, receipts, sequence
+from leyline_replay import engine as engine_module
+from leyline_replay.cache.working import WorkingCache
+from leyline_replay.engine import ReplayEngine
+from leyline_replay.sequence import Sequence as Running
 
 FIRST, SECOND = random_tokens(120, 2), random_tokens(100, 3)
 _, SINGLE = edit(FIRST, [Directive(40, 50, (3,)), Directive(70, 75)])

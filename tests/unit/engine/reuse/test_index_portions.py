@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from leyline_engine.contract import LineageRun, token_digest
+from leyline_engine.records.sources import SourceTurn
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.reuse.winnowing import Winnower
-from leyline_engine.sources import SourceTurn
 
 CAPACITY = 1 << 17
 

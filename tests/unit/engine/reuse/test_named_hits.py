@@ -17,9 +17,9 @@ from leyline_engine.contract import (
     SourceRef,
     token_digest,
 )
+from leyline_engine.records.sources import SourceRegistry, SourceTurn
 from leyline_engine.reuse.matching import MIN_PIECE
 from leyline_engine.reuse.named import Named, left_over, named_hits, named_places
-from leyline_engine.sources import SourceRegistry, SourceTurn
 
 SINK = 32
 OWN = ("tenant", "me")

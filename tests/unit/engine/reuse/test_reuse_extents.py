@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_reuse_matching import Library
 
-from leyline_engine.content_reuse import reuse_counts
+from leyline_engine.admit.content_reuse import reuse_counts
+from leyline_engine.admit.plan import Plan
+from leyline_engine.admit.rules import CheckedRequest
 from leyline_engine.contract import (
     MAX_EXTENTS,
     MAX_WITHIN,
@@ -27,13 +29,11 @@ from leyline_engine.contract import (
     restriction,
     split_actions,
 )
-from leyline_engine.plan import Plan
 from leyline_engine.reuse import own
 from leyline_engine.reuse.extents import clipped
 from leyline_engine.reuse.index import Place
 from leyline_engine.reuse.matching import MIN_HIT, Hits
 from leyline_engine.reuse.own import OwnTurns
-from leyline_engine.rules import CheckedRequest
 
 Extents = list[tuple[int, int]]
 LIVE = ReuseMode.LIVE

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from support.replay_engine import LIVE, make_engine, random_tokens, register, run
 from test_reuse_matching import Library, covered, library_and_prompt, recoverable
 
-from leyline_engine.replay.engine import ReplayEngine
-from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.reuse.chunking import ChunkRule
 from leyline_engine.reuse.fingerprints import Chunker, MatcherKind, fingerprinter, read_matcher
+from leyline_replay.engine import ReplayEngine
+from leyline_replay.models.loader import LoadedModel
 
 LONG = 2048
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from leyline_engine.contract import LineageRun, ReuseKind, token_digest
+from leyline_engine.records.sources import SourceTurn
 from leyline_engine.reuse import matching
 from leyline_engine.reuse.fingerprints import Fingerprinter
 from leyline_engine.reuse.index import MAX_PLACES, ReuseIndex
 from leyline_engine.reuse.matching import MIN_HIT, Hits, ReuseMatcher
 from leyline_engine.reuse.winnowing import Winnower
-from leyline_engine.sources import SourceTurn
 
 CAPACITY = 200_000
 

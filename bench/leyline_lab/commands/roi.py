@@ -1,0 +1,178 @@
+"""``leyline roi``: what content reuse would serve of recorded traffic, without an engine."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .replay import parse_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from ..replay.traces import Trace
+    from ..roi.playing import Player
+    from ..roi.results import FileRoi, RoiSettings
+
+_TIMEOUT_S = 1.0
+"""Seconds for one policy on one turn, as in the proxy."""
+
+
+class CountedMode(StrEnum):
+    """Values of the setting ``reuse`` that an estimate can assume."""
+
+    OBSERVE = "observe"
+    LIVE = "live"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        "roi",
+        epilog="Example:  leyline roi sessions.jsonl.gz --policy prune --plot out/roi.png",
+    )(roi)
+
+
+def roi(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE",
+            help="Recorded sessions as for leyline policies try: .json or .jsonl, optionally "
+            "with .gz. The sessions of a file are one tenant's, in order.",
+        ),
+    ],
+    *,
+    policy: Annotated[
+        str, typer.Option(metavar="SPEC", help="Policy pipeline, as for serve.")
+    ] = "keep_all",
+    undeclared: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=amortize",
+            help="Splice the harness's own edits of this role's messages. May be repeated.",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="Folder with your model's tokenizer.json and chat template, or shipped.",
+        ),
+    ] = "shipped",
+    retained_turns: Annotated[
+        int, typer.Option(min=1, max=64, help="Turns of a session that edits may copy from.")
+    ] = 4,
+    cache_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Live tokens, the least recently used go first. Default: no bound."
+        ),
+    ] = None,
+    page_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens per page of your engine's cache.")
+    ] = 1,
+    mode: Annotated[
+        CountedMode,
+        typer.Option(help="Count content beside the cache as it is, or as if it were copied."),
+    ] = CountedMode.OBSERVE,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N requests of each file.")
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="OUT.png", help="Write a picture by file and turn here.")
+    ] = None,
+) -> None:
+    """Estimate what content reuse would serve of recorded sessions, without engine or GPU.
+
+    Policies, plan and admission are the proxy's and the engine's own; only the
+    model is missing. Each prompt token counts for the first that would serve it:
+
+    [bold]prefix[/bold]   the longest exact beginning that any session of the file has in the cache.
+
+    [bold]edits[/bold]    spliced from the session's own turns, after edits of the policies, or of
+    the harness where --undeclared allows it.
+
+    [bold]reuse[/bold]    the same content, 64 tokens or more, anywhere else in the cache.
+
+    [bold]prefill[/bold]  computed.
+    """
+    from rich.console import Console
+
+    from leyline_policies import PolicyError
+
+    from ..policy_trial.reading import read_conversations
+    from ..replay.errors import MissingExtraError
+    from ..replay.traces import TraceError
+    from ..roi.plot import draw_roi
+    from ..roi.results import RoiReport, RoiSettings
+    from ..roi.table import print_notes, print_roi
+
+    errors = Console(stderr=True)
+    rules = parse_rules(undeclared or ())
+    named = tuple(f"{role}={what}" for role, what in rules.items())
+    settings = RoiSettings(
+        policy, named, tokenizer, retained_turns, cache_tokens, mode.value, page_tokens
+    )
+    try:
+        player = _player(settings)
+        traces = [(file.name, read_conversations(file).first(limit)) for file in files]
+        report = RoiReport(_played(player, traces, errors), settings)
+        print_notes(errors, report)
+        print_roi(Console(), report)
+        if json_out is not None:
+            json_out.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(report.to_json(), indent=2) + "\n"
+            json_out.write_text(text, encoding="utf-8")
+        if plot is not None:
+            draw_roi(report, plot, f"Prompt tokens by source, policy {policy}, reuse: {mode.value}")
+    except (PolicyError, TraceError, MissingExtraError, ValueError, OSError) as error:
+        errors.print(f"leyline roi: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from error
+
+
+def _player(settings: RoiSettings) -> Player:
+    """Return the player for these settings.
+
+    Raises:
+        PolicyError, ValueError: a setting is wrong; the message names it.
+    """
+    from leyline_engine.contract import ReuseMode
+    from leyline_policies import load_pipeline
+    from leyline_proxy.edits.time_limit import TimeLimit
+    from leyline_proxy.model.undeclared import UndeclaredRules
+
+    from ..roi.playing import Player
+    from ..roi.prompts import load_renderer
+
+    return Player(
+        load_renderer(settings.tokenizer),
+        load_pipeline(settings.policy),
+        UndeclaredRules.parse(settings.undeclared),
+        settings.retained_turns,
+        settings.cache_tokens,
+        ReuseMode(settings.mode),
+        partial(TimeLimit(_TIMEOUT_S), "roi"),
+        settings.page_tokens,
+    )
+
+
+def _played(
+    player: Player, traces: Sequence[tuple[str, Trace]], errors: Console
+) -> tuple[FileRoi, ...]:
+    """Play every file, with a progress bar."""
+    from rich.progress import Progress
+
+    with Progress(console=errors, transient=True) as bars:
+        task = bars.add_task("requests", total=sum(trace.requests for _, trace in traces))
+        return tuple(player.play(trace, name, lambda: bars.advance(task)) for name, trace in traces)

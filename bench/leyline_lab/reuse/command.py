@@ -1,0 +1,243 @@
+"""``leyline bench reuse``: content-addressed reuse, pattern by pattern."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .workload import TextRequest, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The options that say where the model runs."""
+
+    url: str | None
+    api_key: str | None
+    model: str | None
+    flags: tuple[str, ...]
+    log: Path
+
+
+class ReuseEngine(StrEnum):
+    """Engines that have this benchmark."""
+
+    REPLAY = "replay"
+    SGLANG = "sglang"
+
+
+def command(
+    *,
+    engine: Annotated[
+        ReuseEngine, typer.Option(help="replay: in this process; sglang: a server.")
+    ] = ReuseEngine.REPLAY,
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Folder with sessions_*.jsonl.gz; by default the demo's own session."),
+    ] = None,
+    patterns: Annotated[
+        str | None, typer.Option(help="Patterns, separated by commas; by default all.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=4, help="Requests per pattern.")] = 12,
+    tokens: Annotated[
+        int, typer.Option(min=1, max=64, help="Tokens per answer, over which KL is taken.")
+    ] = 16,
+    scale: Annotated[
+        float, typer.Option(min=0.1, help="1 is a prompt of about 2,000 characters.")
+    ] = 1.0,
+    model: Annotated[
+        str | None, typer.Option(help="Folder or hub id; by default the model that ships.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="A running SGLang; without it, one starts on the CPU.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="API key of the server at --url.")] = None,
+    server_flag: Annotated[
+        list[str] | None,
+        typer.Option(help="Flag for the server that is started, such as --tp=2; repeatable."),
+    ] = None,
+    log: Annotated[Path, typer.Option(help="Log file of the server that is started.")] = Path(
+        "out/reuse_sglang.log"
+    ),
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="OUT.png", help="Write a picture here.")
+    ] = None,
+) -> None:
+    """Send prompts that share content but no beginning, with reuse live and without.
+
+    Several sessions of one tenant send real text in six patterns, without
+    markers: agent_meta, sysvar, compact, rerank, tool_variants, clock. Each
+    pattern begins with empty caches, and nothing is evicted.
+
+    \b
+    The JSON: {"patterns": {NAME: figures}}. Shares are of all prompt tokens:
+    prefix       served by the exact prefix
+    additional   reused beyond it
+    total        their sum
+    recoverable  tokens outside the prefix that lie in a verbatim run of 64
+                 tokens or more: equal ids in the prompt and in one sequence
+                 whose KV is in the cache when the request arrives, without
+                 the first 32 positions of either and without the prompt's
+                 last token, which no reuse may serve. A run may begin in the
+                 prefix. The engine is asked for its cached sequences, not its
+                 index; with sglang they are all sequences so far, as its pool
+                 holds more.
+    The goal: total >= prefix + 0.98 * recoverable ("goal_met").
+
+    \b
+    ttft_ratio_to_radix: time to the first token, over that of the same request
+    with exact prefixes only; median, without each pattern's first request.
+    kl, argmax_match: mean KL(p_full || p_x) per token in nats, and the share
+    of equal likeliest tokens, along the greedy tokens of a full prefill in
+    fp32 (sglang: in the server's dtype). first_divergence: mean number of
+    equal tokens before the first other one in greedy decoding; at most
+    --tokens. null: not measured.
+    "arms": naive copies without rotation (sglang: not with --url); cdc finds
+    only whole chunks whose ends follow from the content (32 to 512 tokens);
+    lmcache finds runs of 256 tokens at multiples of 256 in a source.
+
+    \b
+    Example: leyline bench reuse --engine replay --json out/reuse.json
+    """
+    from rich.console import Console
+
+    from leyline_proxy.upstream.embedded import EngineUnavailable
+
+    from ..replay.engine_process import EngineProcessError
+    from ..replay.errors import ReplayError
+    from ..replay.traces import TraceError
+    from ..three_arm.client import ServerAnswerError
+    from .picture import draw
+    from .table import print_patterns
+    from .texts import demo_material, recorded_material
+    from .workload import Workload
+
+    console = Console(stderr=True)
+    server = Server(url, api_key, model, tuple(server_flag or ()), log)
+    try:
+        chosen = chosen_patterns(patterns)
+        material = demo_material() if traces is None else recorded_material(traces)
+        workload = Workload(material, requests, scale)
+        run = _replay if engine is ReuseEngine.REPLAY else _sglang
+        document = run(server, workload, chosen, tokens, console)
+        if plot is not None:
+            draw(document, plot)
+    except (
+        EngineUnavailable,
+        ReplayError,
+        ServerAnswerError,
+        EngineProcessError,
+        TraceError,
+        ValueError,
+    ) as error:
+        console.print(f"leyline bench: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from error
+    print_patterns(Console(), document, f"reuse on {engine.value}, {document['model']}")
+    if json_out is not None:
+        json_out.parent.mkdir(parents=True, exist_ok=True)
+        json_out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def chosen_patterns(text: str | None) -> tuple[str, ...]:
+    """Return the patterns of a list; all without one.
+
+    Raises:
+        ValueError: there is no such pattern.
+    """
+    from .workload import PATTERNS
+
+    if text is None:
+        return tuple(PATTERNS)
+    chosen = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in chosen:
+        if name not in PATTERNS:
+            raise ValueError(f"there is no pattern {name!r}; there are {', '.join(PATTERNS)}")
+    return chosen
+
+
+def _replay(
+    server: Server, workload: Workload, patterns: Sequence[str], tokens: int, console: Console
+) -> dict[str, Any]:
+    from rich.progress import Progress
+
+    from .figures import pattern_json
+    from .replay import open_bench
+    from .workload import assembled, texts_of
+
+    bench = open_bench(server.model, tokens)
+    found: dict[str, Any] = {}
+    with Progress(console=console) as progress:
+        for pattern in patterns:
+            written = workload.write(pattern)
+            texts = texts_of(written)
+            requests = assembled(written, dict(zip(texts, bench.tokenise(texts), strict=True)))
+            task = progress.add_task(pattern, total=len(requests))
+            samples = bench.measure(requests, partial(progress.advance, task))
+            found[pattern] = pattern_json(samples)
+    return {"engine": "replay", "model": bench.name, "patterns": found}
+
+
+def _sglang(
+    server: Server, workload: Workload, patterns: Sequence[str], tokens: int, console: Console
+) -> dict[str, Any]:
+    from ..three_arm.server import server_with_control
+    from .sglang import stored_tokens
+
+    written = {pattern: workload.write(pattern) for pattern in patterns}
+    # Tokens of at least a byte each; each pattern begins with an empty pool.
+    slots = max(
+        sum(stored_tokens(len("".join(r.parts).encode()), tokens) for r in requests)
+        for requests in written.values()
+    )
+    flags = (f"--max-total-tokens={slots}", *server.flags)
+    with server_with_control(server.url, server.model, server.log, flags) as address:
+        return asyncio.run(_measure(address, server, written, tokens, console))
+
+
+async def _measure(
+    address: str,
+    server: Server,
+    written: Mapping[str, Sequence[TextRequest]],
+    tokens: int,
+    console: Console,
+) -> dict[str, Any]:
+    from rich.progress import Progress
+
+    from ..three_arm.client import ServerAnswerError
+    from ..three_arm.generate import GenerateClient
+    from .figures import pattern_json
+    from .sglang import SglangReuseBench
+    from .workload import assembled, texts_of
+
+    client = GenerateClient(address, server.api_key)
+    found: dict[str, Any] = {}
+    try:
+        capability = await client.capability()
+        if not capability.reuses:
+            raise ServerAnswerError("this server reuses nothing: its plugin is too old, or off")
+        bench = SglangReuseBench(client, capability, tokens, control=server.url is None)
+        with Progress(console=console) as progress:
+            for pattern, asked in written.items():
+                texts = texts_of(asked)
+                parts = dict(zip(texts, await client.tokenise(texts), strict=True))
+                requests = assembled(asked, parts)
+                task = progress.add_task(pattern, total=len(requests))
+                samples = await bench.measure(requests, partial(progress.advance, task))
+                found[pattern] = pattern_json(samples)
+    finally:
+        await client.close()
+    return {"engine": "sglang", "model": capability.model, "patterns": found}

@@ -1,0 +1,73 @@
+"""The server that the three-arm benchmark measures, SGLang or vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..replay.vllm_process import DEFAULT_BLOCK, vllm_server
+from .client import BenchClient
+from .completions import CompletionsClient
+from .generate import GenerateClient
+from .running import BenchOptions
+from .server import server_with_control
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A server that runs, or one that is started."""
+
+    url: str | None
+    api_key: str | None
+    model: str | None
+    flags: tuple[str, ...]
+    """Flags for the server that is started."""
+    log: Path | None
+    vllm: bool
+    kv_dtype: str
+    """Value of SGLang's ``--kv-cache-dtype``."""
+
+    @property
+    def default_page(self) -> int:
+        """Tokens per page, unless they are chosen."""
+        return DEFAULT_BLOCK if self.vllm else 1
+
+    @property
+    def has_reference(self) -> bool:
+        """True if the replay engine can load the same model: vLLM's own has no weights."""
+        return self.model is not None or (self.url is None and not self.vllm)
+
+    def client(self, address: str) -> BenchClient:
+        """Return a client of the server, to be closed at the end."""
+        kind = CompletionsClient if self.vllm else GenerateClient
+        return kind(address, self.api_key)
+
+    @contextmanager
+    def serving(self, options: BenchOptions) -> Iterator[str]:
+        """Yield the server's address, while it runs.
+
+        Raises:
+            EngineProcessError: it doesn't come up.
+        """
+        name = "vllm" if self.vllm else "sglang"
+        log = self.log or Path(f"out/three_arm_{name}.log")
+        pool, page = options.pool_tokens, options.page_tokens
+        at_once = max(options.concurrency)
+        if self.vllm and self.url is not None:
+            yield self.url.rstrip("/")
+        elif self.vllm:
+            flags = (f"--max-num-seqs={at_once}", *self.flags)
+            started = vllm_server(self.model, log, pool_tokens=pool, block=page, flags=flags)
+            with started as server:
+                yield server.url
+        else:
+            own = (
+                f"--page-size={page}",
+                f"--kv-cache-dtype={self.kv_dtype}",
+                f"--max-total-tokens={pool}",
+                f"--max-running-requests={at_once}",
+            )
+            with server_with_control(self.url, self.model, log, (*own, *self.flags)) as address:
+                yield address

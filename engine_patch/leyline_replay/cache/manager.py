@@ -1,0 +1,403 @@
+"""Pool, radix tree and retained turns as one thing: allocation, publication, forgetting.
+
+Conservation, checked when idle and after every test::
+
+    free + cached (tree) + doomed (detached, still held) + in flight = capacity
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from leyline_engine.admit.plan import page_floor
+from leyline_engine.contract import ForgetCounts
+from leyline_engine.metrics import EngineMetrics
+from leyline_engine.occupancy import Cached, PoolLevels
+from leyline_engine.proof.witness import ForgetWitness
+from leyline_engine.records.ledger import (
+    Carried,
+    SpanKey,
+    SpanLedger,
+    Struck,
+)
+from leyline_engine.records.lineage import exact_length, first_under, lineage_bits
+from leyline_engine.records.pending import PendingForgets
+from leyline_engine.records.sources import SessionKey, SourceRegistry
+from leyline_engine.reuse.index import ReuseIndex
+from leyline_replay.cache.integrity import (
+    check_anchors,
+    check_locks,
+    check_nodes,
+    check_slots,
+)
+from leyline_replay.cache.listener import CacheListener
+from leyline_replay.cache.radix import (
+    EMPTY_SLOTS,
+    Match,
+    Node,
+    RadixTree,
+    slots_of,
+    subtree,
+)
+from leyline_replay.cache.slots import (
+    PoolExhaustedError,
+    PoolStats,
+    SlotAllocator,
+    Slots,
+)
+
+if TYPE_CHECKING:  # tensors are needed only where there is KV
+    from leyline_replay.cache.pool import KVPool
+
+log = logging.getLogger(__name__)
+
+_EVICTION_BATCH = 64
+
+
+class CacheManager:
+    """The owner of every slot that no running request owns.
+
+    With pages of several tokens, the tree holds whole pages only, as in an engine that allocates
+    those; here slots are still allocated one by one.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        capacity: int,
+        registry: SourceRegistry,
+        ledger: SpanLedger,
+        metrics: EngineMetrics,
+        *,
+        page_tokens: int = 1,
+    ) -> None:
+        self._metrics = metrics
+        self.page_tokens = page_tokens
+        self.pool = pool
+        self.registry = registry
+        self.ledger = ledger
+        self.tree = RadixTree(page_tokens)
+        self.listener = CacheListener()
+        self.witness = ForgetWitness()
+        self.reuse: ReuseIndex | None = None
+        """The index of content; learns which slots leave the tree."""
+        self.peak_used = 0
+        self._allocator = SlotAllocator(capacity)
+        self.free_slots = self._allocator.free_slots
+        self._unerased = EMPTY_SLOTS
+        self._forgets = PendingForgets()
+
+    @property
+    def capacity(self) -> int:
+        return self._allocator.capacity
+
+    @property
+    def free_count(self) -> int:
+        """Number of free slots."""
+        return self._allocator.free_count
+
+    def match(self, keys: array[int], limit: int | None = None) -> Match:
+        return self.tree.match(keys, limit)
+
+    def lock(self, node: Node) -> None:
+        self.tree.lock(node)
+
+    def unlock(self, node: Node) -> None:
+        """Undo one lock; doomed slots that are free now are overwritten."""
+        released = self.tree.unlock(node)
+        self.erase(slots_of(released), released)
+
+    def allocate(self, count: int, request: str = "") -> Slots:
+        """Allocate slots for a running request; evicts the lowest rank and least recent use first.
+
+        Args:
+            request: its name, for the listener.
+
+        Raises:
+            PoolExhaustedError: nothing was taken.
+        """
+        missing = count - self.free_count
+        if 0 < missing <= self.tree.evictable_count():
+            gone = self.tree.evict_nodes(max(missing, _EVICTION_BATCH))
+            self._unindex(freed := slots_of(gone))
+            self.release(freed)
+            self._metrics.evicted(len(freed))
+            self.listener.evicted(request, gone)
+        slots = self._allocator.allocate(count)
+        if slots is None:
+            raise PoolExhaustedError(f"{count} slots wanted, {self.free_count} free")
+        self.peak_used = max(self.peak_used, self.capacity - self.free_count)
+        self.listener.allocated(request, count)
+        return slots
+
+    def _unindex(self, slots: Slots) -> None:
+        if self.reuse is not None:
+            self.reuse.freed(slots)
+
+    def copy(self, source: Slots, target: Slots, start: int) -> None:
+        """Splice slots' KV into others; see :meth:`KVPool.copy`."""
+        self.pool.copy(source, target, start)
+        self._metrics.copied(len(source) * self.pool.layout.bytes_per_token)
+
+    def release(self, slots: Slots) -> None:
+        """Take back slots; what they hold stays in them until it is overwritten."""
+        self._allocator.release(slots)
+        self.pool.leave(slots)
+
+    def erase(self, slots: Slots, holders: Iterable[Hashable] = ()) -> None:
+        """Take back slots whose content must not outlive them: overwrite, then free them.
+
+        Slots that can't be overwritten stay out of use, and are tried again the next time.
+
+        Args:
+            holders: holders of the slots, see :meth:`await_erase`.
+        """
+        self._forgets.let_go(holders)
+        if (error := self._erase(slots)) is not None:
+            log.error("slots could not be overwritten: %s; they stay out of use", error)
+
+    def ending(self, holder: Hashable, slots: Slots, keys: array[int], start: int) -> None:
+        """Note that a holder is about to erase the slots of its ``keys[start:]``."""
+        self.witness.overwriting(self._forgets.tickets(holder), slots, keys, start)
+
+    def _erase(self, slots: Slots) -> Exception | None:
+        self._unerased = np.concatenate([self._unerased, slots])
+        if len(self._unerased):
+            try:
+                self.pool.erase(self._unerased)
+            except Exception as error:
+                return error
+            self.witness.overwritten(self._unerased)
+            self._allocator.release(self._unerased)
+            self._unerased = EMPTY_SLOTS
+        self._forgets.settle()
+        return None
+
+    def await_erase(self, ticket: str, holder: Hashable, count: int) -> None:
+        """Let a forget wait for ``count`` slots that ``holder`` will give back to :meth:`erase`."""
+        self._forgets.wait(ticket, holder, count)
+
+    def settled_forgets(self) -> dict[str, ForgetCounts]:
+        """Return forgets of which more was overwritten since the last call, by ticket."""
+        return self._forgets.take()
+
+    def publish(
+        self,
+        keys: array[int],
+        held: Slots,
+        owned_from: int,
+        node: Node,
+        session: SessionKey | None,
+        *,
+        request: str = "",
+    ) -> Match:
+        """Hand a request's slots to the tree and move its lock along.
+
+        ::
+
+            keys   0 ───── tree's own ───── owned_from ───── request's ───── n
+            insert 0 ───── already there ─────── dup ─┘──── becomes tree's ──┘
+
+        Args:
+            keys: keys of the whole sequence.
+            held: one slot per key; those from ``owned_from`` on belong to the request.
+            node: the node that the request holds locked.
+            session: the request's session; None if no session claims it.
+            request: its name, for the listener.
+
+        Returns:
+            The sequence as the tree has it now, locked in place of ``node``. A partial page at its
+            end isn't there: its slots stay the request's.
+        """
+        present, match = self.tree.insert(keys, held, session)
+        self.tree.lock(match.node)
+        spare = held[owned_from:present]
+        self.release(spare)
+        self.unlock(node)
+        self.listener.published(request, match.slots, len(spare))
+        return match
+
+    def forget(
+        self,
+        session: SessionKey,
+        spans: frozenset[SpanKey] | None,
+        *,
+        spared: Sequence[array[int]],
+        ticket: str,
+        before: ForgetCounts | None = None,
+        struck: Callable[[Struck], None] = lambda _: None,
+    ) -> ForgetCounts:
+        """Erase what a session published that may have read ``spans``.
+
+        That is all but the paths of ``spared`` keys and of turns that are known to have read none
+        of them. Tokens that other sessions sent as well stay theirs, but no spliced KV that read
+        the spans does: a session that continues such a lineage never sent what it remembers.
+
+        Args:
+            spans: spans to forget; None for all KV of the session.
+            spared: keys that the session's new prompt may continue.
+            ticket: names the forget in :meth:`settled_forgets`.
+            before: reach of an earlier forget of this ticket.
+            struck: called with what no KV can be found of any more, before slots are counted.
+
+        Raises:
+            Exception: the pool's own, if slots can't be overwritten; they are out of use then.
+        """
+        scope = session[0]
+        turns = self.registry.turns(session)
+        whole = spans is None
+        if spans is not None:
+            clean = [t for t in turns if self.ledger.first_reader(t, spans) == len(t.tokens)]
+        else:
+            spans, clean = self.ledger.hidden_spans(session), []
+        kept: set[Node] = set()
+        for keys in (*spared, *(turn.keys() for turn in clean)):
+            kept.update(self.tree.path(self.tree.match(keys).node))
+        lineages = self.ledger.lineages_reading(scope, spans)
+        condemned = self._under_lineages(
+            {lineage_bits(name, owner): at for (owner, name), at in lineages.items()}
+        )
+        shared = self._condemn_published(session, kept, condemned)
+        released, held = self._remove(condemned, "forgotten")
+        for node in held:
+            self._forgets.wait(ticket, node, len(node.slots))
+        slots = slots_of(released)
+        failure = self._erase(slots)
+        if failure is not None:
+            raise failure
+        # Slots that were evicted, given up or computed twice may have read the spans, too.
+        self.pool.erase(self.pool.left())
+        for turn in turns:
+            if turn not in clean:
+                self.registry.drop(session, turn.turn)
+        self.ledger.strike(scope, spans, session if whole else None)
+        struck(Struck(session, spans, lineages, whole))
+        earlier = before or ForgetCounts()
+        return self._forgets.open(
+            ticket, len(slots) + earlier.overwritten, shared + earlier.shared_retained, session
+        )
+
+    def pending_of(self, session: SessionKey) -> int:
+        """Return the slots of a session's forgets that running requests still hold."""
+        return self._forgets.of(session)
+
+    def _under_lineages(self, tainted: Mapping[int, int]) -> list[Node]:
+        """Return the tops of KV cached under lineages, whatever its publisher.
+
+        Args:
+            tainted: by :func:`~leyline_engine.records.lineage.lineage_bits`, the first position concerned.
+        """
+        tops: list[Node] = []
+        stack = [(child, 0) for child in self.tree.root.children.values()] if tainted else []
+        while stack:
+            node, start = stack.pop()
+            at = first_under(node.keys, start, tainted)
+            if at == len(node.keys):
+                stack.extend((child, start + at) for child in node.children.values())
+                continue
+            _, top = self.tree.split(node, at)
+            if top is not None:
+                tops.append(top)
+        return tops
+
+    def _condemn_published(
+        self, session: SessionKey, kept: set[Node], condemned: list[Node]
+    ) -> int:
+        """Add the tops of a session's published KV, except ``kept``.
+
+        Returns:
+            Number of slots that stay because other sessions sent the same.
+        """
+        reached = {node for top in condemned for node in subtree(top)}
+        shared = 0
+        for node in list(self.tree.nodes()):
+            if session not in node.owners or node in kept or node in reached:
+                continue
+            top: Node | None = node
+            if len(node.owners) > 1:
+                exact, top = self.tree.split(node, exact_length(node.keys))
+                if exact is not None:
+                    exact.owners.discard(session)
+                    shared += len(exact.slots)
+            if top is not None:
+                condemned.append(top)
+                reached.update(subtree(top))
+        return shared
+
+    def _remove(self, tops: Sequence[Node], cause: str) -> tuple[list[Node], list[Node]]:
+        """Make subtrees unmatchable, whoever wants to keep them; see :meth:`RadixTree.detach`."""
+        released: list[Node] = []
+        held: list[Node] = []
+        if tops:
+            # First, so that nothing but running requests holds any of it.
+            nodes = dict.fromkeys(node for top in tops for node in subtree(top))
+            lost = slots_of(list(nodes))
+            self._unindex(lost)
+            self.listener.losing(lost, cause)
+        for top in tops:
+            free, locked = self.tree.detach(top)
+            released += free
+            held += locked
+        return released, held
+
+    def lose(self, keys: array[int], start: int, cause: str) -> None:
+        """Give up the cached part of a path after its first ``start`` keys, and all below it."""
+        start = page_floor(start, self.page_tokens)
+        if len(self.tree.peek(keys)) <= start:
+            return
+        top = self.tree.cut(keys[:start]).children[self.tree.name(keys, start)]
+        released, _ = self._remove([top], cause)
+        self.erase(slots_of(released))
+
+    def enter(self, scope: str, carried: Carried) -> None:
+        """Note in the ledger the spans that a splice carries, before its KV can be matched."""
+        dropped = self.ledger.enter(scope, carried)
+        if dropped:
+            # Nobody could say any more what this KV has read.
+            bits = {lineage_bits(lineage, owner): 0 for owner, lineage in dropped}
+            tops = self._under_lineages(bits)
+            released, _ = self._remove(tops, "lineage_dropped")
+            self.erase(slots_of(released))
+
+    def flush(self) -> None:
+        """Drop every cached sequence and retained turn that no running request holds."""
+        self.registry.clear()
+        if self.reuse is not None:
+            self.reuse.clear()
+        self.listener.flushing()
+        self.release(self.tree.evict(self.capacity))
+        self.listener.flushed()
+
+    def levels(self, claimed: Cached) -> PoolLevels:
+        """Return slots by owner, given what claims hold in the tree."""
+        cached = Cached(self.tree.exact, self.tree.spliced)
+        return PoolLevels(self.capacity, self.free_count, cached, claimed, self.peak_used)
+
+    def stats(self, in_flight: int) -> PoolStats:
+        doomed = sum(len(node.slots) for node in self.tree.doomed()) + len(self._unerased)
+        free, cached = self._allocator.free_count, self.tree.cached_count()
+        return PoolStats(self.capacity, free, cached, doomed, in_flight)
+
+    def check_integrity(self, in_flight: Iterable[Slots], held: Iterable[Node]) -> None:
+        """Check conservation, single ownership, node shape and lock counts.
+
+        Args:
+            in_flight: slots owned by each running request.
+            held: the node that each running request has locked.
+
+        Raises:
+            IntegrityError: says what doesn't add up.
+        """
+        cached = [node.slots for node in self.tree.nodes()]
+        doomed = [node.slots for node in self.tree.doomed()]
+        free = self._allocator.free_slots()
+        check_slots([free, self._unerased, *in_flight, *cached, *doomed], self.capacity)
+        check_nodes(self.tree)
+        check_locks(self.tree, held)
+        if self.reuse is not None:
+            check_anchors(self.reuse.anchors(), cached)

@@ -1,0 +1,83 @@
+"""Commands of the laboratory, which is a distribution of its own: found by entry point, or named.
+
+Each entry point is a function ``register(app)`` that adds commands to a :class:`typer.Typer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+
+import typer
+
+from ..installing import pip_install
+
+Register = Callable[[typer.Typer], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandGroup:
+    """Commands that another distribution may add, and the help that they have without it."""
+
+    entry_points: str
+    """Group of their entry points; each has the command's name."""
+    help: Mapping[str, str]
+    """What each of the laboratory's commands does, by its name."""
+
+
+COMMANDS = CommandGroup(
+    "leyline.commands",
+    {
+        "replay": "Play recorded sessions to a stack, with and without Leyline.",
+        "demo": "Replay a recorded agent session and show where its prompt tokens came from.",
+        "eval": "Measure how exactly splices answer.",
+        "roi": "Show how much of your traffic's prompts reuse could serve.",
+        "bench": "Measure a part of the engine on this machine.",
+        "claims": "Test whether an engine keeps its claims.",
+        "events": "Follow the KV events that engines publish.",
+    },
+)
+POLICY_COMMANDS = CommandGroup(
+    "leyline.commands.policies",
+    {"try": "Run a pipeline over recorded sessions, without an engine."},
+)
+
+
+def register_commands(app: typer.Typer, group: CommandGroup) -> None:
+    """Add the commands of a group: those installed, and a hint for each that isn't."""
+    found = {point.name: point for point in entry_points(group=group.entry_points)}
+    for name in [*group.help, *sorted(found.keys() - group.help.keys())]:
+        point = found.get(name)
+        try:
+            if point is None:
+                _register_hint(app, name, group.help[name])
+            else:
+                cast("Register", point.load())(app)
+        except Exception as error:  # a broken plugin must not stop `leyline serve`
+            _register_fault(app, name, cast("EntryPoint", point), error)
+
+
+def _register_hint(app: typer.Typer, name: str, text: str) -> None:
+    _register(app, name, text, f"It is in the laboratory. Install it with: {pip_install('lab')}")
+
+
+def _register_fault(app: typer.Typer, name: str, point: EntryPoint, error: Exception) -> None:
+    _register(
+        app, name, "Broken.", f"{point.value} doesn't load: {type(error).__name__}: {error}"
+    )
+
+
+def _register(app: typer.Typer, name: str, text: str, problem: str) -> None:
+    """Add a command that only reports a problem, whatever its arguments."""
+
+    @app.command(
+        name,
+        help=f"{text}\n\n{problem}",
+        short_help=f"{text} (not installed)",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def report() -> None:
+        typer.echo(f"leyline {name}: {problem}", err=True)
+        raise typer.Exit(2)
