@@ -19,14 +19,14 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from leyline_lab.replay.engine_process import EngineProcess
-from leyline_lab.replay.sglang_process import sglang_server
-from leyline_lab.three_arm.generate import GenerateClient
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from leyline_engine.contract import EditPayload
+from leyline_lab.replay.engine_process import EngineProcess
+from leyline_lab.replay.sglang_process import sglang_server
+from leyline_lab.three_arm.generate import GenerateClient
 
 GOAL = 1.03
 WAYS = ("stock", "leyline", "registering")

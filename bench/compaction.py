@@ -28,12 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from overhead.systems import leyline
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from leyline_lab.replay.engine_process import SHIPPED_NAME, shipped_model
-from leyline_lab.replay.sglang_process import sglang_server
 from support.scripted_model import (
     SCRIPTED,
     Prompt,
@@ -43,6 +42,8 @@ from support.scripted_model import (
 )
 from support.stack import serving
 
+from leyline_lab.replay.engine_process import SHIPPED_NAME, shipped_model
+from leyline_lab.replay.sglang_process import sglang_server
 from leyline_proxy.telemetry.logging import configure_logging
 
 ASK = "Summarize the work so far."

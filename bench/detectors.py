@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from key_samples import Sample, samples
-from policy_table import put_into
-
 from leyline_policies.builtin.detectors import KEYS, load_detectors
 from leyline_policies.builtin.search import Search
+from policy_table import put_into
 
 BEGIN = "<!-- bench/detectors.py -->"
 FILES = "*.jsonl.gz"

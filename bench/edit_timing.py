@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leyline_lab.replay.traces import RecordedSession, read_trace
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from leyline_lab.replay.traces import RecordedSession, read_trace
 from leyline_policies import EditCost, Memo, Policy, approximate_tokens, load_pipeline
 from leyline_proxy.edits.prepare import PolicySession, prepare
 from leyline_proxy.edits.schedule import Balance, Timing, balance, pays, pending

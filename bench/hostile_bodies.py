@@ -23,10 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from overhead.load import canned_answers
-from overhead.systems import ROOT, System, canned_upstream, leyline
-from overhead.upstream import MODEL
-from proxy_turn import text_of_size
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
@@ -35,6 +31,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from leyline_proxy.render import ChatRenderer
 from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 from leyline_replay.text.chat import PromptEncoder
+from overhead.load import canned_answers
+from overhead.systems import ROOT, System, canned_upstream, leyline
+from overhead.upstream import MODEL
+from proxy_turn import text_of_size
 
 GOAL_S = 0.05
 LARGE = 31 << 20

@@ -8,11 +8,12 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from playwright.sync_api import Browser, sync_playwright
+
 from leyline_lab.demo import DEFAULT_POLICY
 from leyline_lab.demo.run import served, shipped_trace
 from leyline_lab.replay.driver import ChatDriver
 from leyline_lab.replay.traces import TraceRequest
-from playwright.sync_api import Browser, sync_playwright
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SHORTER = (("review-auth", 9), ("triage-flaky", 14), ("stockroom", 41))

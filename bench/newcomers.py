@@ -19,14 +19,14 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
-from overhead.load import Client, Session, Sessions, canned_answers
-from overhead.systems import System, canned_upstream, leyline
-from proxy_turn import renderer_document
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from leyline_proxy.render import ChatRenderer
+from overhead.load import Client, Session, Sessions, canned_answers
+from overhead.systems import System, canned_upstream, leyline
+from proxy_turn import renderer_document
 
 EVERY_S = 0.25
 """Seconds between two newcomers."""

@@ -19,7 +19,6 @@ from time import process_time
 from typing import Any
 
 import msgspec
-from proxy_turn import rounds
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -30,6 +29,7 @@ from leyline_proxy.edits.prepare import PolicySession, prepare
 from leyline_proxy.model.messages import fingerprint
 from leyline_proxy.model.prepared import Prepared
 from leyline_proxy.model.text_memory import Reader
+from proxy_turn import rounds
 
 GOAL_MS = 2.0
 """Milliseconds of all together, at 100K tokens."""

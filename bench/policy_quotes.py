@@ -14,17 +14,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from leyline_lab.replay.traces import RecordedSession, read_trace
-from policy_table import OPTIONS, put_into, spec
 from rich.console import Console
 from rich.progress import track
 
+from leyline_lab.replay.traces import RecordedSession, read_trace
 from leyline_policies import Memo, Message, Policy, load_pipeline, text_of
 from leyline_policies.builtin import BUILTINS
 from leyline_policies.conversation import INSTRUCTION_ROLES
 from leyline_policies.faults import may_forget
 from leyline_policies.quotes import Plain, QuoteCounter, plain, texts_in
 from leyline_proxy.edits.prepare import PolicySession, prepare
+from policy_table import OPTIONS, put_into, spec
 
 KINDS = "sessions_*.jsonl.gz"
 BEGIN = "<!-- bench/policy_quotes.py -->"

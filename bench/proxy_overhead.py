@@ -17,6 +17,10 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from leyline_proxy.render import ChatRenderer
 from overhead.load import Load, Sample, Sessions, canned_answers, measure
 from overhead.report import draw, table
 from overhead.systems import (
@@ -29,10 +33,6 @@ from overhead.systems import (
     set_up,
 )
 from proxy_turn import renderer_document
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from leyline_proxy.render import ChatRenderer
 
 SIZES = {"1K": 1_000, "50K": 50_000, "100K": 100_000}
 FEW, MANY = 16, 512

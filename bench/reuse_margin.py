@@ -21,6 +21,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from leyline_engine.contract import EditPayload, ReuseMode, ReusePayload
 from leyline_lab.fidelity.recall_task import (
     Message,
     Mix,
@@ -36,11 +41,6 @@ from leyline_lab.fidelity.recall_words import FILES, KEYS
 from leyline_lab.reuse.texts import demo_material
 from leyline_lab.training.encoding import render
 from leyline_lab.training.train import WORDS
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-
-from leyline_engine.contract import EditPayload, ReuseMode, ReusePayload
 from leyline_replay.engine import GenerationRequest, ReplayEngine
 from leyline_replay.models.loader import LoadedModel, load_model
 

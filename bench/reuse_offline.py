@@ -21,14 +21,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from leyline_lab.replay.traces import Message, RecordedSession, read_trace
-from leyline_lab.reuse.arms import Arm, new_arms
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from leyline_engine.contract import common_prefix
 from leyline_engine.reuse.winnowing import Winnower
+from leyline_lab.replay.traces import Message, RecordedSession, read_trace
+from leyline_lab.reuse.arms import Arm, new_arms
 
 CEILING = "ceiling"
 KINDS = ("sessions", "edited")

@@ -21,12 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from leyline_lab.reuse.tenants import TenantBench, TenantRequest, TenantSample
-from leyline_lab.reuse.texts import demo_material
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from leyline_lab.reuse.tenants import TenantBench, TenantRequest, TenantSample
+from leyline_lab.reuse.texts import demo_material
 from leyline_replay.models.loader import LoadedModel, load_model
 
 DOCUMENTS = 24

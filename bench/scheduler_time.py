@@ -26,13 +26,13 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from scheduling.driver import VOCABULARY, Driver, prepare_sglang
-from scheduling.stopwatch import percentile
-from scheduling.talk import SCOPE, Talk
 
 from leyline_engine.contract import LineageRun, Mode, ReuseMode, ReusePayload
 from leyline_engine.records.lineage import fold_keys
 from leyline_engine.records.publications import Publication, Publications
+from scheduling.driver import VOCABULARY, Driver, prepare_sglang
+from scheduling.stopwatch import percentile
+from scheduling.talk import SCOPE, Talk
 
 BOUND_MS = 10.0
 """One decode step of a large model: no step may take longer."""

@@ -23,11 +23,10 @@ from tempfile import TemporaryDirectory
 from time import process_time
 from typing import Any
 
-from leyline_lab.replay.traces import read_trace
-from proxy_turn import SYSTEM, renderer_document, retain, rounds
 from rich.console import Console
 
 from leyline_engine.contract import Outcome, Receipt, TokenCounts
+from leyline_lab.replay.traces import read_trace
 from leyline_proxy.model.history import history_chain
 from leyline_proxy.model.messages import Message
 from leyline_proxy.model.session import RetainedTurn, Session, TurnSummary
@@ -35,6 +34,7 @@ from leyline_proxy.render import ChatRenderer
 from leyline_proxy.sessions import MemorySessionStore
 from leyline_proxy.sessions.codec import decode_session, encode_session
 from leyline_proxy.sessions.freed import give_back_freed
+from proxy_turn import SYSTEM, renderer_document, retain, rounds
 
 RETAINED = 4  # turns; the proxy's default
 GOAL_MB = 0.5

@@ -23,8 +23,6 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from leyline_lab.replay.sglang_process import sglang_server
-from leyline_lab.three_arm.generate import GenerateClient
 from rich.console import Console
 
 from leyline_engine.contract import (
@@ -34,6 +32,8 @@ from leyline_engine.contract import (
     apply_directives,
     token_digest,
 )
+from leyline_lab.replay.sglang_process import sglang_server
+from leyline_lab.three_arm.generate import GenerateClient
 
 _STUB, _CUT = 4, 8
 """Tokens of a stub, and of what it replaces."""

@@ -18,13 +18,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from overhead.load import Load, Sample, Sessions, canned_answers, measure
-from overhead.systems import System, canned_upstream, leyline
-from proxy_turn import renderer_document
 from rich.console import Console
 from rich.table import Table
 
 from leyline_proxy.render import ChatRenderer
+from overhead.load import Load, Sample, Sessions, canned_answers, measure
+from overhead.systems import System, canned_upstream, leyline
+from proxy_turn import renderer_document
 
 SIZES = {"1K": 1_000, "50K": 50_000, "100K": 100_000}
 TURNS = {"1K": 12, "50K": 8, "100K": 6}

@@ -13,9 +13,8 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
-from proxy_turn import FRESH_CHARS, SYSTEM, TOOLS, rounds, text_of_size
-
 from leyline_proxy.render import ChatRenderer
+from proxy_turn import FRESH_CHARS, SYSTEM, TOOLS, rounds, text_of_size
 
 from .upstream import MODEL
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-from leyline_lab.fidelity.recall_prompts import draw_prompt
-from leyline_lab.fidelity.recall_task import Note
 from starlette.applications import Starlette
 from support.agent_history import agent_history
 from support.engine_http import check_clean
@@ -22,6 +20,8 @@ from support.engine_memory import holds_text, learn_words
 from support.stack import serving
 
 from leyline_engine.contract import sign_bytes
+from leyline_lab.fidelity.recall_prompts import draw_prompt
+from leyline_lab.fidelity.recall_task import Note
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine

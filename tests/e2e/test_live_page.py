@@ -19,15 +19,15 @@ from typing import Any
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from leyline_lab.demo import DEFAULT_POLICY
-from leyline_lab.demo.run import shipped_trace
-from leyline_lab.replay.driver import ChatDriver
-from leyline_lab.replay.traces import TraceRequest
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 from support.provider import AUDIENCE, provider
 from support.redis_server import RedisServer, free_port
 from support.stack import serving
 
+from leyline_lab.demo import DEFAULT_POLICY
+from leyline_lab.demo.run import shipped_trace
+from leyline_lab.replay.driver import ChatDriver
+from leyline_lab.replay.traces import TraceRequest
 from leyline_proxy.upstream.embedded import create_embedded_engine
 
 TURNS = 8

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from leyline_lab.fidelity.recall_task import SYSTEM_PROMPT, TOOLS
 from support.redis_server import free_port
 from support.stack import embedded_stack
 from typer.testing import CliRunner
 
+from leyline_lab.fidelity.recall_task import SYSTEM_PROMPT, TOOLS
 from leyline_proxy.cli import build_app
 from leyline_proxy.doctor import Status
 from leyline_proxy.doctor.reasoning import examine_reasoning

@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+
 from leyline_lab.replay.engine_process import EngineProcessError
 from leyline_lab.replay.sglang_process import sglang_python, sglang_server
 from leyline_lab.replay.stack import StackOptions, running_stack
 from leyline_lab.replay.unchanged import lcs_length
-
 from leyline_replay.models.trained import THINKING_MODEL_NAME, trained_model_dir
 
 STRIPPING = ("GLM-4.6", "Qwen-Qwen3-0.6B", "deepseek-ai-DeepSeek-V3.2", "openai-gpt-oss-120b")

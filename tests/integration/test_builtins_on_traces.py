@@ -10,13 +10,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from leyline_lab.replay.traces import RecordedSession, TraceRequest, read_trace
 from support.bench_scripts import bench
 from support.builtin_specs import CASES, RECALLABLE, SPECS, recallable
 from support.examples import is_nightly
 from support.parts import check_parts
 
 from leyline_engine.contract import ChatDialect
+from leyline_lab.replay.traces import RecordedSession, TraceRequest, read_trace
 from leyline_policies import Memo, Message, load_pipeline
 from leyline_policies.builtin import BUILTINS
 from leyline_proxy.edits.prepare import PolicySession, prepare

@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from leyline_lab.fidelity.recall_words import GENERAL, KEYS, VALUES
 from support.stack import embedded_stack
 from typer.testing import CliRunner
 
+from leyline_lab.fidelity.recall_words import GENERAL, KEYS, VALUES
 from leyline_proxy.cli.main import build_app
 from leyline_proxy.upstream.embedded import EngineUnavailable
 

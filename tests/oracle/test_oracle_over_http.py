@@ -20,7 +20,6 @@ import httpx
 import openai
 import pytest
 import torch
-from leyline_lab.replay.stack import PromptTap
 from oracle_check import BOUND, CONTROL_FACTOR
 from oracle_models import OracleModel
 from oracle_reference import SINK, Fresh, Keep, LongWay, Piece, Remembered, long_way_round
@@ -29,6 +28,7 @@ from support.random_models import build_random
 from support.stack import serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from leyline_lab.replay.stack import PromptTap
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine

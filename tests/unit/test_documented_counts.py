@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from leyline_lab.demo.run import shipped_trace
-from leyline_lab.fidelity.rotary_models import MODELS
 from support.boards import BOARDS, REPOSITORY
 from support.helm_values import SETS
 
+from leyline_lab.demo.run import shipped_trace
+from leyline_lab.fidelity.rotary_models import MODELS
 from leyline_policies.builtin import BUILTINS
 from leyline_policies.grammar import MAX_STEPS
 

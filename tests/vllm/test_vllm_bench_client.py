@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
-from leyline_lab.three_arm.client import TOP, ServerAnswerError
-from leyline_lab.three_arm.completions import CompletionsClient
 from vllm_server import API_KEY, VllmServer
 
 from leyline_engine.contract import EditPayload
+from leyline_lab.three_arm.client import TOP, ServerAnswerError
+from leyline_lab.three_arm.completions import CompletionsClient
 
 T = TypeVar("T")
 PROMPT = list(range(100, 180))

@@ -14,6 +14,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from vllm_engine import shut_down
+
+from leyline_engine.vllm.blocks import BlockCache
+from leyline_engine.vllm.claim_desk import SchedulerClaims
+from leyline_engine.vllm.claim_shelf import BlockShelf
+from leyline_engine.vllm.withholding import Withholder
 from leyline_lab.claims.cases import CASES, SPLICING_CASES
 from leyline_lab.claims.litmus import (
     Case,
@@ -24,12 +30,6 @@ from leyline_lab.claims.litmus import (
 from leyline_lab.claims.sweep import SweepPolicy, run_sweep
 from leyline_lab.claims.verdict import Outcome
 from leyline_lab.claims.vllm_runtime import engine_core, open_vllm
-from vllm_engine import shut_down
-
-from leyline_engine.vllm.blocks import BlockCache
-from leyline_engine.vllm.claim_desk import SchedulerClaims
-from leyline_engine.vllm.claim_shelf import BlockShelf
-from leyline_engine.vllm.withholding import Withholder
 
 ALL = {case.name: case for case in CASES + SPLICING_CASES}
 BLOCK = 32

@@ -127,7 +127,7 @@ class Watch:
 
     def _retained(self, turn: Turn, keys: array[int]) -> None:
         """Record tokens that became matchable, and the names of the path to their end."""
-        assert turn.payload is not None  # noqa: S101 - the suite's requests all have one
+        assert turn.payload is not None
         slots = self._shelf.cached(keys)
         record_retained(self._keeper, self._request, turn.payload.turn, slots, self._free)
 

@@ -92,14 +92,14 @@ def try_policies(
     Exits with 1 if a policy fails on a turn or breaks a rule, and with 2 if there is
     nothing to try.
     """
+    from rich.console import Console
+
     from leyline_lab.policy_trial.plot import draw_trial
     from leyline_lab.policy_trial.reading import read_files
     from leyline_lab.policy_trial.table import print_trial
     from leyline_lab.policy_trial.trial import TrialOptions
     from leyline_lab.replay.errors import MissingExtraError
     from leyline_lab.replay.traces import TraceError
-    from rich.console import Console
-
     from leyline_policies import PolicyError, load_pipeline
     from leyline_policies.triggers import duration_s
 
@@ -157,9 +157,9 @@ def _tried(
     trace: Trace, policies: tuple[Policy, ...], options: TrialOptions, errors: Console
 ) -> TrialReport:
     """Try every session, with a progress bar."""
-    from leyline_lab.policy_trial.trial import TrialReport, try_session
     from rich.progress import Progress
 
+    from leyline_lab.policy_trial.trial import TrialReport, try_session
     from leyline_proxy.edits.time_limit import TimeLimit
 
     limit = partial(TimeLimit(_TIMEOUT_S), "trial")

@@ -105,7 +105,7 @@ def served(flags: Sequence[str]) -> Iterator[str]:
     """
     command = [sys.executable, "-P", "-c", "from leyline_proxy.cli import main; main()", "serve"]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(  # noqa: S603 - our own command, no shell
+        process = subprocess.Popen(
             [*command, "--port", "0", "--log-level", "warning", *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -141,7 +141,7 @@ def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
 def _base_url(process: subprocess.Popen[str], log: IO[str]) -> str:
     """Wait for the line with the address; a thread continues to empty the pipe after it."""
     found: SimpleQueue[str | None] = SimpleQueue()
-    assert process.stdout is not None  # noqa: S101 - it was opened as a pipe
+    assert process.stdout is not None
     pipe = process.stdout
 
     def listen() -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from leyline_lab.fidelity.experiment import Experiment, Scale
 from leyline_lab.fidelity.steps import EvaluationSessions
+
 from ..packages import replay_engine
 
 

@@ -29,7 +29,7 @@ def started(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         try:
-            process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
+            process = subprocess.Popen(
                 arguments,
                 cwd=cwd,
                 env=dict(environment),

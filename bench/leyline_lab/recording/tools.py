@@ -77,7 +77,7 @@ class Workshop:
         wrapper.chmod(0o755)
 
     def _bash(self, command: str) -> str:
-        done = subprocess.run(  # noqa: S603 - the script's own commands
+        done = subprocess.run(
             ["/bin/bash", "--noprofile", "--norc", "-c", command],
             cwd=self.root,
             env=self._environment(),

@@ -110,7 +110,7 @@ def engine_server(
     command = [kind.python(), "-P", "-m", module, *flags, *address]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603 - the user's own interpreter and flags
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -1,4 +1,4 @@
-"""The replay engine as what ``leyline bench reuse`` measures, imported only when it is asked for."""
+"""The replay engine as what ``leyline bench reuse`` measures, imported only where it is needed."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def server_with_control(
     with tempfile.TemporaryDirectory(prefix="leyline-control-") as control:
         python = sglang_python()
         try:
-            subprocess.run([python, "-P", "-m", _CONTROL, control], check=True, capture_output=True)  # noqa: S603
+            subprocess.run([python, "-P", "-m", _CONTROL, control], check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise EngineProcessError(
                 f"{python} can't run Leyline's part of SGLang: install leyline-kv there"

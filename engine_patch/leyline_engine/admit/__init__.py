@@ -1,1 +1,1 @@
-"""Admission: from the envelope of a request to the plan of its turn, and its receipt. Mostly pure."""
+"""Admission: from a request's envelope to the plan of its turn, and its receipt. Mostly pure."""

@@ -62,7 +62,7 @@ def retain_turn(
         spans: labels of the prompt's parts.
         reuse: the turn's request for reuse, which names the groups that may take its content.
         cache_salt: salt of the radix namespace that has its KV.
-        extra_key: the rest of that namespace; see :class:`~leyline_engine.records.sources.SourceTurn`.
+        extra_key: the rest of that namespace; see :class:`.SourceTurn`.
     """
     tokens = prompt + output
     written = SpanLabel(output_span(turn), len(prompt), len(tokens))

@@ -1,1 +1,1 @@
-"""Parts of a turn that engines with a scheduler of their own share: its account, contained errors."""
+"""Parts of a turn that engines with a scheduler share: its account, and contained errors."""

@@ -57,7 +57,7 @@ class OtherRankError(RuntimeError):
 
 
 def planner(cache: LeylineRadixCache, *, min_copy: int, stage_cost: int) -> Callable[..., Plan]:
-    """Return :func:`~leyline_engine.admit.plan.plan_turn` for a tree's pages and a server's costs."""
+    """Return :func:`.plan_turn` for a tree's pages and a server's costs."""
 
     def lay(*args: Any, **options: Any) -> Plan:
         return plan_turn(

@@ -290,7 +290,7 @@ class CacheManager:
         """Return the tops of KV cached under lineages, whatever its publisher.
 
         Args:
-            tainted: by :func:`~leyline_engine.records.lineage.lineage_bits`, the first position concerned.
+            tainted: by :func:`.lineage_bits`, the first position concerned.
         """
         tops: list[Node] = []
         stack = [(child, 0) for child in self.tree.root.children.values()] if tainted else []

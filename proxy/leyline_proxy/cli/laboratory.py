@@ -64,9 +64,7 @@ def _register_hint(app: typer.Typer, name: str, text: str) -> None:
 
 
 def _register_fault(app: typer.Typer, name: str, point: EntryPoint, error: Exception) -> None:
-    _register(
-        app, name, "Broken.", f"{point.value} doesn't load: {type(error).__name__}: {error}"
-    )
+    _register(app, name, "Broken.", f"{point.value} doesn't load: {type(error).__name__}: {error}")
 
 
 def _register(app: typer.Typer, name: str, text: str, problem: str) -> None:

@@ -6,6 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
+from support.sglang_stack import API_KEY, HINTS_SECRET, SglangServer
+
+from leyline_engine.contract import CAPABILITY_PATH, FidelityProfile
 from leyline_lab.evaluation.composed import (
     POLICIES,
     Composed,
@@ -14,9 +17,6 @@ from leyline_lab.evaluation.composed import (
 )
 from leyline_lab.fidelity.errors import SubjectError
 from leyline_lab.replay.stack import ServedEngine, StackOptions
-from support.sglang_stack import API_KEY, HINTS_SECRET, SglangServer
-
-from leyline_engine.contract import CAPABILITY_PATH, FidelityProfile
 
 MODEL = "leyline-recall"
 

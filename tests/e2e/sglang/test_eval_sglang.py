@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sglang_stack import API_KEY, HINTS_SECRET, PYTHON, SglangServer
+from support.waiting import wait
+from typer.testing import CliRunner
+
 from leyline_lab.evaluation.sessions import evaluation_sessions
 from leyline_lab.fidelity import tables
 from leyline_lab.fidelity.experiment import Experiment, Scale
@@ -19,10 +23,6 @@ from leyline_lab.fidelity.replay_subject import ReplaySubject
 from leyline_lab.fidelity.single_prompt import SinglePrompt
 from leyline_lab.fidelity.tables import RECALL_MODELS
 from leyline_lab.replay.sglang_process import PYTHON_VARIABLE
-from support.sglang_stack import API_KEY, HINTS_SECRET, PYTHON, SglangServer
-from support.waiting import wait
-from typer.testing import CliRunner
-
 from leyline_proxy.cli.main import build_app
 from leyline_replay.models.loader import load_model
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
+from support.sglang_stack import API_KEY, HINTS_SECRET, SglangServer
+
+from leyline_engine.contract import CAPABILITY_PATH
 from leyline_lab.evaluation.composed import ComposedModel
 from leyline_lab.evaluation.recalled import RecallArm, RecallOfCut
 from leyline_lab.evaluation.replies import Reply
 from leyline_lab.replay.stack import ServedEngine, StackOptions
-from support.sglang_stack import API_KEY, HINTS_SECRET, SglangServer
-
-from leyline_engine.contract import CAPABILITY_PATH
 
 MODEL = "leyline-recall"
 

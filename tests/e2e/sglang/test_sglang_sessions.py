@@ -13,14 +13,14 @@ from typing import Any, cast
 import httpx
 import openai
 import pytest
+from support.sglang_stack import API_KEY, MODEL, SglangServer, StartProxy
+
 from leyline_lab.demo.recall import (
     QUESTIONS,
     READS,
     SYSTEM_PROMPT,
     TOOLS,
 )
-from support.sglang_stack import API_KEY, MODEL, SglangServer, StartProxy
-
 from leyline_proxy.render import RenderError
 from leyline_proxy.upstream.aiohttp_transport import AiohttpTransport
 from leyline_proxy.upstream.client import UpstreamClient

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from leyline_lab.replay.engine_process import EngineProcessError
-from leyline_lab.replay.sglang_process import sglang_python
 from typer.testing import CliRunner
 
+from leyline_lab.replay.engine_process import EngineProcessError
+from leyline_lab.replay.sglang_process import sglang_python
 from leyline_proxy.cli import build_app
 
 

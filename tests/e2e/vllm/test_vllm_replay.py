@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from leyline_lab.replay.engine_process import EngineProcessError
-from leyline_lab.replay.vllm_process import VLLM
 from typer.testing import CliRunner
 
+from leyline_lab.replay.engine_process import EngineProcessError
+from leyline_lab.replay.vllm_process import VLLM
 from leyline_proxy.cli import build_app
 
 BLOCK = 32

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from leyline_lab.sglang_cpu.host_tier import register_host_tier
 from scheduler_kit import Scheduler
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
@@ -24,6 +23,7 @@ from sglang.srt.server_args import ServerArgs
 from leyline_engine.records.lineage import MAX_TOKEN
 from leyline_engine.sglang.host_tree import CORE, HostedRadixCache
 from leyline_engine.sglang.rows.host import open_host_rows
+from leyline_lab.sglang_cpu.host_tier import register_host_tier
 
 _CHECK_EVERY = 8
 """Steps between two looks at every copy, which take as long as a few."""

@@ -8,9 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from leyline_lab.replay.unchanged import lcs_length
-
 from leyline_engine.contract import CopySegment, TokenCounts, token_digest
+from leyline_lab.replay.unchanged import lcs_length
 from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.messages import Message
 from leyline_proxy.model.rendered import Rendered

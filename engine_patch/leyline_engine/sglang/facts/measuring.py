@@ -1,4 +1,4 @@
-"""The gate for models on SGLang: its context, as :mod:`leyline_engine.rotary.measured_keys` takes it."""
+"""The gate for models on SGLang: its context, for :mod:`leyline_engine.rotary.measured_keys`."""
 
 from __future__ import annotations
 

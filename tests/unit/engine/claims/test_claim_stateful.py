@@ -16,10 +16,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from leyline_lab.claims.micro import MicroRuntime, Request, Start
-from leyline_lab.claims.mutants import mutants
-from leyline_lab.claims.reader import read
-from leyline_lab.claims.verdict import Outcome
 from support.examples import examples
 
 from leyline_engine.claims.answers import UnknownClaimError
@@ -27,6 +23,10 @@ from leyline_engine.claims.events import AnyEvent, Run, from_jsonl, to_jsonl
 from leyline_engine.claims.limits import ClaimRefusedError, Limits
 from leyline_engine.claims.states import FINAL, State, TransitionError
 from leyline_engine.contract import Claim, ClaimKind, Predicate
+from leyline_lab.claims.micro import MicroRuntime, Request, Start
+from leyline_lab.claims.mutants import mutants
+from leyline_lab.claims.reader import read
+from leyline_lab.claims.verdict import Outcome
 
 PAGE, USABLE = 4, 24
 SOURCES = st.sampled_from(["x", "y", "z"])

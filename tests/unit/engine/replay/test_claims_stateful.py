@@ -17,8 +17,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from leyline_lab.claims.reader import read
-from leyline_lab.claims.replay_watch import WatchedClaims
 from support.examples import examples
 from support.pool_levels import check_levels
 
@@ -41,6 +39,8 @@ from leyline_engine.contract import (
     SubmitClaim,
     token_digest,
 )
+from leyline_lab.claims.reader import read
+from leyline_lab.claims.replay_watch import WatchedClaims
 from leyline_replay.engine import RefusedByClaimError, ReplayEngine
 
 POOL = 260
