@@ -12,23 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
-from importlib.resources import files
 from pathlib import Path
 from random import SystemRandom
 
 import httpx
 
-SHIPPED_NAME = "leyline-recall"
-THINKING_NAME = "leyline-recall-thinking"
+from ..packages import replay_engine
 
-_TRAINED = {
-    name: Path(str(files("leyline_engine"))) / "replay" / "models" / "trained" / folder
-    for name, folder in (
-        (SHIPPED_NAME, "plain"),
-        ("leyline-recall-notes", "notes"),
-        (THINKING_NAME, "thinking"),
-    )
-}
+SHIPPED_NAME = "leyline-recall"
 _START_S = 600.0
 _STOP_S = 30.0
 _LOG_LINES = 25
@@ -77,13 +68,25 @@ class EngineKind:
 
 
 def shipped_model() -> Path:
-    """Return the folder of the trained model that ships with the package."""
-    return _TRAINED[SHIPPED_NAME]
+    """Return the folder of the trained model that comes with the replay engine.
+
+    Raises:
+        EngineUnavailable: the replay engine's distribution is missing.
+    """
+    folder = shipped_folder(SHIPPED_NAME)
+    assert folder is not None
+    return folder
 
 
 def shipped_folder(name: str) -> Path | None:
-    """Return the folder of a trained model that ships with the package; None for other names."""
-    return _TRAINED.get(name)
+    """Return the folder of a trained model that comes with the replay engine; None for other names.
+
+    Raises:
+        EngineUnavailable: the replay engine's distribution is missing.
+    """
+    with replay_engine():
+        from leyline_replay.models.trained import trained_model_dir
+    return trained_model_dir(name)
 
 
 @contextmanager
