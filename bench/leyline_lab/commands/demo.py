@@ -62,7 +62,7 @@ def demo(
 
     from ..demo.recall import answers_table
     from ..demo.run import missing_engine, run_against, run_arms, shipped_trace
-    from ..replay.errors import ReplayError
+    from ..errors import LabError
     from ..replay.plot import draw, print_bars
     from ..replay.table import ArmProgress, arms_table, comparison, print_notes
 
@@ -85,7 +85,7 @@ def demo(
                 plot,
                 f"One agent session of {trace.requests} turns, history edited by: {policy}",
             )
-    except ReplayError as error:
+    except LabError as error:
         notices.print(f"leyline demo: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(1) from error
     console = Console()

@@ -130,13 +130,10 @@ def _target(engine: str, model: str | None, api_key: str | None, out: Path) -> T
 @contextmanager
 def _explained(console: Console, out: Path) -> Iterator[None]:
     """End the command with a line and a status after an error or Ctrl-C."""
-    from leyline_lab.fidelity.errors import SubjectError
-    from leyline_lab.fidelity.journal import JournalError
+    from leyline_lab.errors import JournalError, SubjectError
     from leyline_proxy.upstream.embedded import EngineUnavailable
 
-    from ..evaluation.running import UnknownTableError
-    from ..replay.engine_process import EngineProcessError
-    from ..replay.errors import MissingExtraError
+    from ..errors import EngineProcessError, MissingExtraError, UnknownTableError
 
     try:
         yield
@@ -183,7 +180,7 @@ def _check(engine: str, json_out: Path, html: Path | None) -> None:
         if path is not None and path.is_dir():
             raise _BadOptionError(f"{path} is a folder: give the name of a file")
     if html is not None:
-        from ..replay.figure import new_figure
+        from ..pictures import new_figure
 
         if html.resolve() == json_out.resolve():
             raise _BadOptionError("--json and --html name the same file")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..policy_trial.rules import RuleCheck
     from ..policy_trial.trial import TrialOptions, TrialReport
-    from ..replay.traces import Trace
+    from ..traces.recordings import Trace
 
 _TIMEOUT_S = 1.0
 """Seconds for one policy on one turn, as in the proxy."""
@@ -94,12 +94,11 @@ def try_policies(
     """
     from rich.console import Console
 
+    from leyline_lab.errors import MissingExtraError, TraceError
     from leyline_lab.policy_trial.plot import draw_trial
-    from leyline_lab.policy_trial.reading import read_files
     from leyline_lab.policy_trial.table import print_trial
     from leyline_lab.policy_trial.trial import TrialOptions
-    from leyline_lab.replay.errors import MissingExtraError
-    from leyline_lab.replay.traces import TraceError
+    from leyline_lab.traces.conversations import read_files
     from leyline_policies import PolicyError, load_pipeline
     from leyline_policies.triggers import duration_s
 

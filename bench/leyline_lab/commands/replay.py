@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..replay.engine_process import EngineProcess
-    from ..replay.stack import StackOptions
+    from ..engines.process import EngineProcess
+    from ..engines.stack import StackOptions
 
 _POOL_TOKENS = 131_072
 """Pool size of a server started here; as large as the replay engine's."""
@@ -109,15 +109,13 @@ def replay(
 
     from leyline_proxy.telemetry.logging import configure_logging
 
-    from ..policy_trial.reading import read_files
+    from ..engines.stack import StackOptions
+    from ..errors import EngineProcessError, LabError, TraceError
     from ..replay.arms import parse_arms
     from ..replay.arms import replay as run_replay
-    from ..replay.engine_process import EngineProcessError
-    from ..replay.errors import ReplayError
     from ..replay.plot import draw
-    from ..replay.stack import StackOptions
     from ..replay.table import ArmProgress, print_report
-    from ..replay.traces import TraceError
+    from ..traces.conversations import read_files
 
     configure_logging("warning", "json")
     console = Console(stderr=True)
@@ -140,7 +138,7 @@ def replay(
             report = run_replay(trace, chosen, placed, progress)
         if plot is not None:
             draw(report.runs, plot, title)
-    except (ReplayError, EngineProcessError, TraceError, ValueError) as error:
+    except (LabError, EngineProcessError, TraceError, ValueError) as error:
         console.print(f"leyline replay: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from error
     print_report(Console(), report, title)
@@ -165,8 +163,8 @@ def _placed(
 
 def _server(options: StackOptions, engine: ReplayedEngine) -> AbstractContextManager[EngineProcess]:
     """Return a server of the engine, started when it is entered."""
-    from ..replay.sglang_process import sglang_server
-    from ..replay.vllm_process import vllm_server
+    from ..engines.sglang import sglang_server
+    from ..engines.vllm import vllm_server
 
     log = Path(f"out/replay_{engine.value}.log")
     pool, page = options.pool_tokens or _POOL_TOKENS, options.page_tokens

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from ..replay.traces import Trace
     from ..roi.playing import Player
     from ..roi.results import FileRoi, RoiSettings
+    from ..traces.recordings import Trace
 
 _TIMEOUT_S = 1.0
 """Seconds for one policy on one turn, as in the proxy."""
@@ -111,12 +111,11 @@ def roi(
 
     from leyline_policies import PolicyError
 
-    from ..policy_trial.reading import read_conversations
-    from ..replay.errors import MissingExtraError
-    from ..replay.traces import TraceError
+    from ..errors import MissingExtraError, TraceError
     from ..roi.plot import draw_roi
     from ..roi.results import RoiReport, RoiSettings
     from ..roi.table import print_notes, print_roi
+    from ..traces.conversations import read_conversations
 
     errors = Console(stderr=True)
     rules = parse_rules(undeclared or ())
@@ -153,7 +152,7 @@ def _player(settings: RoiSettings) -> Player:
     from leyline_proxy.model.undeclared import UndeclaredRules
 
     from ..roi.playing import Player
-    from ..roi.prompts import load_renderer
+    from ..traces.renderer import load_renderer
 
     return Player(
         load_renderer(settings.tokenizer),

@@ -117,13 +117,10 @@ def command(
 
     from leyline_proxy.upstream.embedded import EngineUnavailable
 
-    from ..replay.engine_process import EngineProcessError
-    from ..replay.errors import ReplayError
-    from ..replay.traces import TraceError
-    from ..three_arm.client import ServerAnswerError
+    from ..errors import EngineProcessError, LabError, ServerAnswerError, TraceError
+    from ..traces.texts import demo_material, recorded_material
     from .picture import draw
     from .table import print_patterns
-    from .texts import demo_material, recorded_material
     from .workload import Workload
 
     console = Console(stderr=True)
@@ -138,7 +135,7 @@ def command(
             draw(document, plot)
     except (
         EngineUnavailable,
-        ReplayError,
+        LabError,
         ServerAnswerError,
         EngineProcessError,
         TraceError,
@@ -194,7 +191,7 @@ def _replay(
 def _sglang(
     server: Server, workload: Workload, patterns: Sequence[str], tokens: int, console: Console
 ) -> dict[str, Any]:
-    from ..three_arm.server import server_with_control
+    from ..engines.sglang import server_with_control
     from .sglang import stored_tokens
 
     written = {pattern: workload.write(pattern) for pattern in patterns}
@@ -217,7 +214,7 @@ async def _measure(
 ) -> dict[str, Any]:
     from rich.progress import Progress
 
-    from ..three_arm.client import ServerAnswerError
+    from ..errors import ServerAnswerError
     from ..three_arm.generate import GenerateClient
     from .figures import pattern_json
     from .sglang import SglangReuseBench

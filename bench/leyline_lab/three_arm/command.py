@@ -115,9 +115,7 @@ def command(
     """
     from rich.console import Console
 
-    from ..replay.engine_process import EngineProcessError
-    from ..replay.errors import ReplayError
-    from .client import ServerAnswerError
+    from ..errors import EngineProcessError, LabError, ServerAnswerError
     from .measured import Measured
     from .picture import draw
     from .running import BenchOptions
@@ -146,7 +144,7 @@ def command(
         document = {str(level.concurrency): level.to_json() for level in levels}
         if plot is not None:
             draw(document, plot)
-    except (EngineProcessError, ServerAnswerError, ReplayError, ValueError) as error:
+    except (EngineProcessError, ServerAnswerError, LabError, ValueError) as error:
         console.print(f"leyline bench: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from error
     print_levels(Console(), document, f"three arms on {engine.value}, scale {scale:g}")
@@ -192,7 +190,7 @@ def _compare(
 
     from leyline_proxy.upstream.embedded import EngineUnavailable
 
-    from ..replay.engine_process import shipped_model
+    from ..engines.process import shipped_model
     from .reference import Reference
     from .running import compare_with_reference
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ..replay.stack import StackOptions
+    from ..engines.stack import StackOptions
     from .figures import TurnArm
     from .run import Workload
 
@@ -125,8 +125,7 @@ def command(
 
     from leyline_proxy.telemetry.logging import configure_logging
 
-    from ..replay.engine_process import EngineProcessError
-    from ..replay.errors import ReplayError
+    from ..errors import EngineProcessError, LabError
     from .picture import draw
     from .run import Workload
     from .table import print_arms
@@ -142,7 +141,7 @@ def command(
         document = _measure(place, workload, console)
         if plot is not None:
             draw(document, plot)
-    except (ReplayError, EngineProcessError, ValueError) as error:
+    except (LabError, EngineProcessError, ValueError) as error:
         console.print(f"leyline bench: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from error
     print_arms(Console(), document)
@@ -214,9 +213,9 @@ def _group(
 @contextmanager
 def _stack(place: Place, workload: Workload, *, strip: bool) -> Iterator[StackOptions]:
     """Yield the options of stacks, while their server runs."""
-    from ..replay.engine_process import shipped_folder
-    from ..replay.sglang_process import sglang_server
-    from ..replay.stack import StackOptions
+    from ..engines.process import shipped_folder
+    from ..engines.sglang import sglang_server
+    from ..engines.stack import StackOptions
 
     if place.engine is TurnEngine.REPLAY:
         yield StackOptions(model=place.model)
