@@ -13,7 +13,12 @@
     ├── SubjectError       a model can't be loaded or measured; names it and the reason
     │   └── NothingCopiedError  an engine copies nothing after an edit
     ├── JournalError       a journal can't be continued or written; names the file and the fix
-    └── UnknownTableError  there is no such table; lists those that exist
+    ├── UnknownTableError  there is no such table; lists those that exist
+    ├── PlanError          options that can't be used, or an output folder of another plan
+    ├── MissingError       a checkout, a program or a setting isn't there
+    ├── EndpointError      the engine or the proxy in front of it doesn't answer as it must
+    ├── BenchmarkError     a benchmark's own command failed or used no model
+    └── ResultError        result files aren't in the format of the benchmark's pinned version
     RequestRefusedError    the stack refused one request; its session ends, the replay continues
 """
 
@@ -69,6 +74,26 @@ class JournalError(LabError):
 
 class UnknownTableError(LabError):
     """A table that doesn't exist; the message lists those that do."""
+
+
+class PlanError(LabError):
+    """Options that contradict each other or the output folder."""
+
+
+class MissingError(LabError):
+    """Something that must be installed or given first."""
+
+
+class EndpointError(LabError):
+    """An engine or a proxy that doesn't answer as it must."""
+
+
+class BenchmarkError(LabError):
+    """A benchmark's command that failed."""
+
+
+class ResultError(LabError):
+    """Result files that can't be read."""
 
 
 class RequestRefusedError(Exception):
