@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +74,7 @@ def print_notes(console: Console, notes: Iterable[str]) -> None:
         console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
 
 
-def write_json(out: Path | None, document: Mapping[str, Any]) -> None:
+def write_json(out: Path | None, document: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write a document into a file, if one is named."""
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
