@@ -17,16 +17,13 @@ from random import SystemRandom
 
 import httpx
 
+from ..errors import EngineProcessError
 from ..packages import replay_engine
 
 SHIPPED_NAME = "leyline-recall"
 _START_S = 600.0
 _STOP_S = 30.0
 _LOG_LINES = 25
-
-
-class EngineProcessError(RuntimeError):
-    """A server that can't be started, or died; the message gives the fix or the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +65,24 @@ class EngineKind:
 
 
 def shipped_model() -> Path:
-    """Return the folder of the trained model that comes with the replay engine.
+    """Return the folder of the trained model that ships with the replay engine.
 
     Raises:
-        EngineUnavailable: the replay engine's distribution is missing.
+        EngineUnavailable: the replay engine isn't installed.
     """
-    folder = shipped_folder(SHIPPED_NAME)
+    with replay_engine():
+        from leyline_replay.models.trained import trained_model_dir
+    folder = trained_model_dir(SHIPPED_NAME)
     assert folder is not None
     return folder
 
 
 def shipped_folder(name: str) -> Path | None:
-    """Return the folder of a trained model that comes with the replay engine; None for other names.
-
-    Raises:
-        EngineUnavailable: the replay engine's distribution is missing.
-    """
-    with replay_engine():
+    """Return the folder of a trained model that ships with the replay engine; None for others."""
+    try:
         from leyline_replay.models.trained import trained_model_dir
+    except ModuleNotFoundError:
+        return None
     return trained_model_dir(name)
 
 
