@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import typer
 
+from ..installing import PACKAGE, package_problems, pip_install
 from . import audit, doctor, keys, policies, serve
 from .laboratory import COMMANDS, register_commands
 
@@ -26,7 +27,7 @@ leyline doctor http://gpu1:30000
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(version("leyline-kv"))
+        typer.echo(version(PACKAGE))
         raise typer.Exit
 
 
@@ -65,5 +66,12 @@ def build_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command."""
-    build_app()()
+    """Run the command; end with 2 and the fix where a package of the proxy is missing."""
+    try:
+        build_app()()
+    except ModuleNotFoundError as error:
+        if not any(package_problems(PACKAGE, ["proxy"])):
+            raise
+        fix = f"Install it with: {pip_install('proxy')}"
+        typer.echo(f"leyline: the package {error.name!r} is missing. {fix}", err=True)
+        raise SystemExit(2) from error
