@@ -5,7 +5,7 @@
     ReplayError            the replay cannot continue; the message gives the fix
     ├── StackError         the stack does not start, or answers with a server error
     ├── AccountError       receipt, usage and prompt do not add up: a defect of the stack
-    └── MissingExtraError  a library of the extra ``bench`` is not installed
+    └── MissingExtraError  a library that only measuring needs is not installed
     RequestRefusedError    the stack refused one request; its session ends, the replay continues
 """
 
