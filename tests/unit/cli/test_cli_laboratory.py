@@ -106,6 +106,7 @@ def test_a_broken_command_stops_no_other(
 def test_help_loads_no_library_that_it_does_not_need(words: list[str]) -> None:
     """Neither tensors nor web servers, nor what measures and draws."""
     heavy = ("torch", "transformers", "numpy", "matplotlib", "openai", "httpx", "fastapi")
+    heavy += ("pydantic_settings",)
     program = (
         "import sys\n"
         "from leyline_proxy.cli import main\n"
