@@ -53,6 +53,16 @@ def pip_install(*extras: str) -> str:
     return shlex.join(["pip", "install", *index, *wanted])
 
 
+def command_for(module: str) -> str | None:
+    """Return the command that installs what a missing module belongs to; None if unknown."""
+    root = module.partition(".")[0]
+    if root in ("leyline_replay", "torch", "transformers"):
+        return pip_install("engine")
+    if root == "leyline_lab":
+        return pip_install("lab")
+    return pip_install("proxy") if any(package_problems(PACKAGE, ["proxy"])) else None
+
+
 def package_problems(name: str, extras: Sequence[str]) -> Iterator[str]:
     """Yield a distribution's requirements that the installed packages don't meet.
 

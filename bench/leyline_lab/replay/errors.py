@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+from leyline_proxy.installing import command_for
+
 
 class ReplayError(Exception):
     """An error that ends the replay."""
@@ -28,7 +30,8 @@ class MissingExtraError(ReplayError):
     """A missing library that only measuring needs."""
 
     def __init__(self, library: str) -> None:
-        super().__init__(f"{library} is not installed; install it with: pip install {library}")
+        command = command_for(library) or f"pip install {library}"
+        super().__init__(f"{library} is not installed; install it with: {command}")
 
 
 class RequestRefusedError(Exception):

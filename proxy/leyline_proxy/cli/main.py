@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import typer
 
-from ..installing import PACKAGE, package_problems, pip_install
+from ..installing import PACKAGE, command_for
 from . import audit, doctor, keys, policies, serve
 from .laboratory import COMMANDS, register_commands
 
@@ -66,12 +66,13 @@ def build_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command; end with 2 and the fix where a package of the proxy is missing."""
+    """Run the command; end with 2 and the fix where a package that it can name is missing."""
     try:
         build_app()()
     except ModuleNotFoundError as error:
-        if not any(package_problems(PACKAGE, ["proxy"])):
+        command = command_for(error.name or "")
+        if command is None:
             raise
-        fix = f"Install it with: {pip_install('proxy')}"
-        typer.echo(f"leyline: the package {error.name!r} is missing. {fix}", err=True)
+        problem = f"the package {error.name!r} is missing. Install it with: {command}"
+        typer.echo(f"leyline: {problem}", err=True)
         raise SystemExit(2) from error

@@ -130,7 +130,7 @@ def test_a_missing_package_of_the_proxy_is_named() -> None:
         "{patch}"
         "frame()"
     )
-    missing = "sys.modules['leyline_proxy.cli.main'].package_problems = lambda *_: ['it']\n"
+    missing = "import leyline_proxy.installing as i\ni.package_problems = lambda *_: ['it']\n"
     ended = _python(program.format(patch=missing))
     assert ended.returncode == 2
     said = "leyline: the package 'pydantic_settings' is missing. Install it with: "
