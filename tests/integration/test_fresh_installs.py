@@ -98,7 +98,7 @@ def install(into: Environment, *wanted: str) -> None:
         if canonicalize_name(found.metadata["Name"]) not in into.wheels:
             _link(found, site)
     files = [
-        f"{into.wheels[each.name]}{f'[{",".join(each.extras)}]' if each.extras else ''}"
+        str(into.wheels[each.name]) + (f"[{','.join(each.extras)}]" if each.extras else "")
         for each in requirements
     ]
     pip = [sys.executable, "-P", "-m", "pip", "--python", str(into.root / "bin" / "python")]
@@ -179,7 +179,7 @@ def test_the_replay_engine_with_the_proxy(bare: Environment) -> None:
 
 def test_the_replay_engine_alone(bare: Environment) -> None:
     """Without the proxy's extra it is an engine that other programs start."""
-    install(bare, "leyline-replay")
+    install(bare, "leyline-kv", "leyline-replay")
     program = (
         "from importlib.metadata import entry_points\n"
         "(point,) = entry_points(group='leyline.engines')\n"
@@ -191,7 +191,7 @@ def test_the_replay_engine_alone(bare: Environment) -> None:
 
 def test_the_laboratory_without_an_engine(bare: Environment, tmp_path: Path) -> None:
     """What needs no engine works; what does names the distribution that has one."""
-    install(bare, "leyline-lab")
+    install(bare, "leyline-kv", "leyline-lab")
     assert bare.run("leyline", "demo", "--help").returncode == 0
     trial = bare.run("leyline", "policies", "try", "truncate_older_than:n=2", "--help")
     assert trial.returncode == 0, trial.stderr
