@@ -24,6 +24,8 @@
 
 from __future__ import annotations
 
+from leyline_proxy.installing import command_for
+
 
 class LabError(Exception):
     """An error that ends a command."""
@@ -49,7 +51,8 @@ class MissingExtraError(LabError):
     """A missing library that only measuring needs."""
 
     def __init__(self, library: str) -> None:
-        super().__init__(f"{library} is not installed; install it with: pip install {library}")
+        command = command_for(library) or f"pip install {library}"
+        super().__init__(f"{library} is not installed; install it with: {command}")
 
 
 class TraceError(LabError):
