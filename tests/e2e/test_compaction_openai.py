@@ -303,6 +303,7 @@ def test_a_stream_lives_while_a_summary_is_written(files: Path, how: str) -> Non
         assert prompts(model)[-1].messages[2][1].endswith(SUMMARY)
 
 
+@pytest.mark.nightly
 def test_a_summary_that_fails_late_ends_its_stream(files: Path) -> None:
     """A request for a compaction alone gets the API's own events of a failure, another its answer;
     what fails before the stream has begun is an error with a status."""
@@ -345,6 +346,7 @@ class Tiring:
         await self._app(scope, receive, send)
 
 
+@pytest.mark.nightly
 def test_another_engine_answers_after_the_stream_has_begun(files: Path) -> None:
     """The client has seen nothing of an answer yet, so its turn may go elsewhere."""
     with ExitStack() as stack:

@@ -181,6 +181,7 @@ def test_a_compacted_history_gives_its_slots_back(files: Path) -> None:
 OTHER = {"role": "system", "content": "You review programs.\n" + words(3, 20)}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("before", "after", "same"),
     [([SYSTEM], [SYSTEM], True), ([SYSTEM], [OTHER], False), ([], [], False)],
@@ -211,6 +212,7 @@ def test_instructions_within_the_conversation_may_change(
         assert account["tokens"]["prefilled"] <= new, account["tokens"]
 
 
+@pytest.mark.nightly
 def test_a_title_is_another_conversation(client: httpx.Client) -> None:
     """A request that quotes an answer under other instructions doesn't join the session."""
     headers = {CLAUDE_CODE: "titled"}
@@ -225,6 +227,7 @@ def test_a_title_is_another_conversation(client: httpx.Client) -> None:
     assert account["outcome"] != "spliced"
 
 
+@pytest.mark.nightly
 def test_a_summary_by_somebody_else_opens_a_session(client: httpx.Client) -> None:
     """Likeness isn't enough: a summary that the session's model didn't write continues nothing."""
     headers = {CLAUDE_CODE: "other words"}
@@ -234,6 +237,7 @@ def test_a_summary_by_somebody_else_opens_a_session(client: httpx.Client) -> Non
     assert account["session"] != session
 
 
+@pytest.mark.nightly
 def test_a_passage_opens_a_session(client: httpx.Client) -> None:
     """Whoever quotes a sentence of a long answer doesn't continue the session it is from."""
     headers = {CLAUDE_CODE: "a passage"}
@@ -245,6 +249,7 @@ def test_a_passage_opens_a_session(client: httpx.Client) -> None:
     assert account["session"] != session
 
 
+@pytest.mark.nightly
 def test_a_tenant_may_want_it_exact(files: Path) -> None:
     """The session continues all the same, and its summary is prefilled."""
     headers = {CLAUDE_CODE: "exact"}

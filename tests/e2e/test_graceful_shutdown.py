@@ -175,7 +175,9 @@ def test_no_request_is_reset(settings: dict[str, float]) -> None:
     assert ends["200"] > 50
 
 
-@pytest.mark.parametrize("signals", [1, 2], ids=["grace-over", "second-signal"])
+@pytest.mark.parametrize(
+    "signals", [1, pytest.param(2, marks=pytest.mark.nightly)], ids=["grace-over", "second-signal"]
+)
 def test_a_stream_that_doesnt_end_is_cut_off(signals: int) -> None:
     """After the grace time, or at once on a second signal, running requests are given up; at the
     first, their clients learn why. A signal from a keyboard waits for no load balancer."""

@@ -218,6 +218,7 @@ def test_a_replay_is_watched_turn_by_turn(browser: Browser, proxy: Proxy) -> Non
         expect(page.get_by_role("img", name=re.compile("^Hit ratio over the last"))).to_be_visible()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["live", "observe"])
 def test_content_from_elsewhere_is_told(browser: Browser, engine: str, mode: str) -> None:
     """Tokens from another session are a source of their own, in words and in every sum; where the
@@ -576,6 +577,7 @@ def test_narrow_windows_scroll_inside_alone(browser: Browser, proxy: Proxy) -> N
         assert number.evaluate(left) == pytest.approx(table.evaluate(left), abs=1)
 
 
+@pytest.mark.nightly
 def test_a_restart_under_the_page_is_survived(browser: Browser, proxy: Proxy) -> None:
     """An open page doesn't hold the shutdown, says that it reconnects, and continues by itself."""
     with opened(browser, proxy.origin) as watched:
@@ -591,6 +593,7 @@ def test_a_restart_under_the_page_is_survived(browser: Browser, proxy: Proxy) ->
         expect(page.get_by_role("option", name=re.compile("^Session after"))).to_be_visible()
 
 
+@pytest.mark.nightly
 def test_the_top_says_that_no_engine_is_up(browser: Browser) -> None:
     """The proxy itself is live, and the page doesn't say so while requests would fail."""
     closed = f"http://127.0.0.1:{free_port()}"
@@ -607,6 +610,7 @@ def test_the_top_says_that_no_engine_is_up(browser: Browser) -> None:
         proxy.stop()
 
 
+@pytest.mark.nightly
 def test_an_empty_page_says_what_is_wrong(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -678,6 +682,7 @@ def test_keys_are_asked_for_and_tenants_are_apart(
         proxy.stop()
 
 
+@pytest.mark.nightly
 def test_a_token_of_no_tenant_can_be_replaced(
     browser: Browser, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,6 +181,7 @@ def test_a_summary_shares_the_sessions_cache_both_ways(files: Path) -> None:
         assert prefilled(talk.ask("And on.")) <= 30
 
 
+@pytest.mark.nightly
 def test_a_session_without_a_name_shares_them_as_well(files: Path) -> None:
     """The policy's edit alone shortens its list, so nothing is remembered that it doesn't show."""
     with stack_of(files) as (http, _):
@@ -237,6 +238,7 @@ def test_a_summary_of_what_is_forgotten_is_gone(files: Path) -> None:
         assert prefilled(account) <= 0.05 * account["tokens"]["prompt"] + 20, account["tokens"]
 
 
+@pytest.mark.nightly
 def test_a_question_takes_no_turns_place(files: Path) -> None:
     """The turn before it stays a source, so that all that is kept is spliced from it."""
     with stack_of(files, retained_turns=1) as (http, _):
@@ -252,6 +254,7 @@ def test_a_question_takes_no_turns_place(files: Path) -> None:
         assert talk.session("one")["retained"] == [account["turn"]]
 
 
+@pytest.mark.nightly
 def test_a_template_may_refuse_a_second_message_of_the_user(tmp_path: Path) -> None:
     """The question then follows in the last message, and shares the cache all the same."""
     files = build_scripted(tmp_path)
@@ -269,6 +272,7 @@ def test_a_template_may_refuse_a_second_message_of_the_user(tmp_path: Path) -> N
         assert prefilled(account) <= 0.05 * account["tokens"]["prompt"], account["tokens"]
 
 
+@pytest.mark.nightly
 def test_a_summary_is_no_longer_than_the_window_has_room_for(files: Path) -> None:
     """A policy may ask for more tokens than that, and still gets its answer."""
     policy = POLICY.replace("summary_tokens=400", "summary_tokens=1000000")

@@ -100,6 +100,7 @@ def test_unknown_names_bring_the_closest(client: httpx.Client, model: str) -> No
     assert "'redact'" in error["message"]
 
 
+@pytest.mark.nightly
 def test_large_bodies(client: httpx.Client, model: str) -> None:
     """A 10 MB message is the engine's to refuse, by its context; beyond the limit it's a 413."""
     message = {"role": "user", "content": "word " * 2_000_000}

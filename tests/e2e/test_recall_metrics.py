@@ -107,6 +107,7 @@ def quotes(prompt: Prompt) -> Reply:
     return Reply(QUOTED if asked else "All is well. " * 30)
 
 
+@pytest.mark.nightly
 def test_a_recall_is_counted_with_its_tokens(files: Path) -> None:
     """A recall by the model, one by a caller, and one of an unknown address have a series each, in
     tokens of the account; the policy's text counts as needed once."""
@@ -141,6 +142,7 @@ def counted(client: Client) -> dict[str, float]:
     return client.fates()
 
 
+@pytest.mark.nightly
 def test_quotes_are_counted_on_the_next_turn(files: Path) -> None:
     """Evicted text that the model writes counts as needed as soon as the client sends the answer;
     a model that writes something else needs nothing."""

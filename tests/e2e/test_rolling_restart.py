@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from support.engine_http import check_clean
 from support.redis_server import RedisServer, free_port
 from support.stack import serving
@@ -178,6 +179,7 @@ def engines(*names: str) -> Iterator[dict[str, str]]:
         check_clean(app)
 
 
+@pytest.mark.nightly
 def test_proxies_that_are_stopped_and_killed_lose_no_session_and_change_no_answer(
     tmp_path: Path,
 ) -> None:

@@ -105,6 +105,7 @@ def test_streams_under_way_are_finished(tmp_path: Path, number: signal.Signals) 
             httpx.get(running.origin)
 
 
+@pytest.mark.nightly
 def test_no_worker_outlives_its_supervisor(tmp_path: Path) -> None:
     """A killed supervisor takes workers and engine along, within seconds."""
     running = Fleet(tmp_path)
@@ -116,6 +117,7 @@ def test_no_worker_outlives_its_supervisor(tmp_path: Path) -> None:
     wait(lambda: not any(map(alive, pids)), seconds=30)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -219,10 +219,15 @@ def takers(number: int, traces: Path, folder: Path) -> tuple[Template, ...]:
 
 
 def every_case() -> list[Any]:
-    """The first settings of each policy, two of them with stubs, and at night all."""
+    """The first settings of every second policy, one of them with stubs, and at night all."""
     late = [spec for spec in STUBS if not spec.startswith(IN_DEPTH)]
     rest = (pytest.param(spec, marks=pytest.mark.nightly) for spec in [*REST, *late])
-    return [*FIRST, *(spec for spec in STUBS if spec.startswith(IN_DEPTH)), *rest]
+    each = [*FIRST, *(spec for spec in STUBS if spec.startswith(IN_DEPTH))]
+    return [
+        *each[::2],
+        *(pytest.param(spec, marks=pytest.mark.nightly) for spec in each[1::2]),
+        *rest,
+    ]
 
 
 def acts(spec: str) -> bool:

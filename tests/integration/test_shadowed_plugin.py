@@ -47,7 +47,7 @@ def _installed(site: Path) -> None:
     (site / "shouting_policy.py").write_text(PLUGIN)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_the_installed_plugin_runs_and_not_the_folder(tmp_path: Path, workers: int) -> None:
     """Whatever the number of workers, a policy's module is found where it is installed, and code in
     the current directory isn't run."""

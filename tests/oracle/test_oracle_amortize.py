@@ -37,7 +37,17 @@ def check_case(subject: OracleModel, seed: int) -> None:
     assert edited[0].receipt.tokens.spliced > 0
 
 
-@pytest.mark.parametrize("name", MODEL_NAMES)
+EVERY_COMMIT = ("llama", "stablelm-partial", "qwen3", "deepseek-v3", "glm-partial-interleaved")
+"""A model of each kind of rotation: whole, partial, with normed heads, latent, interleaved."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in EVERY_COMMIT else pytest.param(name, marks=pytest.mark.nightly)
+        for name in MODEL_NAMES
+    ],
+)
 def test_random_edits_give_the_contracts_logits(name: str, oracle_model: Models) -> None:
     """Random edits over one to three turns agree in logits and in every token count."""
     for seed in ci_seeds(name):

@@ -16,7 +16,9 @@ _SHIFTS = ((1, -64), (2, 17), (3, -5))
 
 
 @pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize("name", ["qwen3", "deepseek-v3-yarn"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", pytest.param("deepseek-v3-yarn", marks=pytest.mark.nightly)]
+)
 def test_random_edits_give_the_contracts_logits_page_by_page(
     name: str, page: int, oracle_model: Models
 ) -> None:

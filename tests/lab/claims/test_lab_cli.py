@@ -90,6 +90,7 @@ def test_an_engine_that_is_not_installed_is_said_to_be_so(
     assert "the engine sglang is not installed here: No module named 'no_such_package'" in said
 
 
+@pytest.mark.nightly
 def test_the_replay_engine_plays_the_splicing_cases_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -239,6 +239,7 @@ def test_figures_are_those_of_the_engine_in_this_process(monkeypatch: pytest.Mon
     app.state.shutdown()
 
 
+@pytest.mark.nightly
 def test_an_engine_that_dies_half_way_is_measured_to_the_end(serve: Serve, tmp_path: Path) -> None:
     """The journal stays, the same command continues, and the figures are those of one run."""
     whole = serve()
@@ -283,6 +284,7 @@ def test_an_engine_that_dies_half_way_is_measured_to_the_end(serve: Serve, tmp_p
     assert all(text in page for text in (*found["notes"][:1], "Left out", "storage_floor"))
 
 
+@pytest.mark.nightly
 def test_a_tokenizer_comes_from_the_folder_or_from_the_engine(
     serve: Serve, model: Path, tmp_path: Path
 ) -> None:

@@ -180,6 +180,7 @@ def served() -> Iterator[ServedEngine]:
     app.state.shutdown()
 
 
+@pytest.mark.nightly
 def test_an_engine_at_an_address_has_the_same_figures(
     served: ServedEngine, record: dict[str, Any]
 ) -> None:

@@ -42,6 +42,7 @@ def run(model: str, name: str, roles: tuple[str, ...], limit: int | None) -> Rep
     return replay(trace, (Arm.RADIX, Arm.SPLICE), options, lambda arm, done: None)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "roles", "limit"), ONE_EACH_COMMIT)
 def test_splice_reuses_what_is_unchanged(
     model: str, name: str, roles: tuple[str, ...], limit: int

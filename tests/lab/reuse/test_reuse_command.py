@@ -29,6 +29,7 @@ def measured(out: Path, *options: str) -> tuple[dict[str, Any], str]:
     return document["patterns"], result.output
 
 
+@pytest.mark.nightly
 def test_the_document_has_every_measure(tmp_path: Path) -> None:
     """Shares add up and meet the goal, reuse is closer to a full prefill than the control, and
     other methods find less."""

@@ -68,6 +68,7 @@ def test_defaults_fill_what_is_open(
     assert os.environ["SGLANG_ROPE_CACHE_FP32"] == "1"
 
 
+@pytest.mark.nightly
 def test_a_running_server_took_the_defaults(mla_server: SglangServer) -> None:
     """The server that the launcher started runs with the platform's and the launcher's values."""
     info: dict[str, Any] = httpx.get(f"{mla_server.base_url}/server_info", timeout=30).json()

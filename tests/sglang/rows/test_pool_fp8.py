@@ -204,6 +204,7 @@ class Chain:
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_a_thousand_splices_round_like_one(shape: Shape, generator: torch.Generator) -> None:
     """After 1,000 chained splices, and at each look between, every key is off by one rounding."""

@@ -341,7 +341,7 @@ KINDS = {"drafts": DraftScheduler, "hosted": HostedScheduler}
 VARIANTS = [
     pytest.param({"core": "rust"}, id="rust"),
     pytest.param({"core": "python"}, id="python", marks=pytest.mark.nightly),
-    pytest.param({"core": "rust", "events": True}, id="events"),
+    pytest.param({"core": "rust", "events": True}, id="events", marks=pytest.mark.nightly),
     pytest.param({"core": "rust", "overlap": True, "capacity": 460, "chunk": 32}, id="overlap"),
     pytest.param(
         {"core": "python", "overlap": True, "drafts": True, "page": 16},
@@ -355,21 +355,35 @@ VARIANTS = [
     ),
     pytest.param({"core": "rust", "capacity": 420}, id="pressure", marks=pytest.mark.nightly),
     pytest.param({"core": "rust", "chunk": 24}, id="chunked", marks=pytest.mark.nightly),
-    pytest.param({"core": "rust", "capacity": 460, "chunk": 32}, id="chunked-pressure"),
+    pytest.param(
+        {"core": "rust", "capacity": 460, "chunk": 32},
+        id="chunked-pressure",
+        marks=pytest.mark.nightly,
+    ),
     pytest.param({"core": "rust", "reuses": True}, id="reuse", marks=pytest.mark.nightly),
     pytest.param(
-        {"core": "rust", "capacity": 1000, "chunk": 32, "reuses": True}, id="reuse-pressure"
+        {"core": "rust", "capacity": 1000, "chunk": 32, "reuses": True},
+        id="reuse-pressure",
+        marks=pytest.mark.nightly,
     ),
     pytest.param({"core": "rust", "page": 16}, id="page-16", marks=pytest.mark.nightly),
     pytest.param({"core": "python", "page": 16}, id="page-16-python", marks=pytest.mark.nightly),
     pytest.param({"core": "rust", "page": 64}, id="page-64", marks=pytest.mark.nightly),
-    pytest.param({"core": "rust", "page": 16, "capacity": 640, "chunk": 40}, id="page-16-pressure"),
+    pytest.param(
+        {"core": "rust", "page": 16, "capacity": 640, "chunk": 40},
+        id="page-16-pressure",
+        marks=pytest.mark.nightly,
+    ),
     pytest.param(
         {"core": "rust", "page": 16, "capacity": 1280, "chunk": 32, "reuses": True},
         id="page-16-reuse",
     ),
     pytest.param({"core": "rust", "drafts": True}, id="drafts", marks=pytest.mark.nightly),
-    pytest.param({"core": "python", "drafts": True, "events": True}, id="drafts-python"),
+    pytest.param(
+        {"core": "python", "drafts": True, "events": True},
+        id="drafts-python",
+        marks=pytest.mark.nightly,
+    ),
     pytest.param(
         {"core": "rust", "drafts": True, "capacity": 460, "chunk": 32},
         id="drafts-pressure",
@@ -387,6 +401,7 @@ VARIANTS = [
     pytest.param(
         {"hosted": True, "capacity": 520, "policy": "write_back", "ratio": 1.5},
         id="hosted-write-back",
+        marks=pytest.mark.nightly,
     ),
     pytest.param(
         {"hosted": True, "capacity": 1280, "page": 16, "reuses": True, "delay": 2, "ratio": 0.5},

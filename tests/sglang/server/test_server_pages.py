@@ -105,6 +105,7 @@ def check_server(start: Start, server: SglangServer, page: int, seeds: range) ->
     assert spliced >= len(seeds)
 
 
+@pytest.mark.nightly
 def test_pages_of_16_give_the_contracts_answers(
     start_server: Callable[..., SglangServer],
     model_folder: Callable[[SglangModel], Path],
