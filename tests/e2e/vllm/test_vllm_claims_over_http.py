@@ -26,6 +26,9 @@ CLAIMED, LARGE = 2000, POOL - 1500
 """Tokens of the claimed prompt, and of one that doesn't fit beside it."""
 
 
+pytestmark = pytest.mark.nightly
+
+
 @pytest.fixture(scope="module")
 def origin(engine: VllmServer) -> Iterator[str]:
     """A proxy for two tenants in front of vLLM."""
