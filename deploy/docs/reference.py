@@ -65,11 +65,18 @@ def settings_page() -> str:
 _SECTIONS = {
     "Settings": "The proxy",
     "AuditSettings": "The audit log",
+    "BudgetSettings": "Budgets",
+    "IdentitySettings": "Identity provider",
     "LimitSettings": "Limits, shutdown and the admin port",
     "PriceSettings": "Prices",
+    "ProcessSettings": "Processes",
     "RecallSettings": "Recall",
+    "RouterSettings": "Routers",
     "SessionSettings": "Where sessions are kept",
+    "SocketSettings": "WebSockets",
+    "TlsSettings": "TLS",
     "TraceSettings": "Tracing",
+    "WarmStartSettings": "Warm start",
 }
 
 
