@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from claims_kit import ask, make_claim, make_engine, named, tokens
+from claims_kit import TENANT, ask, make_claim, make_engine, named, tokens
+from support.waiting import until
 
+from leyline_engine.claims.answers import UnknownClaimError
 from leyline_engine.contract import (
     ClaimCommand,
     ClaimReply,
+    ClaimStatus,
     SubmitClaim,
     TurnRecord,
 )
@@ -112,6 +116,20 @@ class Stage:
         reply = await self.do(SubmitClaim(make_claim(turn, length, **terms)))
         assert reply.problem is None
         return reply
+
+    async def ended(self, name: str = "c") -> ClaimStatus:
+        """A claim's last status, once it isn't live: the thread may be moving it meanwhile."""
+        book = self.engine.claims.keeper.book
+        await until(lambda: not book.live())
+        found: list[ClaimStatus] = []
+
+        def filed() -> bool:
+            with suppress(UnknownClaimError):
+                found.append(book.status(TENANT, name))
+            return bool(found)
+
+        await until(filed)
+        return found[0]
 
     def record(self, job: Job) -> TurnRecord:
         """The filed record of a job."""
