@@ -235,8 +235,23 @@ def cli_page() -> str:
         inside = rf"(\n## `leyline {name}`\n.*?)\n### .*?(?=\n## |\Z)"
         named = rf"\1\n`leyline {name} COMMAND --help` prints the options.\n"
         text = re.sub(inside, named, text, flags=re.DOTALL)
-    lines = text.splitlines()
+    lines = _without_repetition(text.splitlines())
     return re.sub(r"\n{3,}", "\n\n", "\n".join(_escaped(line) for line in lines)).strip() + "\n"
+
+
+def _without_repetition(lines: list[str]) -> Iterator[str]:
+    """Yield lines; of options that `leyline doctor` shares with `leyline serve`, one line."""
+    section, served, told = "", set[str](), False
+    for line in lines:
+        section = line if line.startswith("## ") else section
+        if section == "## `leyline serve`":
+            served.add(line)
+        elif section == "## `leyline doctor`" and line.startswith("* `--") and line in served:
+            if not told:
+                yield "* The options of `leyline serve`."
+            told = True
+            continue
+        yield line
 
 
 def _escaped(line: str) -> str:
