@@ -17,7 +17,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "api"
 Schema = Mapping[str, Any]
 
 _ORIGIN = "<!-- Written from the code by `make docs`. Don't edit. -->"
-_REF = "#/components/schemas/"
 _MIB = 1024 * 1024
 
 
@@ -66,11 +65,18 @@ def settings_page() -> str:
 _SECTIONS = {
     "Settings": "The proxy",
     "AuditSettings": "The audit log",
+    "BudgetSettings": "Budgets",
+    "IdentitySettings": "Identity provider",
     "LimitSettings": "Limits, shutdown and the admin port",
     "PriceSettings": "Prices",
+    "ProcessSettings": "Processes",
     "RecallSettings": "Recall",
+    "RouterSettings": "Routers",
     "SessionSettings": "Where sessions are kept",
+    "SocketSettings": "WebSockets",
+    "TlsSettings": "TLS",
     "TraceSettings": "Tracing",
+    "WarmStartSettings": "Warm start",
 }
 
 
@@ -165,102 +171,50 @@ def _values(name: str, member: Schema) -> str:
 
 
 def http_page() -> str:
-    """Return every route of the OpenAPI document, and the schemas that it names."""
+    """Return every route of the OpenAPI document with its parameters."""
     from leyline_proxy.http.app import create_app
     from leyline_proxy.settings import Settings
 
     document = create_app(Settings(upstream="http://127.0.0.1:9")).openapi()
-    schemas = document["components"]["schemas"]
     parts = [
         "# HTTP routes",
         _ORIGIN,
-        "This page is the proxy's OpenAPI document; a running proxy serves it at `/openapi.json`. "
-        "[HTTP API](../http-api.md) explains the fields and how the proxy handles them. Members "
-        "that the proxy leaves to the engine aren't listed, and none are forbidden. With API keys, "
-        "each route below `/v1` needs one, such as `Authorization: Bearer KEY`.",
+        "These are the routes of the proxy's OpenAPI document, which has their schemas; a running "
+        "proxy serves it at `/openapi.json`. [HTTP API](../http-api.md) explains the fields. With "
+        "API keys, each route below `/v1` needs one, such as `Authorization: Bearer KEY`.",
     ]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             parts += list(_operation(method.upper(), path, operation))
-    parts.append("## Schemas")
-    for name in sorted(schemas):
-        parts += [f"### {name}", *_described(schemas[name], schemas)]
     return "\n\n".join(parts) + "\n"
 
 
 def _operation(method: str, path: str, operation: Schema) -> Iterator[str]:
     yield f"## `{method} {path}`"
     yield cleandoc(operation.get("description") or operation.get("summary", "")).replace("``", "`")
-    rows = [
-        f"| `{one['name']}` | {one['in']} | {_kind(one['schema'])} | "
-        f"{'required' if one.get('required') else ''} |"
+    query = [
+        f"`{one['name']}` ({_kind(one['schema'])})"
         for one in operation.get("parameters", ())
+        if one["in"] == "query"
     ]
-    if rows:
-        yield "\n".join(["| parameter | in | type | |", "|---|---|---|---|", *rows])
-    body = operation.get("requestBody", {}).get("content", {}).get("application/json")
-    if body is not None:
-        yield f"Takes {_kind(body['schema'])}."
-    answers = []
-    for status, answer in operation["responses"].items():
-        kinds = [
-            "a stream of events, if asked for"
-            if kind == "text/event-stream"
-            else _kind(one["schema"])
-            for kind, one in answer.get("content", {}).items()
-        ]
-        shown = "errors" if status == "default" else status
-        answers.append(f"{shown}: {' or '.join(kinds) or 'as in [HTTP API](../http-api.md)'}")
-    yield "; ".join(answers) + "."
+    if query:
+        yield f"Query: {', '.join(query)}."
 
 
 def _kind(schema: Schema) -> str:
-    """Return a schema in a few words."""
-    if "$ref" in schema:
-        name = schema["$ref"].removeprefix(_REF)
-        return f"[{name}](#{name.lower()})"
-    if "anyOf" in schema:
-        return " or ".join(_kind(one) for one in schema["anyOf"])
-    if "const" in schema:
-        return f"`{schema['const']}`"
-    if "enum" in schema:
-        return ", ".join(f"`{one}`" for one in schema["enum"])
-    kind = schema.get("type", "anything")
-    words = " or ".join(kind) if isinstance(kind, list) else str(kind)
-    inner = schema.get("items")
-    return f"{words} of {_kind(inner)}" if inner and inner != {"type": "object"} else words
-
-
-def _described(schema: Schema, schemas: Mapping[str, Schema]) -> Iterator[str]:
-    if "description" in schema:
-        yield cleandoc(schema["description"]).replace("``", "`")
-    for part in schema.get("allOf", ()):
-        if "$ref" in part:
-            yield f"All of {_kind(part)}, and:"
-        else:
-            yield from _described(part, schemas)
-    rows = list(_members(schema, ""))
-    if rows:
-        yield "\n".join(["| member | type | |", "|---|---|---|", *rows])
-    elif "allOf" not in schema:
-        yield _kind(schema)
-
-
-def _members(schema: Schema, within: str) -> Iterator[str]:
-    required = schema.get("required", ())
-    for name, member in schema.get("properties", {}).items():
-        default = member.get("default")
-        note = "required" if name in required else f"default `{default}`" if default else ""
-        yield f"| `{within}{name}` | {_kind(member)} | {note} |"
-        inner = member.get("items", member)
-        yield from _members(inner, f"{within}{name}{'[]' if inner is not member else ''}.")
+    """Return the type of a parameter."""
+    return " or ".join(map(_kind, schema["anyOf"])) if "anyOf" in schema else str(schema["type"])
 
 
 # ── command line ─────────────────────────────────────────────────────────────
 
 
+_BENCHES = ("bench", "claims")
+"""Groups of commands that measure the engine, for those who work on it."""
+
+
 def cli_page() -> str:
-    """Return every command with its options, as ``--help`` prints them."""
+    """Return every command with its options as ``--help`` prints them; of benches, the names."""
     import typer
     from typer.cli import get_docs_for_click
 
@@ -274,8 +228,30 @@ def cli_page() -> str:
     text = re.sub(r'<span style="[^"]*">(.*?)</span>', r"**\1**", text)
     text = re.sub(r"\[(bold|dim|green|red|cyan)\](.*?)\[/\1\]", r"**\2**", text)
     text = html.unescape(text).replace("\\[", "[")
-    lines = [line for line in text.splitlines() if not re.match(r"\* `--(install|show)-comp", line)]
+    text = re.sub(r"\*\*Usage\*\*:\n\n```console\n.*?```\n", "", text, flags=re.DOTALL)
+    text = re.sub(r"\* `--(install-comp|show-comp|help\b).*\n", "", text)
+    text = re.sub(r"\*\*Options\*\*:\n\n(?!\*)", "", text)
+    for name in _BENCHES:
+        inside = rf"(\n## `leyline {name}`\n.*?)\n### .*?(?=\n## |\Z)"
+        named = rf"\1\n`leyline {name} COMMAND --help` prints the options.\n"
+        text = re.sub(inside, named, text, flags=re.DOTALL)
+    lines = _without_repetition(text.splitlines())
     return re.sub(r"\n{3,}", "\n\n", "\n".join(_escaped(line) for line in lines)).strip() + "\n"
+
+
+def _without_repetition(lines: list[str]) -> Iterator[str]:
+    """Yield lines; of options that `leyline doctor` shares with `leyline serve`, one line."""
+    section, served, told = "", set[str](), False
+    for line in lines:
+        section = line if line.startswith("## ") else section
+        if section == "## `leyline serve`":
+            served.add(line)
+        elif section == "## `leyline doctor`" and line.startswith("* `--") and line in served:
+            if not told:
+                yield "* The options of `leyline serve`."
+            told = True
+            continue
+        yield line
 
 
 def _escaped(line: str) -> str:

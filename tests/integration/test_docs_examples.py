@@ -28,7 +28,6 @@ GENERATED = {"docs/metrics.md", "docs/api/cli.md", "docs/api/http.md", "docs/api
 SKIPPED = {
     ("docs/concepts/proof.md", "needs a session"),
     ("docs/concepts/recall.md", "needs a session"),
-    ("docs/concepts/fidelity-profile.md", "takes an hour"),
     ("docs/evaluation.md", "takes minutes"),
     ("docs/outside-benchmarks.md", "needs a model that can do the tasks"),
     ("docs/policies.md", "needs recorded sessions"),

@@ -35,7 +35,6 @@ COUNTING = re.compile(rf"\b{NUMBER} (?:[\w-]+ )?(?:{NOUNS})\b", re.IGNORECASE)
 OTHERS = {
     "the four policies above": "SGLang's router's",
     "the three policies that cut": "those of a measurement",
-    "two of the three write policies": "SGLang's",
     "Two alerts watch over this": "named in the sentence",
 }
 
