@@ -29,7 +29,7 @@ class Modifiers:
     when: Annotated[str, "a trigger, such as 'tokens > 100000 and idle > 5m'"] = ""
     every: Annotated[int, "act on every n-th turn"] = 1
     at_least: Annotated[int, "act once this many tokens are reclaimed"] = 0
-    protect_first: Annotated[int, "messages behind the instructions that stay"] = 0
+    protect_first: Annotated[int, "messages after the instructions that stay"] = 0
     protect_last: Annotated[int, "messages at the end that stay"] = 0
     protect_roles: Annotated[tuple[str, ...], "roles whose messages stay"] = ()
     protect_tools: Annotated[tuple[str, ...], "tools whose calls and results stay"] = ()

@@ -28,6 +28,16 @@ class Overflow:
         """Tokens that don't fit; None if unknown."""
         return None if self.prompt is None else self.prompt + (self.answer or 0)
 
+    def counted(self, prompt: int) -> Overflow:
+        """Return the figures with a count of the prompt, where the engine's stops short.
+
+        vLLM reads no further than the end of the window.
+        """
+        alone = self.limit is None or prompt > self.limit
+        if prompt <= (self.prompt or 0) or not (alone or self.answer):
+            return self
+        return Overflow(prompt, self.limit, None if alone else self.answer)
+
     def message(self, reason: str) -> str:
         """Return the error's text, in the words of OpenAI's API, which clients look for.
 

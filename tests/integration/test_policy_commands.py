@@ -171,7 +171,7 @@ def test_try_reports_and_writes(recording: Path, tmp_path: Path) -> None:
     assert "rules: kept on 39 of 39 turns (truncate_older_than, drop_failed_calls)" in flat(output)
     assert list(told["total"]) == [
         *("turns", "original_tokens", "sent_tokens", "reclaimed_tokens", "prefill_tokens"),
-        *("policies", "faults", "fault_origins", "notes"),
+        *("policies", "faults", "fault_origins", "notes", "refused"),
     ]
     assert list(told["total"]["policies"]) == ["truncate_older_than", "drop_failed_calls"]
     assert told["total"]["turns"] == sum(len(each["by_turn"]) for each in told["sessions"]) == 39
@@ -187,7 +187,7 @@ def test_try_stops_a_policy_that_hangs(recording: Path, monkeypatch: pytest.Monk
 
     policy = FunctionPolicy("hangs", "amortize", hangs)
     monkeypatch.setattr("leyline_policies.load_pipeline", lambda spec: (policy,))
-    monkeypatch.setattr("leyline_proxy.cli.policies._TIMEOUT_S", 0.05)
+    monkeypatch.setattr("leyline_lab.commands.policies_try._TIMEOUT_S", 0.05)
     code, output = run("try", "hangs", str(recording), "--limit", "2")
     assert code == 1
     assert "fault: hangs:timed_out, 2 times" in flat(output)

@@ -50,6 +50,12 @@ def print_trial(
             console.print(shown, style=style, highlight=False)
             if kind == "fault":
                 _print_origins(console, totals.origins.get(name, ()))
+    if totals.refused:
+        shown = (
+            f"refused: {totals.refused:,} of {totals.turns:,} requests, because a policy that "
+            "forgets fails; the figures are those of the unedited prompt"
+        )
+        console.print(shown, style="red", highlight=False)
     _print_rules(console, rules)
     console.print(verdict(totals), highlight=False)
 
@@ -69,11 +75,12 @@ def _print_rules(console: Console, rules: RuleCheck | None) -> None:
         console.print(shown, style="red", markup=False, highlight=False, soft_wrap=True)
         console.print(f"  {broken.place}: {broken.detail}", markup=False, highlight=False)
         _print_origins(console, [broken.origin] if broken.origin is not None else [])
-    if rules.checked:
-        kept = "no other rule is broken" if rules.broken else "kept"
-        names = ", ".join(rules.checked)
-        text = f"rules: {kept} on {rules.turns:,} of {rules.of:,} turns ({names})"
+    breaking = {broken.policy for broken in rules.broken}
+    if keeping := [name for name in rules.checked if name not in breaking]:
+        text = f"rules: kept on {rules.turns:,} of {rules.of:,} turns ({', '.join(keeping)})"
         console.print(text, markup=False, highlight=False)
+    if breaking:
+        console.print("rules: a policy is checked up to the first rule that it breaks")
 
 
 def verdict(totals: Totals) -> str:
@@ -83,7 +90,8 @@ def verdict(totals: Totals) -> str:
     share = totals.reclaimed_tokens / totals.original_tokens
     prefill = totals.prefill
     if not any(each.edits for each in totals.policies.values()):
-        return "The policies edit nothing on these sessions."
+        failing = ", and fail on some turns" if totals.faults else ""
+        return f"The policies edit nothing on these sessions{failing}."
     text = f"{share:.1%} of the prompt tokens are reclaimed."
     if prefill.prefix > 1.01 * prefill.splice:
         text += (

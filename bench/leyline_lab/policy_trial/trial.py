@@ -85,6 +85,8 @@ class TurnTrial:
     faults: tuple[PolicyFault, ...]
     notes: Mapping[str, int]
     """Number of times that each ``POLICY:KIND`` was noted."""
+    refused: bool = False
+    """True if the proxy would refuse the request, because a policy that forgets fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ class Totals:
     origins: Mapping[str, tuple[FaultOrigin, ...]]
     """Places at which policies raised or hung, by ``POLICY:FAULT``."""
     notes: Mapping[str, int]
+    refused: int = 0
+    """Number of requests that the proxy would refuse."""
 
     @property
     def reclaimed_tokens(self) -> int:
@@ -126,6 +130,7 @@ class Totals:
                 name: [asdict(each) for each in found] for name, found in self.origins.items()
             },
             "notes": dict(self.notes),
+            "refused": self.refused,
         }
 
 
@@ -184,6 +189,7 @@ def total(turns: Sequence[TurnTrial]) -> Totals:
         faults,
         {key: tuple(found)[:_ORIGINS] for key, found in origins.items()},
         notes,
+        sum(turn.refused for turn in turns),
     )
 
 
@@ -270,6 +276,7 @@ def _turn(prepared: Prepared, last: _Sent, now: _Sent, policies: Sequence[Policy
         _by_policy(prepared, last, now, policies),
         prepared.faults,
         Counter(f"{note.policy}:{note.kind}" for note in prepared.notes),
+        prepared.refused is not None,
     )
 
 
@@ -310,6 +317,7 @@ def _turn_json(turn: TurnTrial) -> dict[str, Any]:
         },
         "faults": [f"{each.policy}:{each.fault}" for each in turn.faults],
         "notes": dict(turn.notes),
+        "refused": turn.refused,
     }
 
 

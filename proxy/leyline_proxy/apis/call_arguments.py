@@ -1,4 +1,4 @@
-"""Arguments of tool calls in a history, as engines can read them. Pure."""
+"""Tool calls and their results in a history, as engines can read them. Pure."""
 
 from __future__ import annotations
 
@@ -29,9 +29,14 @@ def readable_arguments(arguments: str) -> str:
     return arguments
 
 
-def with_readable_calls(message: Message) -> Message:
-    """Return a checked chat message whose calls have readable arguments; the same object if they
-    all had."""
+def readable(message: Message) -> Message:
+    """Return a checked chat message that engines can read; the same object if it is one already.
+
+    Its calls have readable arguments, and a tool's null is an empty text: SGLang reads it so, and
+    vLLM refuses it.
+    """
+    if message.get("role") == "tool" and message.get("content", "") is None:
+        return {**message, "content": ""}
     calls = message.get("tool_calls")
     if not calls:
         return message

@@ -10,6 +10,7 @@ import msgspec
 
 from ..apis.prewarm import emptied
 from ..budgets import Reservation
+from ..errors import ProxyError
 from ..tenants import Tenant
 from ..turns.accounting import tokens_of_usage
 from ..turns.prompt_size import members_size, text_size
@@ -94,6 +95,13 @@ class ChargedRelay(Relay):
         super().__init__()
         self._charge = charge
         self._prewarms = prewarms
+
+    async def refusal(self, error: Mapping[str, Any]) -> ProxyError:
+        """Return the error, with the field that a bare completion has."""
+        refused = await super().refusal(error)
+        if refused.overflow is not None:
+            refused.param = "prompt"
+        return refused
 
     async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
         """Return the event."""

@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from ..apis.call_arguments import with_readable_calls
+from ..apis.call_arguments import readable
 from ..apis.chat_history import shown_history
 from ..errors import BadRequestError
 from ..model.fields import OPTIONS_FIELD
@@ -45,7 +45,7 @@ class ChatCall(ApiCall):
                 param=field,
             )
         sent = [
-            (index, message if index < known else with_readable_calls(shown.get(index, message)))
+            (index, message if index < known else readable(shown.get(index, message)))
             for index, message in enumerate(chat.messages)
         ]
         if all(message is chat.messages[index] for index, message in sent):

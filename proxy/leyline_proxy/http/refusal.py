@@ -55,13 +55,22 @@ def refusal_of_answer(status: int, body: bytes) -> ProxyError:
     return overflow_in(status, body) or _shape(status, body)
 
 
-def overflow_in(status: int, body: bytes) -> PromptTooLongError | None:
-    """Return the error for an engine's refusal of a prompt that is too long; None for others."""
+def overflow_in(
+    status: int, body: bytes, *, prompt: int = 0, param: str = "messages"
+) -> PromptTooLongError | None:
+    """Return the error for an engine's refusal of a prompt that is too long; None for others.
+
+    Args:
+        prompt: tokens of the prompt as the proxy counts them; 0 if it doesn't know.
+        param: the field with the prompt.
+    """
     if not httpx.codes.is_error(status):
         return None
     error, reason = _told(_object(body))
     overflow = overflow_of(status, reason, error)
-    return None if overflow is None else PromptTooLongError(overflow, reason)
+    if overflow is None:
+        return None
+    return PromptTooLongError(overflow.counted(prompt), reason, param=param)
 
 
 def answer_of(body: bytes) -> dict[str, Any]:

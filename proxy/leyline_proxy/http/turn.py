@@ -44,7 +44,7 @@ from .forwarding import open_chat
 from .limits import until_disconnect
 from .paused import paused_answer
 from .recalling import RecallLoop
-from .refusal import answer_of, refusal_of_answer
+from .refusal import answer_of, overflow_in, refusal_of_answer
 from .relay import TurnRelay
 from .sse import STREAM_HEADERS, is_text
 from .time_limit import within
@@ -364,9 +364,14 @@ class TurnExchange(Exchange):
             raise ReplicaFailedError(
                 f"The engine answered with status {upstream.status_code}.", code="upstream_error"
             )
+        rendered = turn.planned.rendered
+        prompt = len(rendered.tokens) if rendered is not None else 0
+        too_long = overflow_in(upstream.status_code, body, prompt=prompt)
         if self.started:
-            raise refusal_of_answer(upstream.status_code, body)
+            raise too_long or refusal_of_answer(upstream.status_code, body)
         self.settle_status()
+        if too_long is not None:
+            return self._call.error(too_long, self.extra_headers)
         return self._call.refused(upstream, body, self.extra_headers)
 
 

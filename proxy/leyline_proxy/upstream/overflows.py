@@ -116,12 +116,13 @@ class PromptTooLongError(BadRequestError):
 
     Args:
         reason: the engine's words.
+        param: the field with the prompt.
     """
 
     code = CODE
 
-    def __init__(self, overflow: Overflow, reason: str = "") -> None:
-        super().__init__(overflow.message(reason), param="messages")
+    def __init__(self, overflow: Overflow, reason: str = "", *, param: str = "messages") -> None:
+        super().__init__(overflow.message(reason), param=param)
         self.overflow = overflow
 
 

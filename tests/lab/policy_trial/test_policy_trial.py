@@ -16,6 +16,7 @@ from rich.console import Console
 
 from leyline_lab.errors import MissingExtraError, TraceError
 from leyline_lab.policy_trial.plot import draw_trial, mean_by_turn, sum_by_turn
+from leyline_lab.policy_trial.rules import RuleCheck, check_rules
 from leyline_lab.policy_trial.table import print_trial, tokens, verdict
 from leyline_lab.policy_trial.trial import (
     Prefill,
@@ -188,6 +189,46 @@ def test_faults_are_counted_by_policy() -> None:
     report = TrialReport((_try(requests_of(_talk(3)), _policy(hangs), loses),))
     assert report.totals().faults == {"test:raised": 1, "loses:lost_last_user": 3}
     assert report.totals().reclaimed_tokens == 0
+
+
+@pytest.mark.parametrize(("mode", "refused"), [("forget", 2), ("amortize", 0)])
+def test_refused_requests_are_counted(mode: Mode, refused: int) -> None:
+    """A policy that forgets and fails costs the request in the proxy; one that tidies up, its
+    edit."""
+
+    def fails(messages: list[Message], turn_idx: int) -> list[Message]:
+        return messages if turn_idx < 2 else [1 / 0]  # type: ignore[list-item]
+
+    report = TrialReport((_try(requests_of(_talk(4)), _policy(fails, mode)),))
+    totals = report.totals()
+    assert (totals.faults, totals.refused) == ({"test:raised": 2}, refused)
+    turns = report.to_json()["sessions"][0]["by_turn"]
+    assert [turn["refused"] for turn in turns] == [False, False, *[refused > 0] * 2]
+    shown = f"refused: {refused} of 4 requests, because a policy that forgets fails"
+    assert (shown in " ".join(_shown(report, None).split())) is (refused > 0)
+    text = "The policies edit nothing on these sessions, and fail on some turns."
+    assert verdict(totals) == text
+
+
+def test_rules_are_claimed_of_policies_that_keep_them() -> None:
+    """A policy is searched up to the first rule that it breaks, so no other rule is vouched for."""
+    splits = _policy(lambda messages, _: messages[:-1], name="splits")
+    calm = _policy(lambda messages, _: messages, name="calm")
+    sessions = [("s", requests_of(_talk(3)))]
+    report = TrialReport(())
+    for policies, kept in (((splits, calm), True), ((splits,), False)):
+        rules = check_rules(policies, sessions, most_turns=9, window=None)
+        text = _shown(report, rules)
+        assert "rule broken: splits, last_user_kept" in text
+        assert "a policy is checked up to the first rule that it breaks" in text
+        assert ("rules: kept on 3 of 3 turns (calm)" in text) is kept
+        assert "splits)" not in text
+
+
+def _shown(report: TrialReport, rules: RuleCheck | None) -> str:
+    console = Console(record=True, width=120, force_terminal=False, file=io.StringIO())
+    print_trial(console, report, "title", turns=False, rules=rules)
+    return console.export_text()
 
 
 specs = st.sampled_from(

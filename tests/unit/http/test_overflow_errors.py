@@ -78,8 +78,8 @@ async def test_the_status_is_400(engine: FakeEngine, path: str, stream: bool) ->
         answer = await refused(engine, path, each, stream=stream)
         assert (answer.status_code, len(engine.bodies)) == (400, answers.index(each) + 1)
         check(path, answer.json()["error"])
-        if path == "/v1/responses":
-            assert answer.json()["error"]["param"] == "input"
+        if path != "/v1/messages":
+            assert answer.json()["error"]["param"] == next(iter(REQUESTS[path]))
         if path == "/v1/messages":
             assert (
                 answer.json()["error"]["message"]

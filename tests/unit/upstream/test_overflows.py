@@ -8,6 +8,7 @@ import pytest
 from support.overflow_words import ENGINES, OTHERS, Words
 
 from leyline_proxy.http.refusal import overflow_in, refusal_of_answer, refusal_of_event
+from leyline_proxy.overflow import Overflow
 from leyline_proxy.upstream.overflows import overflow_of
 
 
@@ -66,3 +67,20 @@ def test_only_the_beginning_of_a_reason_is_searched() -> None:
     words = "prompt is too long: 9 tokens > 8"
     assert overflow_of(400, " " * 4000 + words) is not None
     assert overflow_of(400, " " * 5000 + words) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "prompt", "expected"),
+    [
+        (Overflow(4097, 4096), 9000, Overflow(9000, 4096)),
+        (Overflow(3997, 4096, 100), 4050, Overflow(4050, 4096, 100)),
+        (Overflow(3997, 4096, 100), 9000, Overflow(9000, 4096)),
+        (Overflow(None, 4096), 9000, Overflow(9000, 4096)),
+        (Overflow(None, 4096), 9, Overflow(None, 4096)),
+        (Overflow(5000, 4096), 4990, Overflow(5000, 4096)),
+        (Overflow(5000, 4096), 0, Overflow(5000, 4096)),
+    ],
+)
+def test_a_count_completes_figures(told: Overflow, prompt: int, expected: Overflow) -> None:
+    """It counts if it is larger than the engine's, and if the prompt is then what doesn't fit."""
+    assert told.counted(prompt) == expected
