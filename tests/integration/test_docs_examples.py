@@ -22,7 +22,7 @@ from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine
 
 REPOSITORY = Path(__file__).parents[2]
-DEMO = REPOSITORY / "proxy" / "leyline_proxy" / "demo" / "session.jsonl.gz"
+DEMO = REPOSITORY / "bench" / "leyline_lab" / "demo" / "session.jsonl.gz"
 VALUES = REPOSITORY / "deploy" / "helm" / "leyline" / "values.schema.json"
 GENERATED = {"docs/metrics.md", "docs/api/cli.md", "docs/api/http.md", "docs/api/settings.md"}
 SKIPPED = {

@@ -189,7 +189,7 @@ def test_the_replay_engine_alone(bare: Environment) -> None:
     assert (started.returncode, started.stdout) == (0, "Starlette\n"), started.stderr
 
 
-def test_the_laboratory_without_an_engine(bare: Environment, tmp_path: Path) -> None:
+def test_the_laboratory_without_an_engine(bare: Environment) -> None:
     """What needs no engine works; what does names the distribution that has one."""
     install(bare, "leyline-kv", "leyline-lab")
     assert bare.run("leyline", "demo", "--help").returncode == 0

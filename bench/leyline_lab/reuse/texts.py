@@ -20,7 +20,7 @@ _LONGEST = 4_000
 
 def demo_material() -> Material:
     """Return the text of the recorded session that ships with the package."""
-    with as_file(files("leyline_proxy") / "demo" / "session.jsonl.gz") as path:
+    with as_file(files("leyline_lab") / "demo" / "session.jsonl.gz") as path:
         return _material(read_trace(path).sessions)
 
 
