@@ -5,13 +5,11 @@
     ReplayError            the replay cannot continue; the message gives the fix
     ├── StackError         the stack does not start, or answers with a server error
     ├── AccountError       receipt, usage and prompt do not add up: a defect of the stack
-    └── MissingExtraError  a library that only measuring needs is not installed
+    └── MissingExtraError  a library of the extra ``bench`` is not installed
     RequestRefusedError    the stack refused one request; its session ends, the replay continues
 """
 
 from __future__ import annotations
-
-from leyline_proxy.installing import command_for
 
 
 class ReplayError(Exception):
@@ -30,8 +28,7 @@ class MissingExtraError(ReplayError):
     """A missing library that only measuring needs."""
 
     def __init__(self, library: str) -> None:
-        command = command_for(library) or f"pip install {library}"
-        super().__init__(f"{library} is not installed; install it with: {command}")
+        super().__init__(f"{library} is not installed; install it with: pip install {library}")
 
 
 class RequestRefusedError(Exception):
