@@ -24,8 +24,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from leyline_engine.contract import EditPayload
-from leyline_lab.replay.engine_process import EngineProcess
-from leyline_lab.replay.sglang_process import sglang_server
+from leyline_lab.engines.process import EngineProcess
+from leyline_lab.engines.sglang import sglang_server
 from leyline_lab.three_arm.generate import GenerateClient
 
 GOAL = 1.03

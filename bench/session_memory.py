@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 
 from leyline_engine.contract import Outcome, Receipt, TokenCounts
-from leyline_lab.replay.traces import read_trace
+from leyline_lab.traces.recordings import read_trace
 from leyline_proxy.model.history import history_chain
 from leyline_proxy.model.messages import Message
 from leyline_proxy.model.session import RetainedTurn, Session, TurnSummary

@@ -32,7 +32,7 @@ from leyline_engine.contract import (
     apply_directives,
     token_digest,
 )
-from leyline_lab.replay.sglang_process import sglang_server
+from leyline_lab.engines.sglang import sglang_server
 from leyline_lab.three_arm.generate import GenerateClient
 
 _STUB, _CUT = 4, 8

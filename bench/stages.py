@@ -25,9 +25,9 @@ from rich.table import Table
 
 from leyline_engine.admit.plan import Plan, plan_turn
 from leyline_engine.contract import ATTENTION_SINK, EditPayload
-from leyline_lab.replay.traces import read_trace
 from leyline_lab.roi import playing
-from leyline_lab.roi.prompts import load_renderer
+from leyline_lab.traces.recordings import read_trace
+from leyline_lab.traces.renderer import load_renderer
 from leyline_policies import load_pipeline
 from leyline_proxy.model.undeclared import UndeclaredRules
 from leyline_replay.admission import Admission

@@ -1,4 +1,4 @@
-"""The wheels' components as CycloneDX: the packages they are tested with, and the models in them."""
+"""The CycloneDX list of what the wheels need, from what is installed, and of the models in them."""
 
 from __future__ import annotations
 

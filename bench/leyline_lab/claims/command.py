@@ -16,11 +16,13 @@ from rich.table import Table
 
 from leyline_engine.admit.plan import PAGE_SIZES
 
+from ..console import reported
 from .cases import CASES, SPLICING_CASES
 from .litmus import CaseResult, OpenRuntime, Runtime, run_suite
-from .picture import PictureError, draw
+from .picture import draw
 from .sweep import SweepPolicy, SweepRow, run_sweep
 
+_NAME = "leyline claims"
 ALLOCATOR = "micro"
 """Name of the block allocator, whose blocks have no content to splice."""
 
@@ -70,10 +72,8 @@ def sweep(engine: str, page: int | None, json_out: Path | None, plot: Path | Non
     _write(json_out, {"engine": engine, "page_size": size, "rows": rows})
     _print_sweep(rows, engine)
     if plot is not None:
-        try:
+        with reported(_NAME):
             draw(rows, plot)
-        except PictureError as error:
-            raise _usage_error(str(error)) from error
     if any(row.void for row in rows):
         raise typer.Exit(1)
 
@@ -105,7 +105,7 @@ def _open(engine: str, page: int) -> OpenRuntime:
 
 def _usage_error(message: str) -> typer.Exit:
     console = Console(stderr=True)
-    console.print(f"leyline_lab.claims: {message}", style="red", markup=False, highlight=False)
+    console.print(f"{_NAME}: {message}", style="red", markup=False, highlight=False)
     return typer.Exit(2)
 
 

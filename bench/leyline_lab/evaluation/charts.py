@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from io import StringIO
 from typing import Any
 
-from ..replay.figure import new_figure
-from ..replay.plot import INK
+from ..pictures import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY, frame, new_figure
 
-# Okabe and Ito's palette.
-_COLOURS = ("#0072B2", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#D55E00")
+_COLOURS = (BLUE, GREEN, ORANGE, SKY, PINK, RED)
 _WIDTH, _HEIGHT, _HIGHER = 9.0, 4.2, 5.6
 _BAR_GROUP = 0.8
 _MANY = 6
@@ -35,10 +33,7 @@ def chart_svg(chart: Mapping[str, Any]) -> str:
     draw(panel, chart)
     panel.set_xlabel(chart["x_label"], color=INK)
     panel.set_ylabel(chart["y_label"], color=INK)
-    panel.grid(axis="y", color="#dddddd", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(colors=INK, labelsize=8)
+    frame(panel, size=8)
     figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
     out = StringIO()
     # Text stays text; ids depend on the chart alone, so equal reports are equal files.

@@ -6,19 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..replay.figure import new_figure, save_figure
-from ..replay.plot import INK
+from ..pictures import BLUE, GREEN, INK, ORANGE, frame, headline, new_figure, save_figure
 from .trial import TrialReport, TurnTrial
 
-# Okabe and Ito's palette, with a dash for each: distinguishable without colour.
+# With a dash for each: distinguishable without colour.
 _LINES: dict[str, tuple[str, str, Callable[[TurnTrial], int]]] = {
-    "as the client sent it": ("#0072B2", "-", lambda turn: turn.original_tokens),
-    "after the policies": ("#009E73", "--", lambda turn: turn.sent_tokens),
+    "as the client sent it": (BLUE, "-", lambda turn: turn.original_tokens),
+    "after the policies": (GREEN, "--", lambda turn: turn.sent_tokens),
 }
 _PREFILL: dict[str, tuple[str, str, Callable[[TurnTrial], int]]] = {
-    "unedited, prefix cache": ("#0072B2", "-", lambda turn: turn.prefill.unedited),
-    "edited, prefix cache": ("#E69F00", ":", lambda turn: turn.prefill.prefix),
-    "edited, spliced": ("#009E73", "--", lambda turn: turn.prefill.splice),
+    "unedited, prefix cache": (BLUE, "-", lambda turn: turn.prefill.unedited),
+    "edited, prefix cache": (ORANGE, ":", lambda turn: turn.prefill.prefix),
+    "edited, spliced": (GREEN, "--", lambda turn: turn.prefill.splice),
 }
 
 
@@ -56,9 +55,9 @@ def draw_trial(report: TrialReport, out: Path, title: str) -> None:
         _line(left, mean_by_turn(report, value), label, colour, dash)
     for label, (colour, dash, value) in _PREFILL.items():
         _line(right, sum_by_turn(report, value), label, colour, dash)
-    _frame(left, "Prompt tokens" + (", mean over sessions" if several else ""))
-    _frame(right, "Prefilled tokens, added up" + (" over all sessions" if several else ""))
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK)
+    _axes(left, "Prompt tokens" + (", mean over sessions" if several else ""))
+    _axes(right, "Prefilled tokens, added up" + (" over all sessions" if several else ""))
+    headline(figure, title, 12)
     save_figure(figure, out)
 
 
@@ -67,13 +66,9 @@ def _line(panel: Any, values: Sequence[float], label: str, colour: str, dash: st
     panel.plot(places, values, dash, color=colour, label=label, linewidth=1.8)
 
 
-def _frame(panel: Any, title: str) -> None:
-    panel.set_title(title, loc="left", fontsize=11, color=INK)
+def _axes(panel: Any, title: str) -> None:
     panel.set_xlabel("turn", color=INK)
     panel.set_ylim(bottom=0)
     panel.yaxis.set_major_formatter("{x:,.0f}")
-    panel.grid(axis="y", color="#dddddd", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(colors=INK, labelsize=9)
+    frame(panel, title)
     panel.legend(frameon=False, fontsize=9)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from leyline_proxy.model.prepared import FaultOrigin
 
+from ..tables import figures_table
 from .rules import RuleCheck
 from .trial import SessionTrial, Totals, TrialReport, total
 
@@ -95,9 +95,9 @@ def verdict(totals: Totals) -> str:
 
 
 def _sessions(report: TrialReport, totals: Totals, title: str) -> Table:
-    table = _table(title, _MODEL)
-    table.add_column("session", overflow="ellipsis", max_width=15, no_wrap=True)
-    _columns(table, "turns", "prompt", "sent", "saved", "edits", "unedited", "prefix", "splice")
+    figures = ("turns", "prompt", "sent", "saved", "edits", "unedited", "prefix", "splice")
+    table = figures_table(title, ("session",), figures, caption=_MODEL)
+    table.columns[0].overflow, table.columns[0].max_width = "ellipsis", 15
     for session in report.sessions[:_ROWS]:
         table.add_row(escape(session.id), *_cells(total(session.turns)))
     hidden = len(report.sessions) - _ROWS
@@ -123,9 +123,9 @@ def _cells(totals: Totals) -> list[str]:
 
 
 def _policies(totals: Totals) -> Table:
-    table = _table("", "tokens of a message count for the policy that edited it last")
-    table.add_column("policy", no_wrap=True)
-    _columns(table, "reclaimed", "edits", "new edits", "faults")
+    figures = ("reclaimed", "edits", "new edits", "faults")
+    caption = "tokens of a message count for the policy that edited it last"
+    table = figures_table("", ("policy",), figures, caption=caption)
     faults = _faults_by_policy(totals.faults)
     for name, each in totals.policies.items():
         table.add_row(
@@ -147,8 +147,8 @@ def _faults_by_policy(faults: Mapping[str, int]) -> dict[str, int]:
 
 
 def _turns(session: SessionTrial) -> Table:
-    table = _table(session.id, "")
-    _columns(table, "turn", "prompt", "sent", "unedited", "prefix", "splice")
+    figures = ("turn", "prompt", "sent", "unedited", "prefix", "splice")
+    table = figures_table(session.id, (), figures)
     table.add_column("new edits")
     for number, turn in enumerate(session.turns, start=1):
         edits = [f"{name} {n.new_edits}" for name, n in turn.policies.items() if n.new_edits]
@@ -165,21 +165,3 @@ def tokens(count: int) -> str:
         if abs(rounded) >= bound:
             return f"{rounded / bound:.3g}{unit}"
     return str(count)
-
-
-def _table(title: str, caption: str) -> Table:
-    return Table(
-        title=escape(title) or None,
-        title_justify="left",
-        title_style="bold",
-        caption=caption or None,
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-
-
-def _columns(table: Table, *names: str) -> None:
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..replay.figure import new_figure, save_figure
-from ..replay.plot import INK
+from ..pictures import BLUE, GREEN, INK, ORANGE, SKY, frame, new_figure, save_figure
 
-# Okabe and Ito's palette.
-_PREFIX = "#0072B2"
-_BEYOND = {"leyline": "#009E73", "cdc": "#E69F00", "lmcache": "#56B4E9"}
+_BEYOND = {"leyline": GREEN, "cdc": ORANGE, "lmcache": SKY}
 _WIDTH = 0.26
 
 
@@ -34,7 +31,7 @@ def draw(document: Mapping[str, Any], out: Path) -> None:
         prefix = [100 * arm_["prefix"] if arm_ else 0 for arm_ in found]
         beyond = [100 * arm_["additional"] if arm_ else 0 for arm_ in found]
         label = "exact prefix" if index == 0 else None
-        panel.bar(at, prefix, _WIDTH, color=_PREFIX, label=label)
+        panel.bar(at, prefix, _WIDTH, color=BLUE, label=label)
         panel.bar(at, beyond, _WIDTH, bottom=prefix, color=colour, label=arm)
     for place, figures in enumerate(patterns.values()):
         if figures["recoverable"] is not None:
@@ -45,9 +42,6 @@ def draw(document: Mapping[str, Any], out: Path) -> None:
     panel.set_xticks(list(places), list(patterns))
     panel.set_ylabel("% of prompt tokens", color=INK)
     panel.set_ylim(0, 100)
-    panel.grid(axis="y", color="#dddddd", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(colors=INK, labelsize=9)
+    frame(panel)
     figure.legend(loc="outside lower center", ncols=5, frameon=False)
     save_figure(figure, out)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from ..tables import figures_table
 from .figures import CLOSENESS, GOAL
 
 _COLUMNS = (
@@ -26,11 +25,7 @@ _FINE = 0.001
 
 def print_patterns(console: Console, document: Mapping[str, Any], title: str) -> None:
     """Print a row per pattern and arm, then the goals, then what wasn't measured."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
-    for name in ("pattern", "arm"):
-        table.add_column(name, no_wrap=True)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = figures_table(title, ("pattern", "arm"), _COLUMNS, gap=0)
     for pattern, figures in document["patterns"].items():
         table.add_row(pattern, "leyline", *_cells(figures))
         for arm in ("naive", "cdc", "lmcache"):

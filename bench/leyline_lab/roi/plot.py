@@ -6,17 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..replay.figure import new_figure, save_figure
-from ..replay.plot import COLOURS as REPLAY_COLOURS
-from ..replay.plot import INK
+from ..pictures import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PINK,
+    frame,
+    headline,
+    legend_below,
+    new_figure,
+    save_figure,
+    stacked_bars,
+)
 from .results import RoiReport, Served, by_turn
 
-COLOURS = {
-    "prefix": REPLAY_COLOURS["cached"],
-    "edits": REPLAY_COLOURS["spliced"],
-    "reuse": REPLAY_COLOURS["reused"],
-    "prefill": REPLAY_COLOURS["prefilled"],
-}
+COLOURS = {"prefix": BLUE, "edits": GREEN, "reuse": PINK, "prefill": ORANGE}
 LABELS = {
     "prefix": "exact prefix",
     "edits": "spliced after edits",
@@ -41,9 +46,8 @@ def draw_roi(report: RoiReport, out: Path, title: str) -> None:
     left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
     _draw_files(left, rows)
     _draw_turns(right, by_turn(report))
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK)
+    legend_below(figure, left, 4)
+    headline(figure, title)
     save_figure(figure, out)
 
 
@@ -73,31 +77,20 @@ def _draw_files(panel: Any, rows: Sequence[tuple[str, Served]]) -> None:
     panel.set_ylim(max(len(rows), 4) - 0.4, -0.6)  # from the top, no bar too thick
     panel.set_xlim(0, 100)
     panel.set_xlabel("% of the prompt tokens", color=INK)
-    panel.set_title("By file", loc="left", fontsize=11, color=INK)
-    _frame(panel)
+    frame(panel, "By file", grid=False)
 
 
 def _draw_turns(panel: Any, turns: Sequence[Served]) -> None:
     places = [place + 1 for place in range(len(turns))]
-    base = [0.0] * len(turns)
-    for source, colour in COLOURS.items():
-        heights = [100 * turn.share(turn.by_source()[source]) for turn in turns]
-        panel.bar(
-            places, heights, bottom=base, width=1.0 if len(turns) > 40 else 0.86, color=colour
-        )
-        base = [low + height for low, height in zip(base, heights, strict=True)]
-    panel.set_xlim(0.3, max(places, default=1) + 0.7)
+    layers = {
+        source: [100 * turn.share(turn.by_source()[source]) for turn in turns] for source in COLOURS
+    }
+    width = 1.0 if len(turns) > 40 else 0.86
+    stacked_bars(panel, places, layers, colours=COLOURS, labels=LABELS, width=width)
     panel.set_ylim(0, 100)
     panel.set_xlabel("turn", color=INK)
     panel.set_ylabel("% of the prompt tokens", color=INK)
-    panel.set_title("By turn, all sessions together", loc="left", fontsize=11, color=INK)
-    _frame(panel)
-
-
-def _frame(panel: Any) -> None:
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(colors=INK, labelsize=9)
+    frame(panel, "By turn, all sessions together", grid=False)
 
 
 def _short(name: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ..policy_trial.table import tokens
+from ..tables import figures_table
 from .results import RoiReport, Served, advice
 
 _MEANING = (
@@ -46,16 +46,9 @@ def print_notes(console: Console, report: RoiReport) -> None:
 
 
 def _table(report: RoiReport) -> Table:
-    table = Table(
-        caption=_MEANING,
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    table.add_column("file", overflow="ellipsis", no_wrap=True, max_width=28)
-    for name in ("requests", "prompt", *Served().by_source()):
-        table.add_column(name, justify="right", no_wrap=True)
+    figures = ("requests", "prompt", *Served().by_source())
+    table = figures_table("", ("file",), figures, caption=_MEANING)
+    table.columns[0].overflow, table.columns[0].max_width = "ellipsis", 28
     for file in report.files:
         table.add_row(escape(file.name), *_cells(file.requests, file.served))
     if len(report.files) > 1:

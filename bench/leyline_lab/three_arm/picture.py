@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..replay.figure import new_figure, save_figure
-from ..replay.plot import INK
+from ..pictures import BLUE, GREEN, GREY, INK, RED, frame, legend_below, new_figure, save_figure
 
-# Okabe and Ito's palette, with a marker each: distinguishable without colour.
+# With a marker each: distinguishable without colour.
 _STYLES = {
-    "off": ("#999999", "s", "no cache"),
-    "radix": ("#0072B2", "o", "prefix cache"),
-    "splice": ("#009E73", "D", "Leyline"),
-    "floor": ("#D55E00", "_", "floor: as many new tokens, the rest cached"),
+    "off": (GREY, "s", "no cache"),
+    "radix": (BLUE, "o", "prefix cache"),
+    "splice": (GREEN, "D", "Leyline"),
+    "floor": (RED, "_", "floor: as many new tokens, the rest cached"),
 }
 
 
@@ -36,8 +35,7 @@ def draw(document: Mapping[str, Any], out: Path) -> None:
         }
         _draw_panel(panel, levels, phase)
     panels[0].set_ylabel("ms to the first token, median", color=INK)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure, panels[0], 2)
     save_figure(figure, out)
 
 
@@ -46,12 +44,9 @@ def _draw_panel(panel: Any, levels: Mapping[int, Any], phase: str) -> None:
         drawn = {at: found[name]["ttft_ms"]["p50"] for at, found in levels.items() if name in found}
         if drawn:
             panel.plot(*zip(*drawn.items(), strict=True), color=colour, marker=marker, label=label)
-    panel.set_title(phase, loc="left", color=INK)
     panel.set_yscale("log")
     panel.set_xscale("log", base=2)
     panel.set_xticks(sorted(levels), [str(at) for at in sorted(levels)])
     panel.minorticks_off()
     panel.set_xlabel("sessions at once")
-    panel.grid(axis="y", color="#dddddd", linewidth=0.6)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(colors=INK, labelsize=9)
+    frame(panel, phase)

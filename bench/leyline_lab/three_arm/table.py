@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..replay.table import milliseconds
+from ..tables import figures_table, met, milliseconds
 from .figures import BenchArm
 
 _COLUMNS = ("hit\nratio", "spliced", "prefilled", "TTFT\np50", "p90", "e2e\np50", "logit\ndelta")
@@ -18,26 +17,16 @@ _COLUMNS = ("hit\nratio", "spliced", "prefilled", "TTFT\np50", "p90", "e2e\np50"
 def print_levels(console: Console, document: Mapping[str, Any], title: str) -> None:
     """Print a table of the replay and one of the edit, then the goals."""
     for phase in ("replay", "edit"):
-        table = Table(
-            title=f"{title}: {phase}",
-            title_justify="left",
-            box=box.SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-        )
-        table.add_column("at\nonce", justify="right", no_wrap=True)
-        table.add_column("arm", no_wrap=True)
-        for name in _COLUMNS:
-            table.add_column(name, justify="right", no_wrap=True)
+        table = figures_table(f"{title}: {phase}", ("at\nonce", "arm"), _COLUMNS)
         for concurrency, level in document.items():
             _add_rows(table, concurrency, level if phase == "replay" else level["edit"])
         console.print(table)
         for concurrency, level in document.items():
             figures = level if phase == "replay" else level["edit"]
             for name, goal in figures["goal"].items():
-                verdict = "met" if goal["met"] else "NOT MET"
                 console.print(
                     f"{concurrency:>3} at once, {phase}, {name}: "
-                    f"{goal['measured']} of at most {goal['bound']}: {verdict}",
+                    f"{goal['measured']} of at most {goal['bound']}: {met(goal['met'])}",
                     highlight=False,
                 )
 

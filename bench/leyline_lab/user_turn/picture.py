@@ -6,17 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..replay.figure import new_figure, save_figure
-from ..replay.plot import INK
+from ..pictures import BLUE, GREEN, GREY, INK, RED, SKY, frame, new_figure, save_figure
 
-# Okabe and Ito's palette.
-_COLOURS = {
-    "full": "#999999",
-    "radix": "#0072B2",
-    "strip": "#56B4E9",
-    "splice": "#009E73",
-    "floor": "#D55E00",
-}
+_COLOURS = {"full": GREY, "radix": BLUE, "strip": SKY, "splice": GREEN, "floor": RED}
 
 
 def draw(document: Mapping[str, Any], out: Path) -> None:
@@ -41,8 +33,5 @@ def draw(document: Mapping[str, Any], out: Path) -> None:
         panel.bar(list(shown), values, color=[_COLOURS[arm] for arm in shown])
         panel.set_yscale("log")
         panel.set_ylabel(label, color=INK)
-        panel.grid(axis="y", color="#dddddd", linewidth=0.6)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.tick_params(colors=INK, labelsize=9)
+        frame(panel)
     save_figure(figure, out)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from ..replay.table import milliseconds
+from ..tables import figures_table, met, milliseconds, share, whole
 
 _COLUMNS = (
     "prompt",
@@ -27,15 +25,8 @@ _COLUMNS = (
 def print_arms(console: Console, document: Mapping[str, Any]) -> None:
     """Print a row per arm, then the goals, then what wasn't measured."""
     size = f"{document['calls']} calls per loop, {document['user_turns']} user turns"
-    table = Table(
-        title=f"user turns on {document['engine']}, {document['model']}: {size}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("arm", no_wrap=True)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
+    title = f"user turns on {document['engine']}, {document['model']}: {size}"
+    table = figures_table(title, ("arm",), _COLUMNS)
     for arm, figures in document["arms"].items():
         if figures["available"]:
             table.add_row(arm, *_cells(figures))
@@ -46,8 +37,7 @@ def print_arms(console: Console, document: Mapping[str, Any]) -> None:
         bound = (
             f"at most {goal['at_most']}" if "at_most" in goal else f"at least {goal['at_least']}"
         )
-        verdict = "met" if goal["met"] else "NOT MET"
-        console.print(f"{name}: {goal['measured']}, {bound}: {verdict}", highlight=False)
+        console.print(f"{name}: {goal['measured']}, {bound}: {met(goal['met'])}", highlight=False)
     for arm, figures in document["arms"].items():
         if not figures["available"]:
             console.print(f"{arm}: not available: {figures['reason']}", highlight=False)
@@ -56,21 +46,13 @@ def print_arms(console: Console, document: Mapping[str, Any]) -> None:
 def _cells(figures: Mapping[str, Any]) -> list[str]:
     agreement = figures.get("agreement") or {}
     return [
-        _tokens(figures["prompt_tokens"]),
-        _tokens(figures["prefilled_tokens"]),
-        _tokens(figures.get("changed_and_new_tokens")),
-        _percent(figures.get("unchanged_reused")),
+        whole(figures["prompt_tokens"]),
+        whole(figures["prefilled_tokens"]),
+        whole(figures.get("changed_and_new_tokens")),
+        share(figures.get("unchanged_reused")),
         milliseconds(figures["ttft_ms"]["p50"]),
         milliseconds(figures["ttft_ms"]["p90"]),
-        _percent(agreement.get("answers")),
-        _percent(agreement.get("tokens")),
-        _tokens(figures.get("loop_prefilled_tokens")),
+        share(agreement.get("answers")),
+        share(agreement.get("tokens")),
+        whole(figures.get("loop_prefilled_tokens")),
     ]
-
-
-def _tokens(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"

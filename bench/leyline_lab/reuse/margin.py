@@ -11,13 +11,11 @@ margin is the engine's own. There are two workloads:
 from __future__ import annotations
 
 import argparse
-import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -38,11 +36,13 @@ from leyline_lab.fidelity.recall_task import (
     value,
 )
 from leyline_lab.fidelity.recall_words import FILES, KEYS
-from leyline_lab.reuse.texts import demo_material
 from leyline_lab.training.encoding import render
 from leyline_lab.training.train import WORDS
 from leyline_replay.engine import GenerationRequest, ReplayEngine
 from leyline_replay.models.loader import LoadedModel, load_model
+
+from ..tables import figures_table, share
+from ..traces.texts import demo_material
 
 MODELS = ("leyline-recall", "leyline-recall-notes")
 THRESHOLDS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -221,26 +221,28 @@ def measure(loaded: LoadedModel, cases: Iterator[Case], step: Callable[[], None]
 
 def table(results: dict[str, Any]) -> Table:
     """Return the shares by model and threshold."""
-    shown = Table(title="First tokens that differ from a full prefill's, before and after the gate")
-    for column in ("prompts", "threshold", "gated", "wrong before", "wrong after", "if random"):
-        first = column == "prompts"
-        shown.add_column(column, justify="left" if first else "right", no_wrap=first)
+    shown = figures_table(
+        "First tokens that differ from a full prefill's, before and after the gate",
+        ("prompts",),
+        ("threshold", "gated", "wrong before", "wrong after", "if random"),
+    )
     for model, entry in results.items():
         for row in entry["thresholds"]:
             shares = (row["gated"], entry["wrong"], row["wrong_after"], row["wrong_if_random"])
-            shown.add_row(model, f"{row['threshold']:g}", *(f"{share:.1%}" for share in shares))
+            shown.add_row(model, f"{row['threshold']:g}", *map(share, shares))
         shown.add_section()
     return shown
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add models and sizes."""
     parser.add_argument("--models", nargs="+", default=MODELS, help="names or folders")
     parser.add_argument("--count", type=int, default=400, help="prompts of each workload")
     parser.add_argument("--turns", type=int, default=6, help="other turns in a block of the task")
-    given = parser.parse_args()
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure each model and workload, and print them."""
     console = Console()
     results: dict[str, Any] = {}
     text = demo_material().text
@@ -259,15 +261,10 @@ def main() -> None:
                 results[f"{loaded.name}, {workload}"] = measure(
                     loaded, cases, lambda: progress.advance(bar)
                 )
-    given.json.parent.mkdir(parents=True, exist_ok=True)
-    given.json.write_text(json.dumps(results, indent=2) + "\n")
     console.print(table(results))
     for model, entry in results.items():
         places = ", ".join(f"{k} {v:.1%}" for k, v in entry["wrong_by_place"].items())
         chance = entry["separation"]
         said = "" if chance is None else f"; separation {chance:.2f}"
         console.print(f"{model}: {entry['prompts']} prompts, wrong by place: {places}{said}")
-
-
-if __name__ == "__main__":
-    main()
+    return results

@@ -8,15 +8,13 @@ fill the index beside it.
 from __future__ import annotations
 
 import argparse
-import json
 from array import array
-from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from leyline_engine.contract import ATTENTION_SINK, token_digest
 from leyline_engine.records.sources import SourceTurn
@@ -24,7 +22,9 @@ from leyline_engine.reuse.fingerprints import Fingerprinter, MatcherKind, finger
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.reuse.matching import ReuseMatcher
 
-VOCABULARY = 128_000
+from ..tables import figures_table
+from .index import VOCABULARY
+
 OTHERS = 4
 """Sessions of the same length beside the measured one."""
 
@@ -83,32 +83,23 @@ def measure(prints: Fingerprinter, length: int, new: int, repeat: int) -> dict[s
     }
 
 
-def main() -> None:
-    """Run the bench."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the sizes."""
     parser.add_argument("--sizes", default="10000,50000,100000", help="prompt lengths, in tokens")
     parser.add_argument("--new", type=int, default=1000, help="uncached tokens of each prompt")
     parser.add_argument("--repeat", type=int, default=15)
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    given = parser.parse_args()
-    table = Table("matcher", "prompt", "search", "update", "found of the new")
-    results: dict[str, dict[str, dict[str, float]]] = {}
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure each matcher and size, and print a row for it."""
+    columns = ("prompt", "search", "update", "found of the new")
+    table = figures_table("", ("matcher",), columns)
+    results: dict[str, Any] = {}
     for kind in (MatcherKind.WINNOW, MatcherKind.CDC):
         for size in map(int, given.sizes.split(",")):
             row = measure(fingerprinter(kind, 1), size, given.new, given.repeat)
             results.setdefault(kind.value, {})[str(size)] = row
-            table.add_row(
-                kind.value,
-                f"{size:,}",
-                f"{row['search_ms']:.2f} ms",
-                f"{row['update_ms']:.2f} ms",
-                f"{row['found']:.1%}",
-            )
+            times = (f"{row[name]:.2f} ms" for name in ("search_ms", "update_ms"))
+            table.add_row(kind.value, f"{size:,}", *times, f"{row['found']:.1%}")
     Console().print(table)
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(results, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return results

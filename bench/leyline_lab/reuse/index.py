@@ -9,24 +9,24 @@ beginning back at its end. Times are of the CPU.
 from __future__ import annotations
 
 import argparse
-import json
 import tracemalloc
 from array import array
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from statistics import median
 from time import thread_time
+from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from leyline_engine.contract import EditPayload, ReuseMode, ReusePayload
 from leyline_engine.records.retention import source_of
 from leyline_engine.records.sources import SourceTurn
 from leyline_replay.admission import Admission
 from leyline_replay.dry_run import DryCache, Found
+
+from ..tables import figures_table
 
 VOCABULARY = 128_000
 INDEX = ReusePayload(mode=ReuseMode.LIVE, within=())
@@ -136,32 +136,22 @@ def measure(length: int, new: int, recalled: int, repeat: int) -> dict[str, floa
     }
 
 
-def main() -> None:
-    """Run the bench."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the sizes."""
     parser.add_argument("--sizes", default="10000,50000,100000", help="prompt lengths, in tokens")
     parser.add_argument("--new", type=int, default=1000, help="tokens that each turn adds")
     parser.add_argument("--recalled", type=int, default=2000, help="tokens of a recall")
     parser.add_argument("--repeat", type=int, default=8)
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    given = parser.parse_args()
-    table = Table("prompt", "first turn", "each turn", "a recall", "entries", "memory")
-    results: dict[str, dict[str, float]] = {}
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure each size, and print a row for it."""
+    columns = ("first turn", "each turn", "a recall", "entries", "memory")
+    table = figures_table("", ("prompt",), columns)
+    results: dict[str, Any] = {}
     for size in map(int, given.sizes.split(",")):
         row = results[str(size)] = measure(size, given.new, given.recalled, given.repeat)
-        table.add_row(
-            f"{size:,}",
-            f"{row['first_ms']:.2f} ms",
-            f"{row['turn_ms']:.2f} ms",
-            f"{row['recall_ms']:.2f} ms",
-            f"{row['entries']:,}",
-            f"{row['kilobytes']:,} KB",
-        )
+        times = (f"{row[name]:.2f} ms" for name in ("first_ms", "turn_ms", "recall_ms"))
+        table.add_row(f"{size:,}", *times, f"{row['entries']:,}", f"{row['kilobytes']:,} KB")
     Console().print(table)
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(results, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return results

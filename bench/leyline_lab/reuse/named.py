@@ -14,19 +14,16 @@ import json
 import random
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from time import process_time
 from typing import Any
 
 import httpx
 from rich.console import Console
-from rich.table import Table
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leyline_engine.contract import REUSE_ACTION, token_digest
-from leyline_lab.reuse.texts import demo_material
 from leyline_proxy.http.app import create_app
 from leyline_proxy.model.prepared import Prepared
 from leyline_proxy.model.rendered import MessageSpan, Rendered
@@ -40,7 +37,10 @@ from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.embedded import create_embedded_engine
 from leyline_proxy.upstream.lifespan import lifespan_of
 
-CHAT = "/v1/chat/completions"
+from ..engines.stack import CHAT_PATH as CHAT
+from ..tables import figures_table
+from ..traces.texts import demo_material
+
 LENGTHS = (60, 120, 240, 480, 2000)
 """Characters of a text."""
 ARMS = {"search": ("winnow", False), "names": ("off", True), "both": ("winnow", True)}
@@ -173,31 +173,26 @@ def _turn(prompt: Rendered) -> RetainedTurn:
     return RetainedTurn("t0", 0, Prepared((), ()), prompt, (), (), None, digest, "run", names=names)
 
 
-def main() -> None:
-    """Run the bench."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the sizes."""
     parser.add_argument("--texts", type=int, default=12, help="texts that both agents read")
     parser.add_argument("--sizes", default="10000,50000,100000", help="prompt lengths, in tokens")
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    given = parser.parse_args()
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure what is reused, then the cost of names, and print both."""
     configure_logging("error", "console")
     console = Console()
     found = list(rows(given.texts))
-    table = Table("a text", "prompt", "texts", *ARMS, title="tokens of the second agent's prompt")
+    title = "tokens of the second agent's prompt"
+    table = figures_table(title, (), ("a text", "prompt", "texts", *ARMS))
     for row in found:
         shares = [f"{row[arm]:,} ({row[arm] / row['prompt']:.1%})" for arm in ARMS]
         table.add_row(str(row["tokens"]), f"{row['prompt']:,}", f"{row['read']:,}", *shares)
     console.print(table)
     costs = {size: cost_ms(size, 30) for size in map(int, given.sizes.split(","))}
-    table = Table("prompt", "to name", "to learn", title="CPU of the proxy")
+    table = figures_table("CPU of the proxy", (), ("prompt", "to name", "to learn"))
     for size, (name, learn) in costs.items():
         table.add_row(f"{size:,}", f"{name:.2f} ms", f"{learn:.2f} ms")
     console.print(table)
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        document = {"texts": given.texts, "lengths": found, "cost_ms": costs}
-        given.json.write_text(json.dumps(document, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return {"texts": given.texts, "lengths": found, "cost_ms": costs}

@@ -27,8 +27,22 @@ from rich.table import Table
 
 from leyline_engine.contract import common_prefix
 from leyline_engine.reuse.winnowing import Winnower
-from leyline_lab.replay.traces import Message, RecordedSession, read_trace
-from leyline_lab.reuse.arms import Arm, new_arms
+
+from ..pictures import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    frame,
+    legend_below,
+    new_figure,
+    save_figure,
+)
+from ..tables import figures_table
+from ..traces.recordings import Message, RecordedSession, read_trace
+from .arms import Arm, new_arms
 
 CEILING = "ceiling"
 KINDS = ("sessions", "edited")
@@ -42,8 +56,7 @@ ARMS = {
     "winnowing": "fingerprints of 32 tokens; each hit extended by comparing ids",
     CEILING: "all equal runs of 64 tokens or more, without hashes",
 }
-# Okabe and Ito's palette.
-COLOURS = ("#999999", "#E69F00", "#56B4E9", "#0072B2", "#CC79A7", "#009E73")
+COLOURS = (GREY, ORANGE, SKY, BLUE, PINK, GREEN)
 
 BEGIN, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
@@ -240,10 +253,9 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def table(rows: Sequence[Row]) -> Table:
     """Return the table for a terminal."""
-    shown_table = Table(title="Tokens found, in % of those that an exact prefix leaves")
-    for column in ("sessions", "history", *TOKEN_COLUMNS, *rows[0].counts.found):
-        text = column in ("sessions", "history")
-        shown_table.add_column(column, justify="left" if text else "right")
+    title = "Tokens found, in % of those that an exact prefix leaves"
+    columns = (*TOKEN_COLUMNS, *rows[0].counts.found)
+    shown_table = figures_table(title, ("sessions", "history"), columns)
     for row in rows:
         shown_table.add_row(*cells(row), end_section=row.history == "file")
     return shown_table
@@ -268,26 +280,17 @@ def document(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def draw(rows: Sequence[Row], out: Path) -> None:
     """Draw a panel per history: bars by file and arm, and a line at each file's ceiling."""
-    from matplotlib.figure import Figure
-
     histories = {
         "session": "In earlier requests of the same session (in brackets: tokens left)",
         "file": "There, or in any earlier session of the file",
     }
-    figure = Figure(figsize=(10, 7.5), layout="constrained")
+    figure = new_figure(10, 7.5)
     panels = figure.subplots(len(histories), 1)
     for panel, (history, title) in zip(panels, histories.items(), strict=True):
         draw_panel(panel, [row for row in rows if row.history == history])
         panel.set_title(title, loc="left", fontsize=12)
-    figure.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=4,
-        frameon=False,
-        fontsize=11,
-    )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=130, facecolor="white")
+    legend_below(figure, panels[0], 4)
+    save_figure(figure, out)
 
 
 def draw_panel(panel: Any, rows: Sequence[Row]) -> None:
@@ -314,9 +317,7 @@ def draw_panel(panel: Any, rows: Sequence[Row]) -> None:
     panel.set_ylabel("% of the tokens that\nan exact prefix leaves", fontsize=11)
     panel.set_ylim(0, 100)
     panel.set_xlim(-0.55, len(rows) - 0.45)
-    panel.grid(axis="y", color="#dddddd", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
+    frame(panel)
 
 
 def short_name(corpus: str) -> str:
@@ -330,24 +331,22 @@ def thousands(tokens: int) -> str:
     return f"{tokens / 1e6:.1f}M" if tokens >= 1_000_000 else f"{tokens / 1000:.0f}K"
 
 
-def main() -> None:
-    """Measure, print, write."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the files and the outputs."""
     listed = "\n".join(f"  {name:<26}{text}" for name, text in ARMS.items())
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog=f"methods:\n{listed}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser.epilog = f"methods:\n{listed}"
     parser.add_argument(
         "--traces", type=Path, required=True, metavar="DIR", help="sessions_* and edited_* files"
     )
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the counts")
     parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw the shares")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    given = parser.parse_args()
+
+
+def run(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure each file, print the table, and draw it."""
     paths = [path for kind in KINDS for path in sorted(given.traces.glob(f"{kind}_*.jsonl*"))]
     if not paths:
-        parser.error(f"{given.traces} has no files sessions_*.jsonl or edited_*.jsonl(.gz)")
+        raise SystemExit(f"{given.traces} has no files sessions_*.jsonl or edited_*.jsonl(.gz)")
     renderer, rows = Renderer(), list[Row]()
     specials, fingerprints = renderer.specials, Winnower().select
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -358,9 +357,6 @@ def main() -> None:
             sessions = [list(rendered(one, renderer)) for one in read_trace(path).sessions]
             rows += measured(name, sessions, lambda: new_arms(specials, fingerprints))
             progress.advance(task)
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(document(rows), indent=2) + "\n")
     if given.plot:
         draw(rows, given.plot)
     console = Console()
@@ -368,7 +364,4 @@ def main() -> None:
     console.print(
         markdown(rows) if given.markdown else table(rows), markup=False, soft_wrap=given.markdown
     )
-
-
-if __name__ == "__main__":
-    main()
+    return document(rows)
