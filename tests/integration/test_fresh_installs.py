@@ -192,13 +192,19 @@ def test_the_replay_engine_alone(bare: Environment) -> None:
 def test_the_laboratory_without_an_engine(bare: Environment) -> None:
     """What needs no engine works; what does names the distribution that has one."""
     install(bare, "leyline-kv", "leyline-lab")
-    assert bare.run("leyline", "demo", "--help").returncode == 0
-    trial = bare.run("leyline", "policies", "try", "truncate_older_than:n=2", "--help")
-    assert trial.returncode == 0, trial.stderr
-    engine = str(bare.wheels["leyline-replay"])
-    for command in (["demo"], ["bench", "reuse"], ["bench", "splice-kernel"]):
-        said = bare.refused("leyline", *command)
-        assert "leyline_replay" in said and engine in said, command
+    session = str(next(bare.root.glob("lib/python*/site-packages/leyline_lab/demo/*.jsonl.gz")))
+    for command in (
+        ["demo"],
+        ["replay", session],
+        ["roi", session],
+        ["bench", "reuse"],
+        ["bench", "splice-kernel"],
+        ["claims", "litmus", "--engine", "replay"],
+    ):
+        assert str(bare.wheels["leyline-replay"]) in bare.refused("leyline", *command), command
+    trial = bare.run("leyline", "policies", "try", "truncate_older_than:n=2", session)
+    assert trial.returncode == 0 and "reclaimed" in trial.stdout, trial.stderr
+    assert bare.run("leyline", "claims", "litmus").returncode == 0
 
 
 @contextmanager
