@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from leyline_lab.splice_kernel import command as splice_kernel
+from leyline_lab import splice_kernel
 from leyline_proxy.cli import build_app
 
 
