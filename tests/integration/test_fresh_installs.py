@@ -190,7 +190,7 @@ def test_the_replay_engine_alone(bare: Environment) -> None:
 
 
 def test_the_laboratory_without_an_engine(bare: Environment) -> None:
-    """What needs no engine works; what does names the distribution that has one."""
+    """Commands that need no engine work; the others name the distribution that has one."""
     install(bare, "leyline-kv", "leyline-lab")
     session = str(next(bare.root.glob("lib/python*/site-packages/leyline_lab/demo/*.jsonl.gz")))
     for command in (
