@@ -24,8 +24,6 @@
 
 from __future__ import annotations
 
-from leyline_proxy.installing import command_for
-
 
 class LabError(Exception):
     """An error that ends a command."""
@@ -51,8 +49,7 @@ class MissingExtraError(LabError):
     """A missing library that only measuring needs."""
 
     def __init__(self, library: str) -> None:
-        command = command_for(library) or f"pip install {library}"
-        super().__init__(f"{library} is not installed; install it with: {command}")
+        super().__init__(f"{library} is not installed; install it with: pip install {library}")
 
 
 class TraceError(LabError):

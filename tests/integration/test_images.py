@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,11 @@ def sglang(folders: Path) -> tuple[ImageFolder, Stage]:
     for entry in SGLANG_SITE.iterdir():
         if "leyline" not in entry.name and entry.suffix != ".pth":
             (site / entry.name).symlink_to(entry)
+    # SGLang needs a platform; the laboratory's stands for the GPU.
+    lab = distribution("leyline-lab")
+    info = f"leyline_lab-{lab.version}.dist-info"
+    (site / info).symlink_to(Path(str(lab.locate_file(info))).resolve())
+    (site / "leyline_lab").symlink_to(REPOSITORY / "bench" / "leyline_lab")
     (own,) = (root / "usr/local/lib").glob("python*/site-packages")
     stubs = DEPLOY / "sglang" / "stubs"
     (own / "base-image.pth").write_text(f"{site}\n{stubs}\n")
@@ -193,7 +199,9 @@ def test_sglang_image_splices_behind_the_proxy_image(
 ) -> None:
     """SGLang's image, by its own command line, is an engine that the proxy's image splices on."""
     image, stage = sglang
-    assert not [name for name in OTHERS if _has(image, stage, name)]
+    assert not _has(image, stage, "leyline_replay")
+    (wheel,) = (image.root / "wheels").iterdir()
+    assert wheel.name.startswith("leyline_kv-")
     engine_port, port = free_port(), free_port()
     flags = ["--model-path", str(MODEL), "--served-model-name", "leyline-recall"]
     # The last of two equal flags counts.

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from leyline_engine.admit.plan import PAGE_SIZES
+from leyline_proxy.installing import command_for
 
 from ..console import reported
 from .cases import CASES, SPLICING_CASES
@@ -99,7 +100,9 @@ def _open(engine: str, page: int) -> OpenRuntime:
     try:
         opener: Callable[..., Runtime] = getattr(import_module(module), name)
     except ImportError as error:
-        raise _usage_error(f"the engine {engine} is not installed here: {error}") from error
+        fix = command_for(error.name or "")
+        how = f". Install it with: {fix}" if fix else ""
+        raise _usage_error(f"the engine {engine} is not installed here: {error}{how}") from error
     return opener if engine == ALLOCATOR else partial(opener, page=page)
 
 

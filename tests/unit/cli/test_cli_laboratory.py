@@ -121,8 +121,8 @@ def test_help_loads_no_library_that_it_does_not_need(words: list[str]) -> None:
 
 
 def test_a_missing_package_of_the_proxy_is_named() -> None:
-    """Where the extra isn't installed, `leyline serve` ends with 2 and the command that installs
-    it; a missing package that isn't the proxy's is a defect, and keeps its traceback."""
+    """Without the extra, `leyline serve` ends with 2 and the command that installs it; a missing
+    package that isn't the proxy's is a defect, and keeps its traceback."""
     program = (
         "import sys\n"
         "from leyline_proxy.cli import main as frame\n"

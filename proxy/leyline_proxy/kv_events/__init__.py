@@ -1,1 +1,0 @@
-"""KV events of engines, as ``leyline events`` shows them."""
