@@ -26,7 +26,7 @@ from rich.table import Table
 from leyline_engine.contract import EditPayload
 from leyline_lab.engines.process import EngineProcess
 from leyline_lab.engines.sglang import sglang_server
-from leyline_lab.three_arm.generate import GenerateClient
+from leyline_lab.three_arm.clients import GenerateClient
 
 GOAL = 1.03
 WAYS = ("stock", "leyline", "registering")

@@ -33,7 +33,7 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_lab.engines.sglang import sglang_server
-from leyline_lab.three_arm.generate import GenerateClient
+from leyline_lab.three_arm.clients import GenerateClient
 
 _STUB, _CUT = 4, 8
 """Tokens of a stub, and of what it replaces."""

@@ -65,24 +65,24 @@ class EngineKind:
 
 
 def shipped_model() -> Path:
-    """Return the folder of the trained model that ships with the replay engine.
+    """Return the folder of the trained model that comes with the replay engine.
 
     Raises:
-        EngineUnavailable: the replay engine isn't installed.
+        EngineUnavailable: the replay engine's distribution is missing.
     """
-    with replay_engine():
-        from leyline_replay.models.trained import trained_model_dir
-    folder = trained_model_dir(SHIPPED_NAME)
+    folder = shipped_folder(SHIPPED_NAME)
     assert folder is not None
     return folder
 
 
 def shipped_folder(name: str) -> Path | None:
-    """Return the folder of a trained model that ships with the replay engine; None for others."""
-    try:
+    """Return the folder of a trained model that comes with the replay engine; None for other names.
+
+    Raises:
+        EngineUnavailable: the replay engine's distribution is missing.
+    """
+    with replay_engine():
         from leyline_replay.models.trained import trained_model_dir
-    except ModuleNotFoundError:
-        return None
     return trained_model_dir(name)
 
 

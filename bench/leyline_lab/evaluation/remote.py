@@ -13,10 +13,10 @@ from leyline_lab.fidelity.experiment import Experiment, Scale
 from leyline_lab.fidelity.leaving_out import LeavingOut
 from leyline_lab.fidelity.steps import LENGTHS, EvaluationSessions
 
-from ..errors import MissingExtraError
+from ..traces.renderer import folder_renderer
 from .endpoint import EngineEndpoint
 from .remote_subject import RemoteSubject
-from .rendering import ModelRenderer, folder_renderer
+from .rendering import ModelRenderer
 
 _IN_PROCESS = "it measures the replay engine's own code, in this process: leave --engine out"
 LEFT_OUT = {
@@ -131,7 +131,6 @@ def endpoint_evaluation(
         model: folder with tokenizer and chat template; None asks the engine for them.
 
     Raises:
-        MissingExtraError: numpy isn't installed.
         SubjectError: the engine can't be reached, isn't one of Leyline's, or can't splice; or
             there is no tokenizer or template.
     """
@@ -156,9 +155,6 @@ def endpoint_evaluation(
 
 
 def _answer_tables(subject: RemoteSubject, sessions: EvaluationSessions) -> Sequence[Experiment]:
-    # Experiments need numpy, which isn't among the proxy's own libraries.
-    try:
-        from leyline_lab.fidelity.tables import answer_tables
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "numpy") from error
+    from leyline_lab.fidelity.tables import answer_tables
+
     return answer_tables([subject], sessions, [subject.name])

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import BenchmarkError, EndpointError, MissingError, PlanError
+from ..files import sole_user, write_whole
 from .arms import (
     OutsideArm,
     arm_settings,
@@ -23,7 +24,6 @@ from .arms import (
 )
 from .benchmarks import Job, Step
 from .endpoint import Engine, ask_engine
-from .files import sole_user, write_whole
 from .outcomes import (
     Part,
     RunOutcome,

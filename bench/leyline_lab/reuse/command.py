@@ -111,8 +111,7 @@ def command(
     from rich.console import Console
 
     from ..traces.texts import demo_material, recorded_material
-    from .picture import draw
-    from .table import print_patterns
+    from .report import draw, print_patterns
     from .workload import Workload
 
     server = Server(url, api_key, model, tuple(server_flag or ()), log)
@@ -194,7 +193,7 @@ async def _measure(
     from rich.progress import Progress
 
     from ..errors import ServerAnswerError
-    from ..three_arm.generate import GenerateClient
+    from ..three_arm.clients import GenerateClient
     from .figures import pattern_json
     from .sglang import SglangReuseBench
     from .workload import assembled, texts_of

@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import Any
 
-from leyline_lab.reuse.samples import BenchRequest
+from leyline_lab.reuse.figures import BenchRequest
 
 REQUESTS_PER_SESSION = 6
 FEW_SESSIONS = 4

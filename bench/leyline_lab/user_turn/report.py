@@ -1,12 +1,14 @@
-"""The figures of ``leyline bench user-turn`` for a terminal."""
+"""The figures of ``leyline bench user-turn`` for readers: a table, and a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from ..pictures import BLUE, GREEN, GREY, INK, RED, SKY, frame, new_figure, save_figure
 from ..tables import figures_table, met, milliseconds, share, whole
 
 _COLUMNS = (
@@ -56,3 +58,29 @@ def _cells(figures: Mapping[str, Any]) -> list[str]:
         share(agreement.get("tokens")),
         whole(figures.get("loop_prefilled_tokens")),
     ]
+
+
+_COLOURS = {"full": GREY, "radix": BLUE, "strip": SKY, "splice": GREEN, "floor": RED}
+
+
+def draw(document: Mapping[str, Any], out: Path) -> None:
+    """Write a PNG, SVG or PDF, by the suffix of ``out``.
+
+    Args:
+        document: the benchmark's JSON.
+    """
+    rows = {**document["arms"], "floor": document["floor"]}
+    drawn = {arm: rows[arm] for arm in _COLOURS if (rows.get(arm) or {}).get("available", True)}
+    shown = {arm: figures for arm, figures in drawn.items() if figures is not None}
+    figure = new_figure(8.4, 3.6)
+    panels = figure.subplots(1, 2)
+    measures = {
+        "tokens prefilled, mean": [figures["prefilled_tokens"] for figures in shown.values()],
+        "ms to the first token, median": [each["ttft_ms"]["p50"] for each in shown.values()],
+    }
+    for panel, (label, values) in zip(panels, measures.items(), strict=True):
+        panel.bar(list(shown), values, color=[_COLOURS[arm] for arm in shown])
+        panel.set_yscale("log")
+        panel.set_ylabel(label, color=INK)
+        frame(panel)
+    save_figure(figure, out)

@@ -1,4 +1,4 @@
-"""Names of the tools that answers call, in the formats of several model families. Pure."""
+"""Judges of answers: the value that they have, and the tool that they call. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ import json
 import re
 from collections.abc import Iterator
 from typing import Any
+
+_AROUND = ".,;:'\"*()[]"
+
+
+def says(text: str, value: str) -> bool:
+    """Return True if a text has a value as a word."""
+    words = text.replace("=", " ").replace("`", " ").split()
+    return value in [word.strip(_AROUND) for word in words]
+
 
 _NAME = r"[A-Za-z_][\w.\-]{0,127}"
 _TAGGED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)

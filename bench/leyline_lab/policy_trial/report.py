@@ -1,8 +1,10 @@
-"""The result of a trial for a terminal."""
+"""The result of a trial for readers: tables, and a picture of prompt tokens and prefill by turn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -10,9 +12,10 @@ from rich.table import Table
 
 from leyline_proxy.model.prepared import FaultOrigin
 
+from ..pictures import BLUE, GREEN, INK, ORANGE, frame, headline, new_figure, save_figure
 from ..tables import figures_table
 from .rules import RuleCheck
-from .trial import SessionTrial, Totals, TrialReport, total
+from .trial import SessionTrial, Totals, TrialReport, TurnTrial, total
 
 _MODEL = (
     "prompt, sent: tokens over all turns; edits: new ones. Tokens to prefill, predicted: unedited "
@@ -56,7 +59,7 @@ def print_trial(
 
 def _print_origins(console: Console, origins: Sequence[FaultOrigin]) -> None:
     for origin in origins:
-        for line in (origin.error, *(f"  {frame}" for frame in origin.frames)):
+        for line in (origin.error, *(f"  {each}" for each in origin.frames)):
             console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -165,3 +168,67 @@ def tokens(count: int) -> str:
         if abs(rounded) >= bound:
             return f"{rounded / bound:.3g}{unit}"
     return str(count)
+
+
+# With a dash for each: distinguishable without colour.
+_LINES: dict[str, tuple[str, str, Callable[[TurnTrial], int]]] = {
+    "as the client sent it": (BLUE, "-", lambda turn: turn.original_tokens),
+    "after the policies": (GREEN, "--", lambda turn: turn.sent_tokens),
+}
+_PREFILL: dict[str, tuple[str, str, Callable[[TurnTrial], int]]] = {
+    "unedited, prefix cache": (BLUE, "-", lambda turn: turn.prefill.unedited),
+    "edited, prefix cache": (ORANGE, ":", lambda turn: turn.prefill.prefix),
+    "edited, spliced": (GREEN, "--", lambda turn: turn.prefill.splice),
+}
+
+
+def mean_by_turn(report: TrialReport, figure: Callable[[TurnTrial], int]) -> list[float]:
+    """Return a figure by turn, each the mean over the sessions that have the turn."""
+    longest = max((len(session.turns) for session in report.sessions), default=0)
+    means = []
+    for turn in range(longest):
+        values = [figure(s.turns[turn]) for s in report.sessions if turn < len(s.turns)]
+        means.append(sum(values) / len(values))
+    return means
+
+
+def sum_by_turn(report: TrialReport, figure: Callable[[TurnTrial], int]) -> list[int]:
+    """Return a figure of all sessions together, accumulated by turn."""
+    longest = max((len(session.turns) for session in report.sessions), default=0)
+    sums: list[int] = []
+    for turn in range(longest):
+        here = sum(figure(s.turns[turn]) for s in report.sessions if turn < len(s.turns))
+        sums.append(here + (sums[-1] if sums else 0))
+    return sums
+
+
+def draw_trial(report: TrialReport, out: Path, title: str) -> None:
+    """Write a PNG, SVG or PDF, by the suffix of ``out``.
+
+    Raises:
+        ValueError: a suffix of another kind.
+    """
+    figure = new_figure(10, 4.4)
+    left, right = figure.subplots(1, 2)
+    several = len(report.sessions) > 1
+    for label, (colour, dash, value) in _LINES.items():
+        _line(left, mean_by_turn(report, value), label, colour, dash)
+    for label, (colour, dash, value) in _PREFILL.items():
+        _line(right, sum_by_turn(report, value), label, colour, dash)
+    _axes(left, "Prompt tokens" + (", mean over sessions" if several else ""))
+    _axes(right, "Prefilled tokens, added up" + (" over all sessions" if several else ""))
+    headline(figure, title, 12)
+    save_figure(figure, out)
+
+
+def _line(panel: Any, values: Sequence[float], label: str, colour: str, dash: str) -> None:
+    places = range(1, len(values) + 1)
+    panel.plot(places, values, dash, color=colour, label=label, linewidth=1.8)
+
+
+def _axes(panel: Any, title: str) -> None:
+    panel.set_xlabel("turn", color=INK)
+    panel.set_ylim(bottom=0)
+    panel.yaxis.set_major_formatter("{x:,.0f}")
+    frame(panel, title)
+    panel.legend(frameon=False, fontsize=9)
