@@ -6,42 +6,36 @@ Meanwhile another process asks for ``/healthz`` every few milliseconds on a conn
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
 import random
-import re
 import subprocess
-import sys
-import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
-from rich.console import Console
-from rich.table import Table
 from transformers import AutoTokenizer
 from websockets.asyncio.client import ClientConnection, connect
 
-from leyline_proxy.render import ChatRenderer
 from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 from leyline_replay.text.chat import PromptEncoder
-from overhead.load import canned_answers
-from overhead.systems import ROOT, System, canned_upstream, leyline
-from overhead.upstream import MODEL
-from proxy_turn import text_of_size
+
+from ..harness.arguments import Arguments
+from ..harness.machine import memory_mib
+from ..harness.report import save, show
+from .agent import text_of_size
+from .load import canned
+from .systems import System, leyline, python
+from .upstream import MODEL
 
 GOAL_S = 0.05
 LARGE = 31 << 20
 CHAT, SOCKET = "/v1/chat/completions", "/v1/responses"
 JSON = {"content-type": "application/json"}
-_PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
-_NOW = re.compile(r"VmRSS:\s+(\d+) kB")
 
 
 @dataclass
@@ -238,16 +232,9 @@ def ids(count: int) -> bytes:
 @contextmanager
 def probed(origin: str) -> Iterator[list[float]]:
     """Probe a proxy meanwhile; afterwards the list has the longest wait in seconds."""
-    command = [sys.executable, "-P", "-m", "overhead.probe", origin]
     found: list[float] = []
-    path = os.pathsep.join(filter(None, (str(ROOT / "bench"), os.environ.get("PYTHONPATH"))))
-    with subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as prober:
+    command, pipe = python("leyline_lab.proxy_cost.probe", origin), subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as prober:
         assert prober.stdin is not None and prober.stdout is not None
         if prober.stdout.readline().strip() != "ready":
             raise RuntimeError("the proxy isn't healthy")
@@ -258,12 +245,6 @@ def probed(origin: str) -> Iterator[list[float]]:
             found.append(float(prober.stdout.readline()))
 
 
-def memory_mib(system: System, which: re.Pattern[str]) -> int:
-    """Return a figure of the proxy's memory."""
-    found = which.search(Path(f"/proc/{system.pid}/status").read_text())
-    return int(found[1]) // 1024 if found is not None else 0
-
-
 def measure(case: Case, system: System) -> Seen:
     """Play one case."""
     target, begun = Target(system.origin), time.perf_counter()
@@ -271,17 +252,15 @@ def measure(case: Case, system: System) -> Seen:
         asyncio.run(_sent(case, target))
         wall_s = time.perf_counter() - begun
         time.sleep(0.5)
-    counted = {status: target.statuses.count(status) for status in sorted({*target.statuses})}
-    shown = ", ".join(
-        f"{count} × {status}" if count > 1 else status for status, count in counted.items()
-    )
+    counted = sorted(Counter(target.statuses).items())
+    statuses = (f"{count} × {status}" if count > 1 else status for status, count in counted)
     return Seen(
         case.name,
         round(1e3 * stalls[0], 1),
-        memory_mib(system, _PEAK),
-        memory_mib(system, _NOW),
+        int(memory_mib(system.pid, "VmHWM")),
+        int(memory_mib(system.pid)),
         round(wall_s, 1),
-        shown,
+        ", ".join(statuses),
     )
 
 
@@ -289,63 +268,45 @@ async def _sent(case: Case, target: Target) -> None:
     await case.send(target)
 
 
-@contextmanager
-def scripted_upstream() -> Iterator[System]:
-    """Run an upstream with the template and tokenizer of the shipped model."""
+def renderer_document() -> dict[str, Any]:
+    """Return the template and tokenizer of the shipped model, as an engine does."""
     folder = trained_model_dir(DEFAULT_MODEL_NAME)
     if folder is None:
         raise RuntimeError("the shipped model is missing")
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    renderer = PromptEncoder(tokenizer).renderer_document()
-    answers = canned_answers(ChatRenderer(**renderer))
-    with tempfile.TemporaryDirectory() as place:
-        document = Path(place) / "document.json"
-        document.write_text(json.dumps({"renderer": renderer, "answers": answers}))
-        with canned_upstream(document) as upstream:
-            yield upstream
+    return PromptEncoder(tokenizer).renderer_document()
 
 
-def table(found: list[Seen]) -> Table:
-    """Return the results, and the goal beside them."""
-    shown = Table(title="One client's hostile requests against one worker")
-    shown.add_column("case")
-    for column in ("stall, ms", "goal, ms", "peak, MiB", "after, MiB", "wall, s"):
-        shown.add_column(column, justify="right")
-    shown.add_column("answers")
+def rows(found: list[Seen]) -> Iterator[list[str]]:
+    """Yield the results, and the goal beside them."""
     for each in found:
         over = each.stall_ms > 1e3 * GOAL_S
         stall = f"[bold]{each.stall_ms:.0f}[/]" if over else f"{each.stall_ms:.0f}"
         figures = (str(each.peak_mib), str(each.after_mib), f"{each.wall_s:.1f}")
-        shown.add_row(each.case, stall, f"{1e3 * GOAL_S:.0f}", *figures, each.statuses)
-    return shown
+        yield [each.case, each.statuses, stall, f"{1e3 * GOAL_S:.0f}", *figures]
+
+
+COLUMNS = ("case", "answers", "stall, ms", "goal, ms", "peak, MiB", "after, MiB", "wall, s")
 
 
 def main() -> None:
     """Play all cases, print, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser = Arguments(__doc__)
     parser.add_argument("--only", metavar="TEXT", help="play the cases whose name contains TEXT")
     parser.add_argument("--list", action="store_true", help="list the cases")
     given = parser.parse_args()
     chosen = [case for case in CASES if given.only is None or given.only in case.name]
-    console = Console()
     if given.list:
-        console.print("\n".join(case.name for case in chosen), markup=False)
+        print("\n".join(case.name for case in chosen))
         return
     found = []
-    with scripted_upstream() as upstream, tempfile.TemporaryDirectory() as logs:
+    with canned(renderer_document()) as made, made.upstream() as upstream:
         for case in chosen:
             room = {"LEYLINE_LOG_LEVEL": "error", **case.settings}
-            with leyline("proxy", upstream.origin, Path(logs), **room) as system:
+            with leyline("proxy", upstream.origin, made.logs, **room) as system:
                 found.append(measure(case, system))
             last = found[-1]
             print(f"{last.case}: {last.stall_ms:.0f} ms, {last.peak_mib} MiB", flush=True)
-    if given.json is not None:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")
-    console.width = max(console.width, 120)
-    console.print(table(found))
-
-
-if __name__ == "__main__":
-    main()
+    save(given.json, [asdict(each) for each in found])
+    title = "One client's hostile requests against one worker"
+    show(COLUMNS, rows(found), title=title, words=2, width=120)

@@ -7,13 +7,11 @@ for a collector, in the exporter's own thread, and then dropped.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from statistics import median
 from time import process_time, thread_time
 from typing import Any
@@ -23,8 +21,6 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
-from rich.console import Console
-from rich.table import Table
 from starlette.types import Receive, Scope, Send
 
 from leyline_proxy.http.app import create_app
@@ -34,6 +30,9 @@ from leyline_proxy.telemetry.tracing import Tracing, stage_span
 from leyline_proxy.telemetry.tracing.otel import OtelTracing
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.lifespan import lifespan_of
+
+from ..harness.arguments import Arguments
+from ..harness.report import save, show
 
 MODEL = "canned"
 ANSWER = {
@@ -122,24 +121,17 @@ def look_ups_us(repeat: int = 20_000) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure, print, write."""
+    parser = Arguments(__doc__)
     parser.add_argument("--turns", type=int, default=1000, help="turns in each mode")
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     configure_logging("error", "json")
     found = asyncio.run(measure(given.turns))
-    off = found["off"]
-    table = Table("tracing", "µs a turn, event loop", "more than off", "all threads, more than off")
+    rows = []
     for name, figures in found.items():
-        more = (figures[key] - off[key] for key in ("loop_us", "process_us"))
-        table.add_row(name, f"{figures['loop_us']:.0f}", *(f"{value:+.0f}" for value in more))
-    Console().print(table)
+        more = (figures[key] - found["off"][key] for key in ("loop_us", "process_us"))
+        rows.append([name, f"{figures['loop_us']:.0f}", *(f"{value:+.0f}" for value in more)])
+    show(("tracing", "µs a turn, event loop", "more than off", "all threads, more than off"), rows)
     asked = look_ups_us()
-    Console().print(f"Of a turn with tracing off, {asked:.1f} µs go into asking for a trace.")
-    if given.json is not None:
-        given.json.write_text(json.dumps({**found, "look_ups_us": asked}, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+    print(f"Of a turn with tracing off, {asked:.1f} µs go into asking for a trace.")
+    save(given.json, {**found, "look_ups_us": asked})

@@ -12,11 +12,13 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import random
 import tracemalloc
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -26,17 +28,21 @@ from typing import Any
 from rich.console import Console
 
 from leyline_engine.contract import Outcome, Receipt, TokenCounts
-from leyline_lab.replay.traces import read_trace
 from leyline_proxy.model.history import history_chain
 from leyline_proxy.model.messages import Message
-from leyline_proxy.model.session import RetainedTurn, Session, TurnSummary
+from leyline_proxy.model.session import Session, TurnSummary
 from leyline_proxy.render import ChatRenderer
 from leyline_proxy.sessions import MemorySessionStore
 from leyline_proxy.sessions.codec import decode_session, encode_session
 from leyline_proxy.sessions.freed import give_back_freed
-from proxy_turn import SYSTEM, renderer_document, retain, rounds
 
-RETAINED = 4  # turns; the proxy's default
+from ..harness.arguments import Arguments
+from ..harness.machine import memory_mib
+from ..harness.report import save
+from ..replay.traces import read_trace
+from .agent import opening, renderer_document, rounds
+from .turn import retained_turns
+
 GOAL_MB = 0.5
 MB = 1e6
 
@@ -62,10 +68,7 @@ def conversation(
     No other session has the same long text.
     """
     rng = random.Random(seed)
-    messages: list[Message] = [
-        {"role": "system", "content": SYSTEM},
-        {"role": "user", "content": f"Task {seed}: find out why the cache loses tokens."},
-    ]
+    messages = opening(f"Task {seed}: find out why the cache loses tokens.")
     size = 0
     for said, result in rounds(random.Random(f"session-{seed}"), tokens // 5):
         messages.append(said)
@@ -83,9 +86,7 @@ def conversation(
 
 def session_of(renderer: ChatRenderer, number: int, messages: Sequence[Message]) -> Session:
     """Return the session after its last turns, and after an account of all before."""
-    turns: list[RetainedTurn] = []
-    for end in range(len(messages) - 2 * (RETAINED - 1), len(messages) + 1, 2):
-        turns.append(retain(renderer, messages[:end], turns))
+    turns = retained_turns(renderer, messages)
     history = tuple(
         TurnSummary(
             index=index,
@@ -110,8 +111,7 @@ def session_of(renderer: ChatRenderer, number: int, messages: Sequence[Message])
 
 def resident() -> int:
     """Return the bytes of the process that are in memory."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * 4096
+    return round(memory_mib(os.getpid()) * (1 << 20))
 
 
 def write_sessions(folder: Path, given: argparse.Namespace) -> list[int]:
@@ -158,7 +158,7 @@ async def measure(folder: Path, tokens: Sequence[int], given: argparse.Namespace
             session = decode_session((folder / str(number)).read_bytes())
             assert session is not None
             chain = history_chain(session.turns[-1].prepared.client_fingerprints)
-            await store.update("bench", session.id, lambda _, new=session: new, chain)  # type: ignore[misc]
+            await store.update("bench", session.id, partial(_instead, session), chain)
             del session, chain
         in_use = in_use or each(given.at_once)
         clock[0] += 1e6
@@ -182,10 +182,14 @@ async def measure(folder: Path, tokens: Sequence[int], given: argparse.Namespace
     }
 
 
+def _instead(new: Session, _: Session | None) -> Session:
+    """Put a session in the place of what the store has."""
+    return new
+
+
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser = Arguments(__doc__)
     parser.add_argument("--sessions", type=int, default=50)
     parser.add_argument("--at-once", type=int, default=10, help="sessions in use at a time")
     parser.add_argument("--tokens", type=int, default=100_000, help="of the newest prompt")
@@ -196,14 +200,7 @@ def main() -> None:
         # Made in another process, so that only the store's memory is measured in this one.
         tokens = other.submit(write_sessions, Path(folder), given).result()
         figures = asyncio.run(measure(Path(folder), tokens, given))
-    console = Console()
-    console.print_json(data=figures)
+    Console().print_json(data=figures)
     idle = figures["idle_mb"]["rss"]
-    console.print(f"An idle session takes {idle} MB of resident memory; goal {GOAL_MB} MB.")
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(figures, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    print(f"An idle session takes {idle} MB of resident memory; goal {GOAL_MB} MB.")
+    save(given.json, figures)

@@ -7,22 +7,23 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
+from leyline_proxy.model.messages import Message
 from leyline_proxy.render import ChatRenderer
-from proxy_turn import FRESH_CHARS, SYSTEM, TOOLS, rounds, text_of_size
 
+from .agent import FRESH_CHARS, TOOLS, rounds, session_messages, text_of_size
+from .systems import System, canned_upstream, requests_of
 from .upstream import MODEL
 
-Message = dict[str, Any]
 ANSWERS = 32
 
-_CHARS_PER_TOKEN = 3.0
-"""A first guess at the characters per token of a session."""
 _CHUNK_EDGE = re.compile(rb"\r\n[0-9a-f]+\r\n")
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 
@@ -85,13 +86,8 @@ class Sessions:
 
     def __init__(self, renderer: ChatRenderer, tokens: int, answers: Sequence[Message]) -> None:
         self._answers = answers
-        self._base = _opening(renderer, tokens)
+        self._base = session_messages(renderer, tokens)[:-1]
         self._made = 0
-
-    @property
-    def messages(self) -> int:
-        """Number of messages with which a session begins."""
-        return len(self._base)
 
     def make(self) -> Session:
         """Return a new session."""
@@ -99,19 +95,6 @@ class Sessions:
         mark = f"[{self._made:04d}] "
         opening = [{**each, "content": mark + each["content"]} for each in self._base]
         return Session(mark, opening, self._answers)
-
-
-def _opening(renderer: ChatRenderer, tokens: int) -> list[Message]:
-    rng = random.Random(7)
-    task = {"role": "user", "content": "Find out why the cache loses tokens, and mend it."}
-    messages: list[Message] = [{"role": "system", "content": SYSTEM}, task]
-    length = len(renderer.render(messages, TOOLS).tokens)
-    for said, result in rounds(rng, tokens // 5):
-        length += len(renderer.encode(renderer.text([said, result], None)))
-        if length > tokens and len(messages) > 4:
-            return messages
-        messages += [said, result]
-    return messages
 
 
 def _encoded(value: Any) -> bytes:
@@ -206,24 +189,25 @@ class Load:
     sessions: int = 1
     """Number of sessions on each connection, one after the other."""
     stream: bool = False
-    chunks: int = 0
+    chunks: int = 1
+    """Of a stream, and the limit of an answer: with 0 it would be a pre-warm."""
 
 
-async def measure(
-    origin: str, load: Load, make: Callable[[], Session], cpu: Callable[[], float]
-) -> Sample:
+async def measure(system: System, upstream: System, load: Load, sessions: Sessions) -> Sample:
     """Run a load.
 
     The first request of each session counts separately: it is a new prompt, and a session has only
     one.
     """
-    sample = Sample()
-    clients = [Client(origin) for _ in range(load.connections)]
+    sample, before = Sample(), requests_of(upstream)
+    clients = [Client(system.origin) for _ in range(load.connections)]
     try:
         for _ in range(load.sessions):
-            sample.add(await _measure(clients, [make() for _ in clients], load, cpu))
+            made = [sessions.make() for _ in clients]
+            sample.add(await _measure(clients, made, load, system.cpu_s))
     finally:
         await asyncio.gather(*(client.aclose() for client in clients))
+    sample.upstream_requests = requests_of(upstream) - before
     return sample
 
 
@@ -248,9 +232,39 @@ async def _measure(
 
 
 async def _agent(client: Client, session: Session, load: Load) -> list[float]:
-    return [await client.post(body) for body in _bodies(session, load)]
+    return [
+        await client.post(session.next_request(stream=load.stream, chunks=load.chunks))
+        for _ in range(load.turns)
+    ]
 
 
-def _bodies(session: Session, load: Load) -> Iterator[bytes]:
-    for _ in range(load.turns):
-        yield session.next_request(stream=load.stream, chunks=load.chunks)
+class Canned:
+    """An upstream that answers from canned bytes, and sessions that fit its answers."""
+
+    def __init__(self, renderer: ChatRenderer, answers: Sequence[Message], document: Path) -> None:
+        self._renderer, self._answers, self._document = renderer, answers, document
+        self.logs = document.parent
+        """A folder that is removed at the end."""
+
+    def sessions(self, tokens: int) -> Sessions:
+        """Return a maker of sessions whose first prompts have about so many tokens."""
+        return Sessions(self._renderer, tokens, self._answers)
+
+    def upstream(self) -> AbstractContextManager[System]:
+        """Run the upstream in a process of its own."""
+        return canned_upstream(self._document)
+
+
+@contextmanager
+def canned(document: dict[str, Any]) -> Iterator[Canned]:
+    """Write what the upstream answers with.
+
+    Args:
+        document: an engine's renderer document.
+    """
+    renderer = ChatRenderer(**document)
+    answers = canned_answers(renderer)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "document.json"
+        path.write_text(json.dumps({"renderer": document, "answers": answers}))
+        yield Canned(renderer, [each["message"] for each in answers], path)

@@ -1,5 +1,5 @@
-"""A prober in a process of its own: ``python -m overhead.probe ORIGIN`` prints a line once the
-proxy is healthy, and the longest wait for ``/healthz`` in seconds when its input ends."""
+"""A prober in a process of its own: it prints a line once the proxy is healthy, and the longest
+wait for ``/healthz`` in seconds when its input ends."""
 
 from __future__ import annotations
 

@@ -8,28 +8,24 @@ edited.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from statistics import median, quantiles
 from time import process_time
-from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 from leyline_policies import Policy, Registry, approximate_tokens, load_pipeline
 from leyline_proxy.edits.policy_facts import PolicyMemos, known_objects
 from leyline_proxy.edits.prepare import PolicySession, prepare
-from leyline_proxy.model.messages import fingerprint
+from leyline_proxy.model.messages import Message, fingerprint
 from leyline_proxy.model.prepared import Prepared
 from leyline_proxy.model.text_memory import Reader
-from proxy_turn import rounds
+
+from ..harness.arguments import Arguments, numbers
+from ..harness.report import progress, save, show
+from .agent import TASK, rounds
 
 GOAL_MS = 2.0
 """Milliseconds of all together, at 100K tokens."""
@@ -50,14 +46,13 @@ SETTINGS = {
 
 WINDOW = 128_000
 FILLER = "".join(f"\nsrc/module_{n}.py:{n}: unused import" for n in range(21))
-Message = dict[str, Any]
 
 
 def sessions(tokens: int) -> Iterator[list[Message]]:
     """Yield message lists of turns from about ``tokens`` tokens on, each decoded as in a proxy."""
     messages: list[Message] = [
         {"role": "system", "content": "You are a careful software engineer."},
-        {"role": "user", "content": "Find out why the cache loses tokens, and mend it."},
+        {"role": "user", "content": TASK},
     ]
     size = 0
     for call, result in rounds(random.Random(7), 6_000):
@@ -98,31 +93,25 @@ def spec(name: str) -> str:
 
 
 def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sizes", default="25000,50000,100000", help="in tokens")
+    """Measure, print, write."""
+    parser = Arguments(__doc__)
+    parser.add_argument("--sizes", type=numbers, default="25000,50000,100000", help="in tokens")
     parser.add_argument("--turns", type=int, default=40, help="measured per policy and size")
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    options = parser.parse_args()
-    sizes = [int(size) for size in options.sizes.split(",")]
+    given = parser.parse_args()
     registry = Registry.discover()
-    specs = {name: spec(name) for name in registry.names()}
-    pipelines = {name: load_pipeline(text, registry) for name, text in specs.items()}
+    pipelines = {name: load_pipeline(spec(name), registry) for name in registry.names()}
     pipelines["all together"] = tuple(each for one in pipelines.values() for each in one)
     results: dict[str, dict[str, dict[str, float]]] = {}
-    for name, policies in track(list(pipelines.items()), description="policies"):
-        for size in sizes:
-            spent = measured(policies, size, options.turns)
-            figures = {"p50_ms": median(spent), "p90_ms": quantiles(spent, n=10)[-1]}
-            results.setdefault(name, {})[str(size)] = figures
-    table = Table("policy", *(f"p50 ms at {size:,}" for size in sizes))
-    for name, by_size in results.items():
-        table.add_row(name, *(f"{by_size[str(size)]['p50_ms']:.3f}" for size in sizes))
-    Console().print(table)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    with progress("policies", len(pipelines) * len(given.sizes)) as step:
+        for name, policies in pipelines.items():
+            for size in given.sizes:
+                spent = measured(policies, size, given.turns)
+                figures = {"p50_ms": median(spent), "p90_ms": quantiles(spent, n=10)[-1]}
+                results.setdefault(name, {})[str(size)] = figures
+                step()
+    rows = [
+        [name, *(f"{each['p50_ms']:.3f}" for each in by_size.values())]
+        for name, by_size in results.items()
+    ]
+    show(("policy", *(f"p50 ms at {size:,}" for size in given.sizes)), rows)
+    save(given.json, results)

@@ -1,7 +1,7 @@
 """An engine that does no work: it answers chat completions from canned bytes, as fast as it can.
 
-It looks like an engine with Leyline's plugin, so that a proxy before it identifies, compares,
-renders and accounts as in production. Run as ``python -m overhead.upstream DOCUMENT``. Below
+It looks like an engine with Leyline's plugin, so that a proxy in front of it identifies, compares,
+renders and accounts as in production. Run with a document and a port as arguments. Below
 ``/asked`` it looks like one whose answers don't bring their records.
 
 Two members of a request choose its answer: ``max_tokens`` the number of chunks in a stream,
@@ -296,14 +296,13 @@ def _number(body: bytes, name: bytes) -> int | None:
     return int(found[1]) if found is not None else None
 
 
-async def main(canned: Canned) -> None:
-    """Serve on a free port, which is printed, until killed."""
+async def main(canned: Canned, port: int) -> None:
+    """Serve until killed."""
     server = Server(canned)
     loop = asyncio.get_running_loop()
-    listening = await loop.create_server(lambda: Connection(server), "127.0.0.1", 0)
-    print(listening.sockets[0].getsockname()[1], flush=True)
+    listening = await loop.create_server(lambda: Connection(server), "127.0.0.1", port)
     await listening.serve_forever()
 
 
 if __name__ == "__main__":
-    uvloop.run(main(Canned(json.loads(Path(sys.argv[1]).read_text()))))
+    uvloop.run(main(Canned(json.loads(Path(sys.argv[1]).read_text())), int(sys.argv[2])))

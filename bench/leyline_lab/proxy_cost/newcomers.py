@@ -9,24 +9,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
-from statistics import median, quantiles
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-
-from leyline_proxy.render import ChatRenderer
-from overhead.load import Client, Session, Sessions, canned_answers
-from overhead.systems import System, canned_upstream, leyline
-from proxy_turn import renderer_document
+from ..harness.arguments import Arguments
+from ..harness.report import progress, save, show
+from ..harness.statistics import percentile
+from .agent import renderer_document
+from .load import Client, Session, canned
+from .systems import System, leyline
 
 EVERY_S = 0.25
 """Seconds between two newcomers."""
@@ -66,7 +61,8 @@ class Run:
         """Open all residents' connections, then measure."""
         clients = [Client(self._system.origin) for _ in range(self._crowd.residents)]
         try:
-            for few in batched(clients, 16):
+            for first in range(0, len(clients), 16):
+                few = clients[first : first + 16]
                 await asyncio.gather(*(self._ask(client, self._make()) for client in few))
             begun, cpu = perf_counter(), self._system.cpu_s()
             self._until = begun + self._crowd.seconds
@@ -117,11 +113,6 @@ class Run:
         writer.close()
 
 
-def batched(clients: Sequence[Client], count: int) -> Iterator[Sequence[Client]]:
-    """Yield the clients in groups of ``count``."""
-    return (clients[start : start + count] for start in range(0, len(clients), count))
-
-
 def figures(turns: Sequence[Seen]) -> dict[str, float]:
     """Return one loop's figures over all its turns."""
     found: dict[str, float] = {}
@@ -129,55 +120,34 @@ def figures(turns: Sequence[Seen]) -> dict[str, float]:
     found["requests_per_s"] = round(requests / sum(each.wall_s for each in turns), 1)
     found["cpu_ms_per_request"] = round(1e3 * sum(each.cpu_s for each in turns) / requests, 2)
     for name in ("residents", "newcomers", "health"):
-        seconds = [value for each in turns for value in getattr(each, name)]
-        found[f"{name}_p50_s"] = round(median(seconds), 3)
-        found[f"{name}_p99_s"] = round(quantiles(seconds, n=100, method="inclusive")[98], 3)
+        seconds = list(chain.from_iterable(getattr(each, name) for each in turns))
+        found[f"{name}_p50_s"] = round(percentile(seconds, 0.5), 3)
+        found[f"{name}_p99_s"] = round(percentile(seconds, 0.99), 3)
     return found
 
 
-def table(results: dict[str, dict[str, float]]) -> Table:
-    """Return the figures by loop."""
-    shown = Table(title="Seconds to the first byte")
-    shown.add_column("")
-    for name in results:
-        shown.add_column(name, justify="right")
-    for name in next(iter(results.values())):
-        shown.add_row(name, *(f"{each[name]:g}" for each in results.values()))
-    return shown
-
-
-def run_all(given: argparse.Namespace, console: Console) -> dict[str, dict[str, float]]:
+def run_all(given: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Measure each loop in turn: ABAB."""
-    with console.status("Training the tokenizer"):
-        document = renderer_document()
-        renderer = ChatRenderer(**document)
-        answers = canned_answers(renderer)
-    sessions = Sessions(renderer, given.tokens, [each["message"] for each in answers])
     crowd = Crowd(given.connections, given.seconds, given.chunks)
     loops = given.loops.split()
     seen: dict[str, list[Seen]] = {loop: [] for loop in loops}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        path = Path(folder) / "document.json"
-        path.write_text(json.dumps({"renderer": document, "answers": answers}))
-        upstream = stack.enter_context(canned_upstream(path))
+    with canned(renderer_document()) as made, ExitStack() as stack:
+        url, sessions = stack.enter_context(made.upstream()).origin, made.sessions(given.tokens)
         systems = [
-            stack.enter_context(leyline(loop, upstream.origin, Path(folder), LEYLINE_LOOP=loop))
-            for loop in loops
+            stack.enter_context(leyline(loop, url, made.logs, LEYLINE_LOOP=loop)) for loop in loops
         ]
-        progress = stack.enter_context(Progress(console=console, transient=True))
-        task = progress.add_task("turns", total=given.rounds * len(systems))
+        step = stack.enter_context(progress("turns", given.rounds * len(systems)))
         for _ in range(given.rounds):
             for system in systems:
                 run = Run(system, sessions.make, crowd)
                 seen[system.name].append(asyncio.run(run.measure()))
-                progress.advance(task)
+                step()
     return {loop: figures(turns) for loop, turns in seen.items()}
 
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser = Arguments(__doc__)
     parser.add_argument("--connections", type=int, default=200, help="residents")
     parser.add_argument("--seconds", type=float, default=15.0, help="of a turn")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each loop")
@@ -185,13 +155,8 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=64, help="of a stream")
     parser.add_argument("--loops", default="uvloop asyncio", help="event loops to compare")
     given = parser.parse_args()
-    console = Console()
-    results = run_all(given, console)
-    if given.json is not None:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(results, indent=2) + "\n")
-    console.print(table(results))
-
-
-if __name__ == "__main__":
-    main()
+    results = run_all(given)
+    save(given.json, results)
+    names = next(iter(results.values()))
+    rows = [[name, *(f"{each[name]:g}" for each in results.values())] for name in names]
+    show(("", *results), rows, title="Seconds to the first byte")
