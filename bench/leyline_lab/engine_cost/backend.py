@@ -8,28 +8,26 @@ time of the scheduler process, per conversation, is compared.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
 
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-
 from leyline_engine.contract import EditPayload
-from leyline_lab.replay.engine_process import EngineProcess
-from leyline_lab.replay.sglang_process import sglang_server
-from leyline_lab.three_arm.generate import GenerateClient
+
+from ..harness.arguments import Arguments
+from ..harness.machine import family
+from ..harness.report import Step, progress, save, show
+from ..harness.statistics import median_interval
+from ..replay.engine_process import EngineProcess
+from ..replay.sglang_process import sglang_server
+from ..three_arm.generate import GenerateClient
 
 GOAL = 1.03
 WAYS = ("stock", "leyline", "registering")
+WARM_UP = 3
 _SCHEDULER = "sglang::schedul"
 """The part of the process's name that the kernel keeps."""
 _VOCABULARY = range(10, 400)
@@ -58,22 +56,12 @@ class Scheduler:
     """The scheduler process of a server, and the CPU time that it has used."""
 
     def __init__(self, server: EngineProcess) -> None:
-        self._pid = next(
-            pid for pid in descendants(server.pid) if _comm(pid).startswith(_SCHEDULER)
-        )
+        self._pid = next(pid for pid in family(server.pid) if _comm(pid).startswith(_SCHEDULER))
 
     def cpu_ms(self) -> float:
         """Return the CPU ms of all its threads, from the kernel's own account in nanoseconds."""
         tasks = Path(f"/proc/{self._pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """Yield all processes below one, parents before their children."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            yield child
-            yield from descendants(child)
 
 
 def _comm(pid: int) -> str:
@@ -108,77 +96,71 @@ async def converse(client: GenerateClient, shape: Shape, seed: int, *, register:
 
 
 async def measure(
-    servers: Mapping[str, EngineProcess], shape: Shape, count: int, progress: Progress
+    servers: Mapping[str, EngineProcess], shape: Shape, count: int, step: Step
 ) -> dict[str, list[float]]:
     """Return CPU ms per request by way, one entry per conversation; the order rotates.
 
-    A few conversations at the start don't count.
+    ``WARM_UP`` conversations at the start don't count.
     """
     clients = {way: GenerateClient(server.url) for way, server in servers.items()}
     schedulers = {way: Scheduler(server) for way, server in servers.items()}
     seen: dict[str, list[float]] = {way: [] for way in WAYS}
-    warm_up = 3
-    task = progress.add_task("conversations", total=(count + warm_up) * len(WAYS))
-    for number in range(count + warm_up):
+    for number in range(count + WARM_UP):
         shift = number % len(WAYS)
         for way in WAYS[shift:] + WAYS[:shift]:
             before = schedulers[way].cpu_ms()
             await converse(clients[way], shape, number, register=way == "registering")
             spent = schedulers[way].cpu_ms() - before
-            if number >= warm_up:
+            if number >= WARM_UP:
                 seen[way].append(spent / shape.turns)
-            progress.advance(task)
+            step()
     for client in clients.values():
         await client.close()
     return seen
 
 
 def compare(stock: Sequence[float], way: Sequence[float]) -> Ratio:
-    """Return the median ratio, and the order statistics that enclose the true one with 95 %."""
-    ratios = sorted(mine / theirs for mine, theirs in zip(way, stock, strict=True))
-    count = len(ratios)
-    spread = 0.98 * math.sqrt(count)  # 1.96 standard deviations of a Binomial(n, ½), halved
-    low = max(0, int(count / 2 - spread))
-    high = min(count - 1, int(count / 2 + spread))
-    return Ratio(median(ratios), ratios[low], ratios[high], count, median(way))
+    """Return the ratio of conversations, pair by pair."""
+    ratios = [mine / theirs for mine, theirs in zip(way, stock, strict=True)]
+    return Ratio(*median_interval(ratios), len(ratios), median(way))
+
+
+def verdict(ratio: Ratio) -> str:
+    """Return a word on the goal."""
+    return "met" if ratio.high <= GOAL else "not shown" if ratio.low <= GOAL else "NOT MET"
 
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Arguments(__doc__)
     parser.add_argument("--count", type=int, default=40, help="conversations of each way")
     parser.add_argument("--turns", type=int, default=4, help="requests of a conversation")
     parser.add_argument("--tokens", type=int, default=100, help="new tokens of each request")
     parser.add_argument("--new-tokens", type=int, default=8, help="generated by each request")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--logs", type=Path, default=Path("out"), help="folder for servers' logs")
-    options = parser.parse_args()
-    shape = Shape(options.turns, options.tokens, options.new_tokens)
+    given = parser.parse_args()
+    shape = Shape(given.turns, given.tokens, given.new_tokens)
     with (
-        sglang_server(None, options.logs / "stock.log", _STOCK_FLAGS, _STOCK) as stock,
-        sglang_server(None, options.logs / "leyline.log", _FLAGS) as leyline,
-        Progress(console=Console(stderr=True)) as progress,
+        sglang_server(None, given.logs / "stock.log", _STOCK_FLAGS, _STOCK) as stock,
+        sglang_server(None, given.logs / "leyline.log", _FLAGS) as leyline,
+        progress("conversations", (given.count + WARM_UP) * len(WAYS)) as step,
     ):
         servers = dict(zip(WAYS, (stock, leyline, leyline), strict=True))
-        started = time.monotonic()
-        seen = asyncio.run(measure(servers, shape, options.count, progress))
-        elapsed = time.monotonic() - started
+        seen = asyncio.run(measure(servers, shape, given.count, step))
     results = {way: compare(seen["stock"], seen[way]) for way in WAYS[1:]}
-    table = Table(title=f"CPU time of the scheduler per request, {elapsed:.0f} s")
-    for name in ("way", "ms", "ratio to stock", "95 %", f"at most {GOAL}"):
-        table.add_column(name)
-    table.add_row("stock", f"{median(seen['stock']):.2f}", "", "", "")
-    for way, ratio in results.items():
-        interval = f"{ratio.low:.3f} to {ratio.high:.3f}"
-        verdict = "met" if ratio.high <= GOAL else "not shown" if ratio.low <= GOAL else "NOT MET"
-        table.add_row(way, f"{ratio.cpu_ms:.2f}", f"{ratio.median:.3f}", interval, verdict)
-    Console().print(table)
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        document = {way: asdict(ratio) for way, ratio in results.items()}
-        document["stock"] = {"cpu_ms": median(seen["stock"])}
-        options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    floor = median(seen["stock"])
+    rows = [
+        (
+            way,
+            f"{ratio.cpu_ms:.2f}",
+            f"{ratio.median:.3f}",
+            f"{ratio.low:.3f} to {ratio.high:.3f}",
+            verdict(ratio),
+        )
+        for way, ratio in results.items()
+    ]
+    columns = ("way", "ms", "ratio to stock", "95 %", f"at most {GOAL}")
+    title = "CPU time of the scheduler per request"
+    show(columns, [("stock", f"{floor:.2f}", "", "", ""), *rows], title=title)
+    figures = {way: asdict(ratio) for way, ratio in results.items()}
+    save(given.json, figures | {"stock": {"cpu_ms": floor}})

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
-from collections.abc import Callable
 from functools import partial
 from itertools import count
-from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
+from statistics import median
 
 from leyline_engine.claims.book import ClaimBook
 from leyline_engine.claims.events import EventLedger, Run
 from leyline_engine.claims.feasibility import Arithmetic, Demand, Feasibility
 from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import Claim, ClaimKind, Predicate
+
+from ..harness.arguments import Arguments
+from ..harness.report import save, show
+from ..harness.statistics import percentile, times
 
 GOAL_US = 50.0
 PAGE, SPAN, TENANTS = 16, 64, 10
@@ -58,16 +54,6 @@ def filled(claims: int, *, one_source: bool) -> ClaimBook:
     return book
 
 
-def timed(work: Callable[[], object], repeat: int) -> list[float]:
-    """Return the microseconds of each call."""
-    found = []
-    for _ in range(repeat):
-        started = time.perf_counter_ns()
-        work()
-        found.append((time.perf_counter_ns() - started) / 1000)
-    return found
-
-
 def come_and_go(book: ClaimBook, revisions: count[int], *, one_source: bool) -> None:
     """End one of the claims, and enter it again."""
     claim = claim_of(0, one_source=one_source, revision=next(revisions))
@@ -75,9 +61,9 @@ def come_and_go(book: ClaimBook, revisions: count[int], *, one_source: bool) -> 
     hold(book, claim)
 
 
-def figures(times: list[float]) -> dict[str, float]:
+def figures(seconds: list[float]) -> dict[str, float]:
     """Return median and 99th percentile."""
-    return {"p50_us": statistics.median(times), "p99_us": statistics.quantiles(times, n=100)[98]}
+    return {"p50_us": 1e6 * median(seconds), "p99_us": 1e6 * percentile(seconds, 0.99)}
 
 
 def measure(claims: int, repeat: int) -> dict[str, dict[str, float]]:
@@ -97,32 +83,22 @@ def measure(claims: int, repeat: int) -> dict[str, dict[str, float]]:
             ),
         ):
             assert book.check(demand).feasibility is expected
-            found[f"{name}; claims {where}"] = figures(timed(partial(book.check, demand), repeat))
+            found[f"{name}; claims {where}"] = figures(times(partial(book.check, demand), repeat))
         work = partial(come_and_go, book, count(2), one_source=one_source)
-        found[f"a claim goes and comes; {where}"] = figures(timed(work, max(10, repeat // 20)))
+        found[f"a claim goes and comes; {where}"] = figures(times(work, max(10, repeat // 20)))
     return found
 
 
-def main() -> None:
-    """Run from the command line; ends with 1 if a check takes longer than the goal."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main() -> int:
+    """Measure, print, write; returns 1 if a check takes longer than the goal."""
+    parser = Arguments(__doc__)
     parser.add_argument("--claims", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=2000)
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    options = parser.parse_args()
-    found = measure(options.claims, options.repeat)
-    table = Table(title=f"{options.claims:,} live claims; goal: a check within {GOAL_US:.0f} µs")
-    for name in ("", "median, µs", "p99, µs"):
-        table.add_column(name, justify="right" if name else "left")
-    for name, row in found.items():
-        table.add_row(name, f"{row['p50_us']:,.1f}", f"{row['p99_us']:,.1f}")
-    Console().print(table)
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    given = parser.parse_args()
+    found = measure(given.claims, given.repeat)
+    title = f"{given.claims:,} live claims; goal: a check within {GOAL_US:.0f} µs"
+    rows = [(name, f"{row['p50_us']:,.1f}", f"{row['p99_us']:,.1f}") for name, row in found.items()]
+    show(("", "median, µs", "p99, µs"), rows, title=title)
+    save(given.json, found)
     checks = [row["p50_us"] for name, row in found.items() if "goes and comes" not in name]
-    raise SystemExit(max(checks) > GOAL_US)
-
-
-if __name__ == "__main__":
-    main()
+    return int(max(checks) > GOAL_US)

@@ -1,33 +1,33 @@
 """Splices on a GPU: the fused kernel against copy bandwidth, and a real server with large pages.
 
-``python bench/gpu/splices.py`` measures the kernel on the pool layouts of current models. With
-``--model FOLDER`` it also starts SGLang with pages of 64 tokens and runs ``leyline bench
-three-arm`` against it. It needs an environment with SGLang and Leyline. On a CPU it measures plain
-torch, which shows that it works and nothing about a GPU.
+The kernel is measured on the pool layouts of current models. With ``--model FOLDER``, SGLang is
+started with pages of 64 tokens, and ``leyline bench three-arm`` runs against it. It needs an
+environment with SGLang and Leyline. On a CPU it measures plain torch, which shows that it works and
+nothing about a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
 import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 from leyline_engine.rotary.rotation import Pairing, Rotary
 from leyline_engine.rows.mover import PoolTensors
 from leyline_engine.rows.pool import SplicePool
+
+from ..harness.arguments import Arguments
+from ..harness.report import progress, save, show
 
 GOAL = 0.8
 """Share of the device's copy bandwidth."""
@@ -67,33 +67,45 @@ LAYOUTS = (
 DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure, print and write the figures; the exit status is 1 if a layout misses the goal."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Arguments(__doc__)
     parser.add_argument("--rows", type=int, default=16_384, help="rows that are spliced")
     parser.add_argument("--repeat", type=int, default=20, help="timed repetitions")
-    parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--model", help="also start a server of this model")
     parser.add_argument("--page-size", type=int, default=64, help="of that server")
     parser.add_argument("--kv-cache-dtype", default="auto", help="of that server")
     parser.add_argument("--port", type=int, default=30_000, help="of that server")
     parser.add_argument("flags", nargs="*", help="after --: more flags of that server")
-    options = parser.parse_args(arguments)
+    given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU: says nothing of a GPU"
-    cases = [(layout, dtype) for layout in LAYOUTS for dtype in DTYPES]
-    figures = {
-        f"{layout.name}, {dtype}": measure(
-            layout, DTYPES[dtype], options.rows, options.repeat, device
-        )
-        for layout, dtype in track(cases, "kernel", console=Console(stderr=True))
-    }
-    print_table(figures, f"{options.rows:,} rows, {name}")
-    document: dict[str, Any] = {"device": name, "rows": options.rows, "kernel": figures}
-    if options.model:
-        document["three_arm"] = run_server(options)
-    if options.json:
-        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    figures: dict[str, dict[str, float]] = {}
+    with progress("kernel", len(LAYOUTS) * len(DTYPES)) as step:
+        for layout in LAYOUTS:
+            for kind, dtype in DTYPES.items():
+                found = measure(layout, dtype, given.rows, given.repeat, device)
+                figures[f"{layout.name}, {kind}"] = found
+                step()
+    show(
+        ("pool", "splice, ms", "copy, ms", "GB/s", "of copy bandwidth"),
+        [
+            (
+                name,
+                f"{each['splice_ms']:.2f}",
+                f"{each['copy_ms']:.2f}",
+                f"{each['gigabytes_per_s']:,.0f}",
+                f"{each['share_of_copy_bandwidth']:.0%}",
+            )
+            for name, each in figures.items()
+        ],
+        title=f"{given.rows:,} rows, {name}",
+        caption=f"goal: {GOAL:.0%} of a contiguous copy of as many bytes",
+    )
+    document: dict[str, Any] = {"device": name, "rows": given.rows, "kernel": figures}
+    if given.model:
+        document["three_arm"] = run_server(given)
+    save(given.json, document)
     missed = any(each["share_of_copy_bandwidth"] < GOAL for each in figures.values())
     return int(device.type == "cuda" and missed)
 
@@ -121,7 +133,7 @@ def measure(
             seconds = timed(way, device)
             if turn >= _WARM_UP:
                 seen.append(seconds)
-    splice, copy = (statistics.median(each) for each in times)
+    splice, copy = (median(each) for each in times)
     return {
         "splice_ms": 1e3 * splice,
         "copy_ms": 1e3 * copy,
@@ -165,22 +177,6 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def print_table(figures: dict[str, dict[str, float]], title: str) -> None:
-    """Print the kernel's figures."""
-    table = Table(title=title, caption=f"goal: {GOAL:.0%} of a contiguous copy of as many bytes")
-    for name in ("pool", "splice, ms", "copy, ms", "GB/s", "of copy bandwidth"):
-        table.add_column(name, justify="left" if name == "pool" else "right")
-    for name, each in figures.items():
-        table.add_row(
-            name,
-            f"{each['splice_ms']:.2f}",
-            f"{each['copy_ms']:.2f}",
-            f"{each['gigabytes_per_s']:,.0f}",
-            f"{each['share_of_copy_bandwidth']:.0%}",
-        )
-    Console().print(table)
-
-
 def run_server(options: argparse.Namespace) -> dict[str, Any]:
     """Start SGLang with large pages, check that it splices, and run the three arms against it."""
     url = f"http://127.0.0.1:{options.port}"
@@ -220,6 +216,3 @@ def wait(url: str, server: subprocess.Popen[bytes]) -> None:
             time.sleep(2)
     raise RuntimeError("the server isn't ready; see its output above")
 
-
-if __name__ == "__main__":
-    raise SystemExit(main())

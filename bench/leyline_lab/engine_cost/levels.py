@@ -6,13 +6,9 @@ CPU time, on one thread.
 
 from __future__ import annotations
 
-import argparse
-import json
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -25,17 +21,16 @@ from leyline_engine.records.lineage import TOKEN_BITS
 from leyline_engine.records.sources import SourceRegistry, SourceTurn
 from leyline_replay.cache.radix import RadixTree
 
+from ..harness.arguments import Arguments
+from ..harness.report import save, show
+from ..harness.statistics import times
+
 REPEATS = 50
 
 
 def milliseconds(what: Callable[[], object], repeats: int = REPEATS) -> float:
     """Return the median time of a call."""
-    found = []
-    for _ in range(repeats):
-        began = perf_counter()
-        what()
-        found.append((perf_counter() - began) * 1e3)
-    return round(median(found), 4)
+    return round(1e3 * median(times(what, repeats)), 4)
 
 
 def marks(capacity: int) -> float:
@@ -84,9 +79,7 @@ def tree(nodes: int, length: int = 100) -> tuple[float, float]:
 
 def main() -> None:
     """Measure, print, and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="file for the figures")
-    options = parser.parse_args()
+    given = Arguments(__doc__).parse_args()
     torch.set_num_threads(1)
     counting, walking = tree(5000)
     figures = {
@@ -98,11 +91,5 @@ def main() -> None:
         "replay: a node's count, 100 tokens": round(counting, 4),
         "replay: a walk over 5,000 nodes instead": walking,
     }
-    for name, value in figures.items():
-        print(f"{value:9.4f} ms  {name}")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    show(("what", "ms"), [(name, f"{value:.4f}") for name, value in figures.items()])
+    save(given.json, figures)

@@ -1,39 +1,37 @@
 """The time that Leyline's planning and bookkeeping take on SGLang's scheduler, rows excluded.
 
 A scheduler without a model serves one session's turns: SGLang's own tree, pools, requests and
-admission, with Leyline's on top; see :mod:`scheduling.driver`. The same turns without edits run on
+admission, with Leyline's on top; see :mod:`.scheduler.driver`. The same turns without edits run on
 SGLang as it is: their time is the floor. A step is one pass of the scheduler's loop, without the
 forward. All times are CPU time.
-
-    OMP_NUM_THREADS=1 .venv-sglang/bin/python bench/scheduler_time.py --json out/scheduler_time.json
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count
-from pathlib import Path
 from statistics import median
 from zlib import crc32
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
+from numpy.typing import NDArray
 
 from leyline_engine.contract import LineageRun, Mode, ReuseMode, ReusePayload
 from leyline_engine.records.lineage import fold_keys
 from leyline_engine.records.publications import Publication, Publications
-from scheduling.driver import VOCABULARY, Driver, prepare_sglang
-from scheduling.stopwatch import percentile
-from scheduling.talk import SCOPE, Talk
 
+from ..harness.arguments import Arguments, numbers
+from ..harness.report import save, show
+from ..harness.statistics import percentile
+from .scheduler.driver import VOCABULARY, Driver, prepare_sglang
+from .scheduler.talk import SCOPE, Talk
+
+Ids = NDArray[np.int64]
 BOUND_MS = 10.0
 """One decode step of a large model: no step may take longer."""
 _BRANCHES, _SESSIONS = 31, 256
@@ -252,10 +250,10 @@ class Notes:
         self._start = np.concatenate([self._system, self._ids(tokens - 1_000)])
         self._branch(_BRANCHES)
 
-    def _ids(self, count: int) -> np.ndarray:
+    def _ids(self, count: int) -> Ids:
         return self._rng.integers(10, VOCABULARY, count)
 
-    def _path(self, ids: np.ndarray, run: int | None = None) -> Publication:
+    def _path(self, ids: Ids, run: int | None = None) -> Publication:
         tokens = array("q", ids.tolist())
         runs = () if run is None else (LineageRun(run, f"l{run}"),)
         return Publication(fold_keys(tokens, runs, SCOPE), runs)
@@ -308,70 +306,50 @@ def _turns_of(tokens: int, page: int, repeat: int) -> list[Turns]:
     ]
 
 
-def _show_turns(console: Console, found: list[Turns]) -> None:
-    table = Table(
-        "turn", "page", "tokens", "steps", "p50", "p99", "× stock", "longest step", "worst"
-    )
+def _rows(found: list[Turns]) -> Iterator[list[str]]:
     floors = {(t.page, t.tokens): t.p50_ms for t in found if t.kind == "stock"}
     for t in found:
-        ratio = t.p50_ms / floors[t.page, t.tokens]
-        table.add_row(
+        yield [
             t.kind,
             str(t.page),
             f"{t.tokens:,}",
             f"{t.steps:g}",
             f"{t.p50_ms:.2f}",
             f"{t.p99_ms:.2f}",
-            f"{ratio:.1f}",
+            f"{t.p50_ms / floors[t.page, t.tokens]:.1f}",
             f"{t.longest_p50_ms:.2f}",
             f"{t.longest_ms:.2f}" + (" !" if t.longest_ms > BOUND_MS else ""),
-        )
-    console.print(table)
-
-
-def _show_calls(console: Console, found: list[Calls]) -> None:
-    table = Table("what", "tokens", "p50", "p99", "max")
-    for each in found:
-        table.add_row(
-            each.what,
-            f"{each.tokens:,}",
-            f"{each.p50_ms:.3f}",
-            f"{each.p99_ms:.3f}",
-            f"{each.max_ms:.3f}",
-        )
-    console.print(table)
+        ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--sizes", default="10000,50000,100000", help="tokens of the prompts")
-    parser.add_argument("--pages", default="1,64", help="tokens per page")
+    """Measure, print, write."""
+    parser = Arguments(__doc__)
+    parser.add_argument(
+        "--sizes", type=numbers, default="10000,50000,100000", help="tokens of the prompts"
+    )
+    parser.add_argument("--pages", type=numbers, default="1,64", help="tokens per page")
     parser.add_argument("--repeat", type=int, default=15, help="turns of each kind that count")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here")
-    args = parser.parse_args()
+    given = parser.parse_args()
     torch.set_num_threads(1)
     prepare_sglang()
-    console = Console()
-    sizes = [int(size) for size in args.sizes.split(",")]
     turns = [
         each
-        for page in args.pages.split(",")
-        for size in sizes
-        for each in _turns_of(size, int(page), args.repeat)
+        for page in given.pages
+        for size in given.sizes
+        for each in _turns_of(size, page, given.repeat)
     ]
-    console.print("\nTurns, CPU milliseconds of the scheduler, rows and forwards excluded:")
-    _show_turns(console, turns)
-    calls = [Bench(size, 1, args.repeat).waiting() for size in sizes]
-    for size in sizes:
-        notes = Notes(size, args.repeat)
+    columns = ("turn", "page", "tokens", "steps", "p50", "p99", "× stock", "longest step", "worst")
+    title = "Turns, CPU milliseconds of the scheduler, rows and forwards excluded"
+    show(columns, _rows(turns), title=title)
+    calls = [Bench(size, 1, given.repeat).waiting() for size in given.sizes]
+    for size in given.sizes:
+        notes = Notes(size, given.repeat)
         calls += [notes.longer(), notes.another()]
-    console.print(f"\nCalls; notes beside {_SESSIONS} sessions with {_BRANCHES} branches each:")
-    _show_calls(console, calls)
-    if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        found = {"turns": [asdict(t) for t in turns], "calls": [asdict(c) for c in calls]}
-        args.json.write_text(json.dumps(found, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+    rows = [
+        (c.what, f"{c.tokens:,}", f"{c.p50_ms:.3f}", f"{c.p99_ms:.3f}", f"{c.max_ms:.3f}")
+        for c in calls
+    ]
+    title = f"Calls; notes beside {_SESSIONS} sessions with {_BRANCHES} branches each"
+    show(("what", "tokens", "p50", "p99", "max"), rows, title=title)
+    save(given.json, {"turns": [asdict(t) for t in turns], "calls": [asdict(c) for c in calls]})

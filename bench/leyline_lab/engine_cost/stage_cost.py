@@ -6,9 +6,6 @@ sent with a few new tokens, and with many. The slopes of the time to the first t
 of a forward and of a token; their ratio is the value for LEYLINE_STAGE_COST_TOKENS. Order is
 shuffled, and medians are of the pairs.
 
-    .venv/bin/python bench/stage_cost.py                               # starts SGLang on the CPU
-    .venv/bin/python bench/stage_cost.py --url http://gpu1:30000 --tokens 20000
-
 A running server must have been started with LEYLINE_STAGE_COST_TOKENS=0.
 """
 
@@ -16,24 +13,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
-
-from rich.console import Console
 
 from leyline_engine.contract import (
     Directive,
     EditPayload,
     SourceRef,
     apply_directives,
+    token_array,
     token_digest,
 )
-from leyline_lab.replay.sglang_process import sglang_server
-from leyline_lab.three_arm.generate import GenerateClient
+
+from ..harness.arguments import Arguments
+from ..harness.report import save
+from ..replay.sglang_process import sglang_server
+from ..three_arm.generate import GenerateClient
 
 _STUB, _CUT = 4, 8
 """Tokens of a stub, and of what it replaces."""
@@ -89,7 +87,7 @@ class Meter:
             session=session,
             scope="bench",
             turn="t2",
-            sources=(SourceRef("t1", len(source), token_digest(source)),),
+            sources=(SourceRef("t1", len(source), token_digest(token_array(source))),),
             directives=tuple(cuts),
         )
         edited = [*apply_directives(source, cuts), *self._text(_STUB)]
@@ -125,36 +123,31 @@ class Meter:
         return Cost(round(stage, 3), round(1e3 * token, 2), max(0, round(stage / token)), pairs)
 
 
-async def _run(url: str, options: argparse.Namespace) -> Cost:
+async def _run(url: str, given: argparse.Namespace) -> Cost:
     client = GenerateClient(url)
     try:
-        meter = Meter(client, options.tokens, options.gaps, options.more)
-        return await meter.measure(options.pairs)
+        meter = Meter(client, given.tokens, given.gaps, given.more)
+        return await meter.measure(given.pairs)
     finally:
         await client.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    """Measure, print, write."""
+    parser = Arguments(__doc__)
     parser.add_argument("--url", help="a running server; without it, one starts on the CPU")
     parser.add_argument("--tokens", type=int, default=1500, help="tokens of the prompts")
     parser.add_argument("--gaps", type=int, default=9, help="gaps of the longer turns")
     parser.add_argument("--more", type=int, default=256, help="new tokens of the longer appends")
     parser.add_argument("--pairs", type=int, default=7, help="pairs that count")
     parser.add_argument("--log", type=Path, default=Path("out/stage_cost.log"))
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here")
-    options = parser.parse_args()
-    environment = {"LEYLINE_STAGE_COST_TOKENS": "0"}
-    running = nullcontext() if options.url else sglang_server(None, options.log, (), environment)
-    with running as server:
-        cost = asyncio.run(_run(options.url or server.url, options))
-    console = Console()
-    console.print(f"one more forward: {cost.stage_ms} ms; one more token: {cost.token_us} µs")
-    console.print(f"LEYLINE_STAGE_COST_TOKENS={cost.tokens}")
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(asdict(cost), indent=1))
-
-
-if __name__ == "__main__":
-    main()
+    given = parser.parse_args()
+    with ExitStack() as stack:
+        url = given.url
+        if url is None:
+            environment = {"LEYLINE_STAGE_COST_TOKENS": "0"}
+            url = stack.enter_context(sglang_server(None, given.log, (), environment)).url
+        cost = asyncio.run(_run(url, given))
+    print(f"one more forward: {cost.stage_ms} ms; one more token: {cost.token_us} µs")
+    print(f"LEYLINE_STAGE_COST_TOKENS={cost.tokens}")
+    save(given.json, asdict(cost))

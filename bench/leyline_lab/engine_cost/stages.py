@@ -6,32 +6,29 @@ sessions are played to caches without a model, as ``leyline roi`` does, and each
 planned once for each price. The last columns are the work in tokens if the price is the true one:
 what is prefilled, and the price of each forward. They compare plans that join gaps by this price
 with plans that join none.
-
-    .venv/bin/python bench/stages.py ../shared/traces/edited_*.jsonl.gz --json out/stages.json
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from array import array
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rich.console import Console
-from rich.table import Table
-
 from leyline_engine.admit.plan import Plan, plan_turn
 from leyline_engine.contract import ATTENTION_SINK, EditPayload
-from leyline_lab.replay.traces import read_trace
-from leyline_lab.roi import playing
-from leyline_lab.roi.prompts import load_renderer
 from leyline_policies import load_pipeline
 from leyline_proxy.model.undeclared import UndeclaredRules
 from leyline_replay.admission import Admission
 from leyline_replay.dry_run import DryCache
+
+from ..harness.arguments import Arguments, numbers
+from ..harness.report import save, show
+from ..replay.traces import read_trace
+from ..roi import playing
+from ..roi.prompts import load_renderer
 
 _MIN_COPY = 32
 
@@ -118,8 +115,28 @@ def play(path: Path, policy: str, undeclared: list[str], page: int) -> list[Plan
     return caches[0].plans
 
 
+def rows(found: list[Figures]) -> Iterator[list[str] | None]:
+    """Yield a row for each price, file by file."""
+    unjoined = {each.file: each for each in found if each.price == 0}
+    for each in found:
+        if each.price == 0:
+            yield None
+        yield [
+            each.file,
+            str(each.price),
+            f"{each.turns:,}",
+            f"{each.stages:.2f}",
+            str(each.most),
+            f"{each.copied:,}",
+            f"{each.prefilled:,}",
+            f"{work(each, each.price):,}",
+            f"{work(unjoined[each.file], each.price):,}",
+        ]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    """Play, plan, print, write."""
+    parser = Arguments(__doc__)
     parser.add_argument("traces", nargs="+", type=Path, help="recorded sessions")
     parser.add_argument("--policy", default="keep_all", help="policy pipeline, as for serve")
     parser.add_argument(
@@ -129,38 +146,14 @@ def main() -> None:
         metavar="ROLE=amortize",
         help="the harness's own edits that are spliced",
     )
-    parser.add_argument("--prices", default="0,64,128,256,512,1024", help="in tokens")
+    parser.add_argument("--prices", type=numbers, default="0,64,128,256,512,1024", help="in tokens")
     parser.add_argument("--page", type=int, default=1, help="tokens per page")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here")
-    args = parser.parse_args()
+    given = parser.parse_args()
     found: list[Figures] = []
-    for path in args.traces:
-        plans = play(path, args.policy, args.undeclared, args.page)
+    for path in given.traces:
+        plans = play(path, given.policy, given.undeclared, given.page)
         name = path.name.removesuffix(".jsonl.gz")
-        prices = sorted({0, *map(int, args.prices.split(","))})
-        found += [priced(name, plans, price, args.page) for price in prices]
-    table = Table(
-        "file", "price", "turns", "stages", "most", "copied", "prefilled", "work", "unjoined"
-    )
-    by_file = {each.file: each for each in found if each.price == 0}
-    for each in found:
-        first = each is by_file.get(each.file)
-        table.add_row(
-            each.file if first else "",
-            str(each.price),
-            f"{each.turns:,}",
-            f"{each.stages:.2f}",
-            str(each.most),
-            f"{each.copied:,}",
-            f"{each.prefilled:,}",
-            f"{work(each, each.price):,}",
-            f"{work(by_file[each.file], each.price):,}",
-        )
-    Console().print(table)
-    if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps([asdict(each) for each in found], indent=1))
-
-
-if __name__ == "__main__":
-    main()
+        found += [priced(name, plans, price, given.page) for price in sorted({0, *given.prices})]
+    columns = "file price turns stages most copied prefilled work unjoined".split()
+    show(columns, rows(found))
+    save(given.json, [asdict(each) for each in found])

@@ -23,7 +23,6 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
-from store_kit import ROTARY, Batch, Receipts, Store, rotary_facts
 
 from leyline_engine.contract import (
     Capability,
@@ -38,7 +37,9 @@ from leyline_engine.sglang.adder import LeylinePrefillAdder
 from leyline_engine.sglang.engine import SchedulerEngine
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.layouts import read_pool
-from scheduling.stopwatch import Stopwatch
+
+from .stopwatch import Stopwatch
+from .store import ROTARY, Batch, Receipts, Store, rotary_facts
 
 VOCABULARY = 128_000
 _ANSWER = 7

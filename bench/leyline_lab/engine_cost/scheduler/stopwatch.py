@@ -65,9 +65,3 @@ class Stopwatch:
         """Begin again."""
         self.part_ns.clear()
         self.step_ns.clear()
-
-
-def percentile(values: list[float], share: float) -> float:
-    """Return a percentile by nearest rank."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
