@@ -38,7 +38,7 @@ from leyline_lab.fidelity.recall_task import (
     value,
 )
 from leyline_lab.fidelity.recall_words import FILES, KEYS
-from leyline_lab.reuse.texts import demo_material
+from leyline_lab.traces.texts import demo_material
 from leyline_lab.training.encoding import render
 from leyline_lab.training.train import WORDS
 from leyline_replay.engine import GenerationRequest, ReplayEngine

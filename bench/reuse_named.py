@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leyline_engine.contract import REUSE_ACTION, token_digest
-from leyline_lab.reuse.texts import demo_material
+from leyline_lab.traces.texts import demo_material
 from leyline_proxy.http.app import create_app
 from leyline_proxy.model.prepared import Prepared
 from leyline_proxy.model.rendered import MessageSpan, Rendered

@@ -27,8 +27,8 @@ from rich.table import Table
 
 from leyline_engine.contract import common_prefix
 from leyline_engine.reuse.winnowing import Winnower
-from leyline_lab.replay.traces import Message, RecordedSession, read_trace
 from leyline_lab.reuse.arms import Arm, new_arms
+from leyline_lab.traces.recordings import Message, RecordedSession, read_trace
 
 CEILING = "ceiling"
 KINDS = ("sessions", "edited")

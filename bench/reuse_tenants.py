@@ -26,7 +26,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from leyline_lab.reuse.tenants import TenantBench, TenantRequest, TenantSample
-from leyline_lab.reuse.texts import demo_material
+from leyline_lab.traces.texts import demo_material
 from leyline_replay.models.loader import LoadedModel, load_model
 
 DOCUMENTS = 24

@@ -42,8 +42,8 @@ from support.scripted_model import (
 )
 from support.stack import serving
 
-from leyline_lab.replay.engine_process import SHIPPED_NAME, shipped_model
-from leyline_lab.replay.sglang_process import sglang_server
+from leyline_lab.engines.process import SHIPPED_NAME, shipped_model
+from leyline_lab.engines.sglang import sglang_server
 from leyline_proxy.telemetry.logging import configure_logging
 
 ASK = "Summarize the work so far."

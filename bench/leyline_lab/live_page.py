@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, sync_playwright
 from leyline_lab.demo import DEFAULT_POLICY
 from leyline_lab.demo.run import served, shipped_trace
 from leyline_lab.replay.driver import ChatDriver
-from leyline_lab.replay.traces import TraceRequest
+from leyline_lab.traces.recordings import TraceRequest
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SHORTER = (("review-auth", 9), ("triage-flaky", 14), ("stockroom", 41))

@@ -6,17 +6,18 @@ is run to see what prefilling as many tokens takes.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+
+from .console import reported, write_json
+from .options import JsonOut
 
 if TYPE_CHECKING:
     import torch
@@ -66,9 +67,7 @@ class Result:
 
 def command(
     *,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
-    ] = None,
+    json_out: JsonOut = None,
     max_tokens: Annotated[
         int, typer.Option(min=_FIRST, help="Longest run of rows; lengths double from 1,024.")
     ] = _LAST,
@@ -89,20 +88,13 @@ def command(
     from leyline_replay.models.loader import ModelLoadError, load_model
     from leyline_replay.models.rotary_probe import UnsupportedModelError
 
-    console = Console(stderr=True)
-    try:
+    with reported("leyline bench", ModelLoadError, UnsupportedModelError) as console:
         loaded = load_model(model, dtype=dtype, device=device)
         with Progress(console=console) as progress:
             results = run(loaded, max_tokens, repeat, progress)
-    except (ModelLoadError, UnsupportedModelError) as error:
-        console.print(f"leyline bench: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from error
     where = f"{loaded.model.device}, {torch.get_num_threads()} CPU threads"
     _print_table(results, f"{loaded.name}, {loaded.model.dtype}, {where}")
-    if json_out is not None:
-        json_out.parent.mkdir(parents=True, exist_ok=True)
-        document = {str(length): asdict(result) for length, result in results.items()}
-        json_out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_json(json_out, {str(length): asdict(result) for length, result in results.items()})
 
 
 def run(loaded: LoadedModel, max_tokens: int, repeat: int, progress: Progress) -> dict[int, Result]:

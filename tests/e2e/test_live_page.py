@@ -27,7 +27,7 @@ from support.stack import serving
 from leyline_lab.demo import DEFAULT_POLICY
 from leyline_lab.demo.run import shipped_trace
 from leyline_lab.replay.driver import ChatDriver
-from leyline_lab.replay.traces import TraceRequest
+from leyline_lab.traces.recordings import TraceRequest
 from leyline_proxy.upstream.embedded import create_embedded_engine
 
 TURNS = 8

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from leyline_lab.replay.engine_process import EngineProcessError
-from leyline_lab.replay.sglang_process import sglang_python, sglang_server
-from leyline_lab.replay.stack import StackOptions, running_stack
+from leyline_lab.engines.sglang import SGLANG, sglang_server
+from leyline_lab.engines.stack import StackOptions, running_stack
+from leyline_lab.errors import EngineProcessError
 from leyline_lab.replay.unchanged import lcs_length
 from leyline_replay.models.trained import THINKING_MODEL_NAME, trained_model_dir
 
@@ -87,7 +87,7 @@ def test_each_user_turn_prefills_only_what_is_new_on_sglang(
 ) -> None:
     """The same on a real server of each template; its bench has loops of 100 calls."""
     try:
-        sglang_python()
+        SGLANG.python()
     except EngineProcessError:
         pytest.skip("SGLang isn't installed here: make sglang-setup")
     folder = with_template(name, templates_dir, tmp_path / "thinker")

@@ -16,7 +16,7 @@ from support.examples import is_nightly
 from support.parts import check_parts
 
 from leyline_engine.contract import ChatDialect
-from leyline_lab.replay.traces import RecordedSession, TraceRequest, read_trace
+from leyline_lab.traces.recordings import RecordedSession, TraceRequest, read_trace
 from leyline_policies import Memo, Message, load_pipeline
 from leyline_policies.builtin import BUILTINS
 from leyline_proxy.edits.prepare import PolicySession, prepare

@@ -10,7 +10,7 @@ from weakref import ref
 import httpx
 import pytest
 
-from leyline_lab.replay.stack import CHAT_PATH, StackOptions, running_stack
+from leyline_lab.engines.stack import CHAT_PATH, StackOptions, running_stack
 from leyline_replay.service import EngineService
 
 BODY = {

@@ -28,7 +28,7 @@ from support.random_models import build_random
 from support.stack import serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leyline_lab.replay.stack import PromptTap
+from leyline_lab.engines.stack import PromptTap
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine

@@ -10,7 +10,8 @@ import pytest
 from vllm_server import API_KEY, VllmServer
 
 from leyline_engine.contract import EditPayload
-from leyline_lab.three_arm.client import TOP, ServerAnswerError
+from leyline_lab.errors import ServerAnswerError
+from leyline_lab.three_arm.client import TOP
 from leyline_lab.three_arm.completions import CompletionsClient
 
 T = TypeVar("T")

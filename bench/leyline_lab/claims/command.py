@@ -16,11 +16,13 @@ from rich.table import Table
 
 from leyline_engine.admit.plan import PAGE_SIZES
 
+from ..console import reported
 from .cases import CASES, SPLICING_CASES
 from .litmus import CaseResult, OpenRuntime, Runtime, run_suite
-from .picture import PictureError, draw
+from .picture import draw
 from .sweep import SweepPolicy, SweepRow, run_sweep
 
+_NAME = "leyline_lab.claims"
 ALLOCATOR = "micro"
 """Name of the block allocator, whose blocks have no content to splice."""
 
@@ -54,8 +56,6 @@ _Engine = Annotated[
 _Json = Annotated[
     Path | None, typer.Option("--json", metavar="OUT", help="Write the results here.")
 ]
-
-
 _Page = Annotated[
     int | None,
     typer.Option(
@@ -105,10 +105,8 @@ def sweep(
     _write(json_out, {"engine": engine, "page_size": size, "rows": rows})
     _print_sweep(rows, engine)
     if plot is not None:
-        try:
+        with reported(_NAME):
             draw(rows, plot)
-        except PictureError as error:
-            raise _usage_error(str(error)) from error
     if any(row.void for row in rows):
         raise typer.Exit(1)
 
@@ -140,7 +138,7 @@ def _open(engine: str, page: int) -> OpenRuntime:
 
 def _usage_error(message: str) -> typer.Exit:
     console = Console(stderr=True)
-    console.print(f"leyline_lab.claims: {message}", style="red", markup=False, highlight=False)
+    console.print(f"{_NAME}: {message}", style="red", markup=False, highlight=False)
     return typer.Exit(2)
 
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from ..console import reported
 from ..demo import DEFAULT_POLICY
+from ..errors import LabError
 
 
 def register(app: typer.Typer) -> None:
@@ -62,15 +64,13 @@ def demo(
 
     from ..demo.recall import answers_table
     from ..demo.run import missing_engine, run_against, run_arms, shipped_trace
-    from ..replay.errors import ReplayError
     from ..replay.plot import draw, print_bars
     from ..replay.table import ArmProgress, arms_table, comparison, print_notes
 
-    notices = Console(stderr=True)
     if url is None and (missing := missing_engine()) is not None:
-        notices.print(f"leyline demo: {missing}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2)
-    try:
+        with reported("leyline demo"):
+            raise LabError(missing)
+    with reported("leyline demo", status=1) as notices:
         trace = shipped_trace().first(limit)
         notices.print(_outlook(trace.requests, url), style="dim", markup=False, highlight=False)
         with ArmProgress(notices, trace.requests) as progress:
@@ -85,9 +85,6 @@ def demo(
                 plot,
                 f"One agent session of {trace.requests} turns, history edited by: {policy}",
             )
-    except ReplayError as error:
-        notices.print(f"leyline demo: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from error
     console = Console()
     console.print(arms_table(shown.runs, f"policy: {policy}"))
     print_notes(console, shown.runs)

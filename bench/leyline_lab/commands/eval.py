@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..console import resumable
+from ..errors import EngineProcessError, LabError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -16,7 +19,6 @@ if TYPE_CHECKING:
 
     from ..evaluation.opening import Target
 
-_INTERRUPTED = 130
 _LOG = ".sglang.log"
 """End of the name of the file with a started server's output."""
 
@@ -42,10 +44,6 @@ _ApiKey = Annotated[
     str | None,
     typer.Option(metavar="KEY", envvar="LEYLINE_UPSTREAM_API_KEY", help="API key of the engine."),
 ]
-
-
-class _BadOptionError(Exception):
-    """An option that can't be used; the message names it."""
 
 
 def register(app: typer.Typer) -> None:
@@ -105,15 +103,12 @@ def evaluate(
     Measured cases are in OUT.journal until the report is there. After an interruption, run the same
     command again: it continues.
     """
-    from rich.console import Console
-
     from leyline_lab.fidelity.experiment import Scale
     from leyline_proxy.telemetry.logging import configure_logging
 
     configure_logging("error", "json")
-    console = Console(stderr=True)
     scale = Scale.QUICK if quick else Scale.FULL
-    with _explained(console, json_out):
+    with _explained(json_out) as console:
         _check(engine, json_out, html)
         chosen = tuple(filter(None, map(str.strip, tables.split(","))))
         target = _target(engine, model, api_key, json_out)
@@ -128,46 +123,23 @@ def _target(engine: str, model: str | None, api_key: str | None, out: Path) -> T
 
 
 @contextmanager
-def _explained(console: Console, out: Path) -> Iterator[None]:
-    """End the command with a line and a status after an error or Ctrl-C."""
-    from leyline_lab.fidelity.errors import SubjectError
-    from leyline_lab.fidelity.journal import JournalError
-    from leyline_proxy.upstream.embedded import EngineUnavailable
-
-    from ..evaluation.running import UnknownTableError
-    from ..replay.engine_process import EngineProcessError
-    from ..replay.errors import MissingExtraError
-
-    try:
-        yield
-    except EngineProcessError as error:
-        log = out.with_name(f"{out.name}{_LOG}")
-        kept = f" Its output is in {log}" if log.exists() else ""
-        _say(console, f"{str(error).partition(chr(10))[0].rstrip(':')}.{kept}")
-        raise typer.Exit(2) from error
-    except (
-        _BadOptionError,
-        EngineUnavailable,
-        JournalError,
-        MissingExtraError,
-        SubjectError,
-        UnknownTableError,
-    ) as error:
-        _say(console, str(error))
-        raise typer.Exit(2) from error
-    except OSError as error:
-        _say(console, f"{error.filename or out} can't be written: {error.strerror}")
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt:
-        _say(console, "interrupted; run the same command again to continue")
-        raise typer.Exit(_INTERRUPTED) from None
+def _explained(out: Path) -> Iterator[Console]:
+    """End the command as :func:`.resumable` does; of a server's log only the place is said."""
+    with resumable("leyline eval", out) as console:
+        try:
+            yield console
+        except EngineProcessError as error:
+            log = out.with_name(f"{out.name}{_LOG}")
+            kept = f" Its output is in {log}" if log.exists() else ""
+            first = str(error).partition("\n")[0].rstrip(":")
+            raise LabError(f"{first}.{kept}") from error
 
 
 def _check(engine: str, json_out: Path, html: Path | None) -> None:
     """Find what would fail after hours.
 
     Raises:
-        _BadOptionError: an engine that can't be evaluated, or a folder in place of a file.
+        LabError: an engine that can't be evaluated, or a folder in place of a file.
         MissingExtraError: matplotlib isn't installed, and the report needs it.
         OSError: there can be no such file.
     """
@@ -175,18 +147,18 @@ def _check(engine: str, json_out: Path, html: Path | None) -> None:
 
     if engine not in ("replay", "sglang") and not is_address(engine):
         shown = engine.rpartition("@")[2].partition("?")[0]
-        raise _BadOptionError(
+        raise LabError(
             f"--engine {shown}: give replay, sglang, or the address of an "
             "engine such as http://127.0.0.1:30000, without a key"
         )
     for path in (json_out, html):
         if path is not None and path.is_dir():
-            raise _BadOptionError(f"{path} is a folder: give the name of a file")
+            raise LabError(f"{path} is a folder: give the name of a file")
     if html is not None:
-        from ..replay.figure import new_figure
+        from ..pictures import new_figure
 
         if html.resolve() == json_out.resolve():
-            raise _BadOptionError("--json and --html name the same file")
+            raise LabError("--json and --html name the same file")
         html.parent.mkdir(parents=True, exist_ok=True)
         new_figure(1, 1)
 
@@ -232,11 +204,3 @@ def _print_findings(document: dict[str, Any]) -> None:
         console.print(note, markup=False, highlight=False)
     if document["left_out"]:
         console.print(f"Not measured here: {', '.join(document['left_out'])}.", highlight=False)
-
-
-def _say(console: Console, text: str) -> None:
-    """Print an error in one line."""
-    line = " ".join(text.split())
-    console.print(
-        f"leyline eval: {line}", style="red", markup=False, highlight=False, soft_wrap=True
-    )

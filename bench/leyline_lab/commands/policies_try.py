@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ..console import print_notes, reported, write_json
+from ..options import JsonOut, Limit, TurnPlot
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..policy_trial.rules import RuleCheck
     from ..policy_trial.trial import TrialOptions, TrialReport
-    from ..replay.traces import Trace
+    from ..traces.recordings import Trace
 
 _TIMEOUT_S = 1.0
 """Seconds for one policy on one turn, as in the proxy."""
@@ -53,9 +55,7 @@ def try_policies(
     idle: Annotated[
         str, typer.Option(metavar="TIME", help="Pause between turns, such as 90s or 10m.")
     ] = "0s",
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first N requests of each file.")
-    ] = None,
+    limit: Limit = None,
     turns: Annotated[bool, typer.Option("--turns", help="Show every turn.")] = False,
     check: Annotated[
         int,
@@ -65,12 +65,8 @@ def try_policies(
             help="Check the rules of the test kit on the first N turns, each policy by itself.",
         ),
     ] = 200,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="OUT.png", help="Write a picture by turn here.")
-    ] = None,
+    json_out: JsonOut = None,
+    plot: TurnPlot = None,
 ) -> None:
     """Run a pipeline over recorded sessions, turn by turn as the proxy does, without an engine.
 
@@ -95,40 +91,25 @@ def try_policies(
     from rich.console import Console
 
     from leyline_lab.policy_trial.plot import draw_trial
-    from leyline_lab.policy_trial.reading import read_files
     from leyline_lab.policy_trial.table import print_trial
     from leyline_lab.policy_trial.trial import TrialOptions
-    from leyline_lab.replay.errors import MissingExtraError
-    from leyline_lab.replay.traces import TraceError
+    from leyline_lab.traces.conversations import read_files
     from leyline_policies import PolicyError, load_pipeline
     from leyline_policies.triggers import duration_s
 
-    errors = Console(stderr=True)
     names = ", ".join(file.name for file in files)
     title = f"{names}, policy {spec}"
-    try:
+    with reported("leyline policies try", PolicyError, ValueError, OSError) as errors:
         policies = load_pipeline(spec)
         options = TrialOptions(window, duration_s(idle))
         trace = read_files(files, limit)
-        for skipped in trace.skipped:
-            errors.print(f"note: {skipped}", style="yellow", markup=False, highlight=False)
+        print_notes(errors, trace.skipped)
         report = _tried(trace, policies, options, errors)
         rules = _checked(trace, policies, report, options.window, check)
         if plot is not None:
             draw_trial(report, plot, title)
-        if json_out is not None:
-            json_out.parent.mkdir(parents=True, exist_ok=True)
-            document = {
-                "policy": spec,
-                "file": names,
-                **report.to_json(),
-                "rules": rules.to_json(),
-            }
-            json_out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    except (PolicyError, TraceError, MissingExtraError, ValueError, OSError) as error:
-        text = f"leyline policies try: {error}"
-        errors.print(text, style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from error
+        figures = {**report.to_json(), "rules": rules.to_json()}
+        write_json(json_out, {"policy": spec, "file": names, **figures})
     print_trial(Console(), report, title, turns=turns, rules=rules)
     if report.totals().faults or rules.broken:
         raise typer.Exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -12,9 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..console import print_notes, reported, write_json
+from ..options import JsonOut, Limit, Policy, TurnPlot, Undeclared
+
 if TYPE_CHECKING:
-    from ..replay.engine_process import EngineProcess
-    from ..replay.stack import StackOptions
+    from ..engines.process import EngineProcess
+    from ..engines.stack import StackOptions
 
 _POOL_TOKENS = 131_072
 """Pool size of a server started here; as large as the replay engine's."""
@@ -49,19 +51,11 @@ def replay(
         ),
     ],
     *,
-    policy: Annotated[
-        str, typer.Option(metavar="SPEC", help="Policy pipeline, as for serve.")
-    ] = "keep_all",
+    policy: Policy = "keep_all",
     arms: Annotated[
         str, typer.Option(help="Arms to compare: off (computed), radix, splice.")
     ] = "off,radix,splice",
-    undeclared: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ROLE=amortize",
-            help="Splice the harness's own edits of this role's messages. May be repeated.",
-        ),
-    ] = None,
+    undeclared: Undeclared = None,
     engine: Annotated[
         ReplayedEngine, typer.Option(help="The engine in this process, or a real SGLang or vLLM.")
     ] = ReplayedEngine.REPLAY,
@@ -71,9 +65,7 @@ def replay(
             help="A running SGLang or vLLM, which is flushed! Without it, one starts on the CPU."
         ),
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first N requests of each file.")
-    ] = None,
+    limit: Limit = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -91,12 +83,8 @@ def replay(
             help="Tokens per page of the started engine: 1, 16, 32, 64 or 128 \\[1, vLLM 32].",
         ),
     ] = None,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="OUT.png", help="Write a picture by turn here.")
-    ] = None,
+    json_out: JsonOut = None,
+    plot: TurnPlot = None,
 ) -> None:
     """Replay recorded agent sessions and count where every prompt token came from.
 
@@ -109,20 +97,16 @@ def replay(
 
     from leyline_proxy.telemetry.logging import configure_logging
 
-    from ..policy_trial.reading import read_files
+    from ..engines.stack import StackOptions
     from ..replay.arms import parse_arms
     from ..replay.arms import replay as run_replay
-    from ..replay.engine_process import EngineProcessError
-    from ..replay.errors import ReplayError
     from ..replay.plot import draw
-    from ..replay.stack import StackOptions
     from ..replay.table import ArmProgress, print_report
-    from ..replay.traces import TraceError
+    from ..traces.conversations import read_files
 
     configure_logging("warning", "json")
-    console = Console(stderr=True)
     title = f"{', '.join(file.name for file in files)}, policy {policy}"
-    try:
+    with reported("leyline replay", ValueError) as console:
         chosen = parse_arms(arms)
         trace = read_files(files, limit)
         if url is not None and engine is ReplayedEngine.REPLAY:
@@ -131,8 +115,7 @@ def replay(
             raise ValueError("the server at --url has its pages already: leave out --page-size")
         rules = parse_rules(undeclared or ())
         options = StackOptions(policy, rules, model, pool_tokens, page_size)
-        for skipped in trace.skipped:
-            console.print(f"note: {skipped}", style="yellow", markup=False, highlight=False)
+        print_notes(console, trace.skipped)
         with (
             _placed(options, engine, url) as placed,
             ArmProgress(console, trace.requests) as progress,
@@ -140,13 +123,8 @@ def replay(
             report = run_replay(trace, chosen, placed, progress)
         if plot is not None:
             draw(report.runs, plot, title)
-    except (ReplayError, EngineProcessError, TraceError, ValueError) as error:
-        console.print(f"leyline replay: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from error
     print_report(Console(), report, title)
-    if json_out is not None:
-        json_out.parent.mkdir(parents=True, exist_ok=True)
-        json_out.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+    write_json(json_out, report.to_json())
 
 
 @contextmanager
@@ -165,8 +143,8 @@ def _placed(
 
 def _server(options: StackOptions, engine: ReplayedEngine) -> AbstractContextManager[EngineProcess]:
     """Return a server of the engine, started when it is entered."""
-    from ..replay.sglang_process import sglang_server
-    from ..replay.vllm_process import vllm_server
+    from ..engines.sglang import sglang_server
+    from ..engines.vllm import vllm_server
 
     log = Path(f"out/replay_{engine.value}.log")
     pool, page = options.pool_tokens or _POOL_TOKENS, options.page_tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..console import reported, write_json
+from ..options import JsonOut, Limit, Policy, Undeclared
 from .replay import parse_rules
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from ..replay.traces import Trace
     from ..roi.playing import Player
     from ..roi.results import FileRoi, RoiSettings
+    from ..traces.recordings import Trace
 
 _TIMEOUT_S = 1.0
 """Seconds for one policy on one turn, as in the proxy."""
@@ -50,16 +51,8 @@ def roi(
         ),
     ],
     *,
-    policy: Annotated[
-        str, typer.Option(metavar="SPEC", help="Policy pipeline, as for serve.")
-    ] = "keep_all",
-    undeclared: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ROLE=amortize",
-            help="Splice the harness's own edits of this role's messages. May be repeated.",
-        ),
-    ] = None,
+    policy: Policy = "keep_all",
+    undeclared: Undeclared = None,
     tokenizer: Annotated[
         str,
         typer.Option(
@@ -83,12 +76,8 @@ def roi(
         CountedMode,
         typer.Option(help="Count content beside the cache as it is, or as if it were copied."),
     ] = CountedMode.OBSERVE,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first N requests of each file.")
-    ] = None,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
-    ] = None,
+    limit: Limit = None,
+    json_out: JsonOut = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="OUT.png", help="Write a picture by file and turn here.")
     ] = None,
@@ -111,34 +100,25 @@ def roi(
 
     from leyline_policies import PolicyError
 
-    from ..policy_trial.reading import read_conversations
-    from ..replay.errors import MissingExtraError
-    from ..replay.traces import TraceError
     from ..roi.plot import draw_roi
     from ..roi.results import RoiReport, RoiSettings
     from ..roi.table import print_notes, print_roi
+    from ..traces.conversations import read_conversations
 
-    errors = Console(stderr=True)
     rules = parse_rules(undeclared or ())
     named = tuple(f"{role}={what}" for role, what in rules.items())
     settings = RoiSettings(
         policy, named, tokenizer, retained_turns, cache_tokens, mode.value, page_tokens
     )
-    try:
+    with reported("leyline roi", PolicyError, ValueError, OSError) as errors:
         player = _player(settings)
         traces = [(file.name, read_conversations(file).first(limit)) for file in files]
         report = RoiReport(_played(player, traces, errors), settings)
         print_notes(errors, report)
         print_roi(Console(), report)
-        if json_out is not None:
-            json_out.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(report.to_json(), indent=2) + "\n"
-            json_out.write_text(text, encoding="utf-8")
+        write_json(json_out, report.to_json())
         if plot is not None:
             draw_roi(report, plot, f"Prompt tokens by source, policy {policy}, reuse: {mode.value}")
-    except (PolicyError, TraceError, MissingExtraError, ValueError, OSError) as error:
-        errors.print(f"leyline roi: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from error
 
 
 def _player(settings: RoiSettings) -> Player:
@@ -153,7 +133,7 @@ def _player(settings: RoiSettings) -> Player:
     from leyline_proxy.model.undeclared import UndeclaredRules
 
     from ..roi.playing import Player
-    from ..roi.prompts import load_renderer
+    from ..traces.renderer import load_renderer
 
     return Player(
         load_renderer(settings.tokenizer),

@@ -24,7 +24,7 @@ from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.messages import Message
 
 from ..replay.results import Arm
-from ..replay.traces import TraceRequest
+from ..traces.recordings import TraceRequest
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessage

@@ -18,11 +18,11 @@ from typing import IO
 
 from leyline_proxy.installing import pip_install
 
+from ..errors import LabError, StackError
 from ..replay.arms import Progress, check_same_prompts, run_sessions
 from ..replay.driver import ChatDriver
-from ..replay.errors import ReplayError, StackError
 from ..replay.results import Arm, ArmRun
-from ..replay.traces import Trace, read_trace
+from ..traces.recordings import Trace, read_trace
 from .recall import RecallAnswer, ask_all
 
 START_S = 600.0
@@ -63,7 +63,7 @@ def run_arms(
     """Run both real arms, each on a fresh server, and compute ``off`` from their prompts.
 
     Raises:
-        ReplayError: a server that does not start or fails, or contradictory figures.
+        LabError: a server that does not start or fails, or contradictory figures.
     """
     runs: dict[Arm, ArmRun] = {}
     answers: dict[Arm, tuple[RecallAnswer, ...]] = {}
@@ -85,13 +85,13 @@ def run_against(
     """Run one arm on a stack that is already running; each request asks for the policy.
 
     Raises:
-        ReplayError: nothing usable at ``url``, or it refused the very first request.
+        LabError: nothing usable at ``url``, or it refused the very first request.
     """
     base_url = url.rstrip("/").removesuffix("/v1") + "/v1"
     with closing(ChatDriver(base_url, api_key=api_key, policy=policy)) as driver:
         run = run_sessions(driver, trace.sessions, Arm.SPLICE, progress)
         if not run.results:
-            raise ReplayError("; ".join(run.notes) or "no request was answered")
+            raise LabError("; ".join(run.notes) or "no request was answered")
         answers = ask_all(driver, policy)
     return Demonstration({Arm.OFF: run.switched_off(), Arm.SPLICE: run}, {Arm.SPLICE: answers})
 

@@ -17,12 +17,13 @@ from statistics import median
 
 from leyline_engine.contract import EditPayload
 
+from ..console import write_json
 from ..harness.arguments import Arguments
 from ..harness.machine import family
-from ..harness.report import Step, progress, save, show
+from ..harness.report import Step, progress, show
 from ..harness.statistics import median_interval
-from ..replay.engine_process import EngineProcess
-from ..replay.sglang_process import sglang_server
+from ..engines.process import EngineProcess
+from ..engines.sglang import sglang_server
 from ..three_arm.generate import GenerateClient
 
 GOAL = 1.03
@@ -163,4 +164,4 @@ def main() -> None:
     title = "CPU time of the scheduler per request"
     show(columns, [("stock", f"{floor:.2f}", "", "", ""), *rows], title=title)
     figures = {way: asdict(ratio) for way, ratio in results.items()}
-    save(given.json, figures | {"stock": {"cpu_ms": floor}})
+    write_json(given.json, figures | {"stock": {"cpu_ms": floor}})

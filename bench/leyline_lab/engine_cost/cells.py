@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ..console import write_json
 from ..harness import markdown
 from ..harness.arguments import Arguments, numbers, words
-from ..harness.report import save
 
 PAGES = (1, 16, 64, 128)
 KV_DTYPES = ("auto", "bfloat16", "fp8_e4m3")
@@ -78,5 +78,5 @@ def main() -> None:
             for page in given.pages:
                 levels = measure(page, kv_dtype, options, Path(folder))
                 cells.append({"page": page, "kv_cache_dtype": kv_dtype, "levels": levels})
-                save(given.json, {"options": options, "cells": cells})
+                write_json(given.json, {"options": options, "cells": cells})
     print(markdown.table(COLUMNS, rows(cells), words=3))

@@ -12,8 +12,9 @@ from leyline_engine.claims.feasibility import Arithmetic, Demand, Feasibility
 from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import Claim, ClaimKind, Predicate
 
+from ..console import write_json
 from ..harness.arguments import Arguments
-from ..harness.report import save, show
+from ..harness.report import show
 from ..harness.statistics import percentile, times
 
 GOAL_US = 50.0
@@ -99,6 +100,6 @@ def main() -> int:
     title = f"{given.claims:,} live claims; goal: a check within {GOAL_US:.0f} µs"
     rows = [(name, f"{row['p50_us']:,.1f}", f"{row['p99_us']:,.1f}") for name, row in found.items()]
     show(("", "median, µs", "p99, µs"), rows, title=title)
-    save(given.json, found)
+    write_json(given.json, found)
     checks = [row["p50_us"] for name, row in found.items() if "goes and comes" not in name]
     return int(max(checks) > GOAL_US)

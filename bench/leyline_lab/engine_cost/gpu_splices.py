@@ -26,8 +26,9 @@ from leyline_engine.rotary.rotation import Pairing, Rotary
 from leyline_engine.rows.mover import PoolTensors
 from leyline_engine.rows.pool import SplicePool
 
+from ..console import write_json
 from ..harness.arguments import Arguments
-from ..harness.report import progress, save, show
+from ..harness.report import progress, show
 
 GOAL = 0.8
 """Share of the device's copy bandwidth."""
@@ -105,7 +106,7 @@ def main() -> int:
     document: dict[str, Any] = {"device": name, "rows": given.rows, "kernel": figures}
     if given.model:
         document["three_arm"] = run_server(given)
-    save(given.json, document)
+    write_json(given.json, document)
     missed = any(each["share_of_copy_bandwidth"] < GOAL for each in figures.values())
     return int(device.type == "cuda" and missed)
 

@@ -21,8 +21,9 @@ from leyline_engine.records.lineage import TOKEN_BITS
 from leyline_engine.records.sources import SourceRegistry, SourceTurn
 from leyline_replay.cache.radix import RadixTree
 
+from ..console import write_json
 from ..harness.arguments import Arguments
-from ..harness.report import save, show
+from ..harness.report import show
 from ..harness.statistics import times
 
 REPEATS = 50
@@ -92,4 +93,4 @@ def main() -> None:
         "replay: a walk over 5,000 nodes instead": walking,
     }
     show(("what", "ms"), [(name, f"{value:.4f}") for name, value in figures.items()])
-    save(given.json, figures)
+    write_json(given.json, figures)

@@ -25,8 +25,9 @@ from leyline_engine.contract import LineageRun, Mode, ReuseMode, ReusePayload
 from leyline_engine.records.lineage import fold_keys
 from leyline_engine.records.publications import Publication, Publications
 
+from ..console import write_json
 from ..harness.arguments import Arguments, numbers
-from ..harness.report import save, show
+from ..harness.report import show
 from ..harness.statistics import percentile
 from .scheduler.driver import VOCABULARY, Driver, prepare_sglang
 from .scheduler.talk import SCOPE, Talk
@@ -352,4 +353,4 @@ def main() -> None:
     ]
     title = f"Calls; notes beside {_SESSIONS} sessions with {_BRANCHES} branches each"
     show(("what", "tokens", "p50", "p99", "max"), rows, title=title)
-    save(given.json, {"turns": [asdict(t) for t in turns], "calls": [asdict(c) for c in calls]})
+    write_json(given.json, {"turns": [asdict(t) for t in turns], "calls": [asdict(c) for c in calls]})

@@ -28,9 +28,9 @@ from leyline_engine.contract import (
     token_digest,
 )
 
+from ..console import write_json
 from ..harness.arguments import Arguments
-from ..harness.report import save
-from ..replay.sglang_process import sglang_server
+from ..engines.sglang import sglang_server
 from ..three_arm.generate import GenerateClient
 
 _STUB, _CUT = 4, 8
@@ -150,4 +150,4 @@ def main() -> None:
         cost = asyncio.run(_run(url, given))
     print(f"one more forward: {cost.stage_ms} ms; one more token: {cost.token_us} µs")
     print(f"LEYLINE_STAGE_COST_TOKENS={cost.tokens}")
-    save(given.json, asdict(cost))
+    write_json(given.json, asdict(cost))

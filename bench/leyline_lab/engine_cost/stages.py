@@ -24,11 +24,12 @@ from leyline_proxy.model.undeclared import UndeclaredRules
 from leyline_replay.admission import Admission
 from leyline_replay.dry_run import DryCache
 
+from ..console import write_json
 from ..harness.arguments import Arguments, numbers
-from ..harness.report import save, show
-from ..replay.traces import read_trace
+from ..harness.report import show
+from ..traces.recordings import read_trace
 from ..roi import playing
-from ..roi.prompts import load_renderer
+from ..traces.renderer import load_renderer
 
 _MIN_COPY = 32
 
@@ -156,4 +157,4 @@ def main() -> None:
         found += [priced(name, plans, price, given.page) for price in sorted({0, *given.prices})]
     columns = "file price turns stages most copied prefilled work unjoined".split()
     show(columns, rows(found))
-    save(given.json, [asdict(each) for each in found])
+    write_json(given.json, [asdict(each) for each in found])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from io import StringIO
 from typing import Any
 
-from ..replay.figure import new_figure
+from ..pictures import new_figure
 from ..replay.plot import INK
 
 # Okabe and Ito's palette.

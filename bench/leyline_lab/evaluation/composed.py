@@ -20,8 +20,8 @@ import httpx
 import msgspec
 
 from leyline_engine.contract import FidelityProfile
+from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.agreement import percent
-from leyline_lab.fidelity.errors import SubjectError
 from leyline_lab.fidelity.experiment import (
     Cell,
     Chart,
@@ -36,8 +36,8 @@ from leyline_lab.fidelity.statistics import difference, share
 from leyline_policies import load_pipeline
 from leyline_proxy.edits.prepare import prepare
 
-from ..replay.errors import StackError
-from ..replay.stack import Stack, StackOptions, running_stack
+from ..engines.stack import Stack, StackOptions, running_stack
+from ..errors import StackError
 from .replies import TIMEOUT_S, Reply, answer_of, judged
 
 POLICIES = (

@@ -20,7 +20,7 @@ from leyline_engine.contract import (
     judge,
     sign_envelope,
 )
-from leyline_lab.fidelity.errors import SubjectError
+from leyline_lab.errors import SubjectError
 from leyline_proxy.upstream.renderer_document import RendererDocument
 
 AGAIN = "run the same command again to continue"

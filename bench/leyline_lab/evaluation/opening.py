@@ -11,12 +11,12 @@ from pathlib import Path
 from leyline_lab.fidelity.experiment import Scale
 from leyline_lab.fidelity.steps import EvaluationSessions
 
-from ..replay.engine_process import shipped_folder
-from ..replay.stack import ServedEngine, StackOptions
+from ..engines.process import shipped_folder
+from ..engines.sglang import evaluation_server
+from ..engines.stack import ServedEngine, StackOptions
 from .engines import Evaluation, open_evaluation
 from .remote import Access, endpoint_evaluation
 from .running import POOL_TOKENS
-from .serving import sglang_with_control
 
 REPLAY, SGLANG = "replay", "sglang"
 _SECRET = "LEYLINE_HINTS_SECRET"  # noqa: S105 - the name of a variable
@@ -59,7 +59,7 @@ def opened(target: Target, sessions: EvaluationSessions, scale: Scale) -> Iterat
         evaluation = open_evaluation(model, sessions, scale)
         yield Opened(evaluation, StackOptions(pool_tokens=POOL_TOKENS))
     elif target.engine == SGLANG:
-        with sglang_with_control(model, target.log) as url:
+        with evaluation_server(model, target.log) as url:
             access = Access(url, None, secret, has_control=True)
             with _at_address(access, None, sessions, scale) as found:
                 yield found

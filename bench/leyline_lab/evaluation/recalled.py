@@ -23,8 +23,8 @@ from typing import Any
 
 import httpx
 
+from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.agreement import percent
-from leyline_lab.fidelity.errors import SubjectError
 from leyline_lab.fidelity.experiment import (
     Cell,
     Chart,
@@ -38,8 +38,8 @@ from leyline_lab.fidelity.statistics import share
 from leyline_policies import load_pipeline
 from leyline_proxy.edits.prepare import prepare
 
-from ..replay.errors import StackError
-from ..replay.stack import Stack, running_stack
+from ..engines.stack import Stack, running_stack
+from ..errors import StackError
 from .composed import ComposedModel
 from .replies import TIMEOUT_S, Reply, answer_of, judged, looked_up
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leyline_engine.contract import Capability
-from leyline_lab.fidelity.errors import SubjectError
+from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.experiment import Experiment, Scale
 from leyline_lab.fidelity.leaving_out import LeavingOut
 from leyline_lab.fidelity.steps import LENGTHS, EvaluationSessions
 
-from ..replay.errors import MissingExtraError
+from ..errors import MissingExtraError
 from .endpoint import EngineEndpoint
 from .remote_subject import RemoteSubject
 from .rendering import ModelRenderer, folder_renderer

@@ -28,7 +28,7 @@ from leyline_engine.contract import (
     sealed_digest,
     token_digest,
 )
-from leyline_lab.fidelity.errors import NothingCopiedError, SubjectError
+from leyline_lab.errors import NothingCopiedError, SubjectError
 from leyline_lab.fidelity.rendering import Rendered
 from leyline_lab.three_arm.unrotated import PREFIX as UNROTATED
 

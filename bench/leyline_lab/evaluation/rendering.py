@@ -12,7 +12,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from leyline_engine.contract import normalize_messages, template_takes_parts
-from leyline_lab.fidelity.errors import SubjectError
+from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.rendering import Rendered, place_contents
 from leyline_proxy.render.template import ChatTemplate
 from leyline_proxy.upstream.renderer_document import RendererDocument

@@ -13,9 +13,9 @@ import httpx
 from leyline_lab.fidelity.says import says
 from leyline_lab.fidelity.tool_names import called_tool, tagged_calls
 
+from ..engines.stack import CHAT_PATH
+from ..errors import StackError
 from ..replay.driver import SESSION_HEADER
-from ..replay.errors import StackError
-from ..replay.stack import CHAT_PATH
 
 TIMEOUT_S = 300.0
 """Longest wait for an answer."""

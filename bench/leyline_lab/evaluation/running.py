@@ -19,7 +19,8 @@ from leyline_lab.fidelity.experiment import Experiment, Scale
 from leyline_lab.fidelity.journal import Journal
 from leyline_lab.fidelity.running import count_left, measure_all
 
-from ..replay.stack import StackOptions
+from ..engines.stack import StackOptions
+from ..errors import UnknownTableError
 from .composed import Composed, ComposedModel
 from .engines import Evaluation
 from .recalled import RecallOfCut
@@ -31,10 +32,6 @@ _RECOMMENDS = "boundary_recompute"
 
 POOL_TOKENS = 16_384
 """KV slots of the ablation's engines; its sessions need a few thousand."""
-
-
-class UnknownTableError(Exception):
-    """A table that doesn't exist; the message lists those that do."""
 
 
 def journal_of(out: Path) -> Path:

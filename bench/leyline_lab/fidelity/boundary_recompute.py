@@ -18,9 +18,9 @@ from leyline_engine.contract import (
     recomputed,
 )
 from leyline_engine.contract.recompute import Extent
+from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.agreement import NO_CONTROL, numbers, percent
 from leyline_lab.fidelity.comparison import FULL, REPREFILL, first_token
-from leyline_lab.fidelity.errors import SubjectError
 from leyline_lab.fidelity.experiment import (
     Cell,
     Chart,

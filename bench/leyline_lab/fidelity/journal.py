@@ -11,9 +11,7 @@ from typing import IO, Any, Self
 
 from leyline_lab.fidelity.experiment import Record
 
-
-class JournalError(Exception):
-    """A journal that can't be continued or written; the message names the file and the fix."""
+from ..errors import JournalError
 
 
 class Journal:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from leyline_lab.fidelity.errors import NothingCopiedError
+from leyline_lab.errors import NothingCopiedError
 from leyline_lab.fidelity.experiment import (
     Experiment,
     Record,

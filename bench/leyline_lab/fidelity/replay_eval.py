@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
+from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.chained_rotations import ChainedRotations
-from leyline_lab.fidelity.errors import SubjectError
 from leyline_lab.fidelity.experiment import Experiment, Scale
 from leyline_lab.fidelity.random_subjects import RANDOM_MODELS, random_model
 from leyline_lab.fidelity.removal import Removal

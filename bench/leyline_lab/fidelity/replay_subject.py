@@ -18,7 +18,7 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.rotary.rotation import Rotary
-from leyline_lab.fidelity.errors import SubjectError
+from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.rendering import Rendered, place_contents
 from leyline_lab.fidelity.subject import Answer
 from leyline_replay.engine import GenerationRequest, ReplayEngine

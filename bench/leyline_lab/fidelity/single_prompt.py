@@ -7,6 +7,7 @@ from itertools import product
 from random import Random
 
 from leyline_engine.contract import Directive, Mode, apply_directives
+from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.agreement import (
     COLUMNS,
     Group,
@@ -26,7 +27,6 @@ from leyline_lab.fidelity.comparison import (
     compare_all,
     control,
 )
-from leyline_lab.fidelity.errors import SubjectError
 from leyline_lab.fidelity.experiment import (
     Cell,
     Record,

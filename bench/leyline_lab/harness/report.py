@@ -1,13 +1,11 @@
-"""Progress of a measurement on the way, and its figures at the end: a table, and JSON."""
+"""Progress of a measurement on the way, and its figures as a table at the end."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -53,7 +51,8 @@ def show(
     """
     table = Table(title=title, caption=caption)
     for number, name in enumerate(columns):
-        table.add_column(name, justify="left" if number < words else "right")
+        justify: JustifyMethod = "left" if number < words else "right"
+        table.add_column(name, justify=justify, no_wrap=number == 0)
     for row in rows:
         if row is None:
             table.add_section()
@@ -63,10 +62,3 @@ def show(
     console.width = max(console.width, width)
     console.print(table)
     console.print(machine.describe(), style="dim", highlight=False)
-
-
-def save(out: Path | None, document: object) -> None:
-    """Write figures as JSON, if they are wanted."""
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

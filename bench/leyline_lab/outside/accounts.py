@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from .errors import EndpointError
+from ..errors import EndpointError
 
 _MODEL_ROUTES = re.compile(r"/(chat/completions|completions|messages|responses)$")
 

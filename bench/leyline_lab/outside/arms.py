@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from .errors import MissingError, PlanError
+from ..errors import MissingError, PlanError
 
 PROFILE_SETTING = "fidelity_profile"
 """The proxy's setting with the measured profile of a model: boundary recompute and erratum."""

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from ..console import resumable
+from ..errors import PlanError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from .arms import OutsideArm
     from .benchmarks import Benchmark
     from .plan import Plan
-
-_INTERRUPTED = 130
 
 
 class OutsideBenchmark(StrEnum):
@@ -97,15 +98,12 @@ def command(
     Example: leyline bench outside --benchmark debug-gym --model NAME \\
         --upstream http://gpu1:30000 --checkout ~/debug-gym --repeat 4
     """
-    from rich.console import Console
-
     from .endpoint import base_of
     from .plan import Plan
     from .table import dry_run
     from .tasks import Selection
 
-    console = Console(stderr=True)
-    with _explained(console, out):
+    with _explained(out) as console:
         chosen = _benchmark(benchmark, run, results)
         plan = Plan(
             benchmark=chosen,
@@ -149,7 +147,6 @@ def _run(plan: Plan, console: Console) -> None:
 
 def _benchmark(name: OutsideBenchmark, run: str | None, results: str) -> Benchmark:
     from .benchmarks import ComplexityTrap, Custom, DebugGym, LocaBench, ResultFormat
-    from .errors import PlanError
 
     if (name is OutsideBenchmark.CUSTOM) != (run is not None):
         raise PlanError("--benchmark custom needs --command, and no other benchmark takes one")
@@ -181,8 +178,6 @@ def _policy(spec: str) -> str:
     """Return a spec that the proxy will take. Raises PlanError."""
     from leyline_policies import PolicyError, load_pipeline
 
-    from .errors import PlanError
-
     try:
         load_pipeline(spec)
     except PolicyError as error:
@@ -200,7 +195,6 @@ def _checkout(benchmark: Benchmark, checkout: Path | None, *, dry: bool) -> Path
 
 def _split(text: str | None, option: str) -> tuple[str, ...]:
     """Return the words of a command. Raises PlanError."""
-    from .errors import PlanError
 
     try:
         words = tuple(shlex.split(text)) if text is not None else ()
@@ -212,22 +206,12 @@ def _split(text: str | None, option: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def _explained(console: Console, out: Path) -> Iterator[None]:
-    """End the command with a line and a status after an error or Ctrl-C."""
-    from .errors import OutsideError
-
+def _explained(out: Path) -> Iterator[Console]:
+    """End the command as :func:`.resumable` does; SIGTERM is taken as Ctrl-C."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        yield
-    except OutsideError as error:
-        _say(console, str(error))
-        raise typer.Exit(2) from error
-    except OSError as error:
-        _say(console, f"{error.filename or out} can't be written: {error.strerror}")
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt:
-        _say(console, "interrupted; run the same command again to continue")
-        raise typer.Exit(_INTERRUPTED) from None
+        with resumable("leyline bench outside", out) as console:
+            yield console
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -235,11 +219,3 @@ def _explained(console: Console, out: Path) -> Iterator[None]:
 def _interrupt(*_: object) -> NoReturn:
     """Stop as Ctrl-C does, so that the benchmark and the proxy are stopped, too."""
     raise KeyboardInterrupt
-
-
-def _say(console: Console, text: str) -> None:
-    """Print an error in one line."""
-    line = " ".join(text.split())
-    console.print(
-        f"leyline bench outside: {line}", style="red", markup=False, highlight=False, soft_wrap=True
-    )

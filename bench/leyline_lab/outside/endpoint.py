@@ -11,7 +11,7 @@ import msgspec
 
 from leyline_engine.contract import CAPABILITY_PATH, Capability, judge
 
-from .errors import EndpointError, PlanError
+from ..errors import EndpointError, PlanError
 
 _TIMEOUT_S = 10.0
 _KEY = "LEYLINE_UPSTREAM_API_KEY"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .errors import PlanError
+from ..errors import PlanError
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
+from ..errors import ResultError
 from .accounts import Account
-from .errors import ResultError
 from .files import write_whole
 from .tasks import TaskScore
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .errors import BenchmarkError
+from ..errors import BenchmarkError
 
 _STOP_S = 30.0
 _POLL_S = 0.1

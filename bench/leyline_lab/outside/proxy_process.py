@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
+from ..errors import EndpointError
 from .accounts import Account, account_of
 from .benchmarks import Endpoint
-from .errors import EndpointError
 from .processes import last_line, started
 
 _START_S = 120.0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..errors import BenchmarkError, EndpointError, MissingError, PlanError
 from .arms import (
     OutsideArm,
     arm_settings,
@@ -22,7 +23,6 @@ from .arms import (
 )
 from .benchmarks import Job, Step
 from .endpoint import Engine, ask_engine
-from .errors import BenchmarkError, EndpointError, MissingError, PlanError
 from .files import sole_user, write_whole
 from .outcomes import (
     Part,
@@ -49,7 +49,7 @@ def run_plan(plan: Plan, say: Say) -> dict[Run, RunOutcome]:
     """Run what isn't finished, and return the outcomes of all runs.
 
     Raises:
-        OutsideError: a run failed, or can't begin. Finished runs stay.
+        LabError: a run failed, or can't begin. Finished runs stay.
         OSError: the output folder can't be written.
     """
     if plan.benchmark.needs_docker:
@@ -105,7 +105,7 @@ def run_once(plan: Plan, run: Run, engine: Engine) -> RunOutcome:
     """Run a benchmark in one arm, or continue where the last attempt ended.
 
     Raises:
-        OutsideError: it failed. A further attempt continues.
+        LabError: it failed. A further attempt continues.
         OSError: a file can't be written.
     """
     folder = plan.folder(run)

@@ -11,9 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..errors import MissingError
 from .arms import arm_settings, isolation_settings
 from .benchmarks import Endpoint, Step
-from .errors import MissingError
 from .plan import Plan, Run
 from .proxy_process import serve_arguments
 

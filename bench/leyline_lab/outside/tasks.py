@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .errors import PlanError
+from ..errors import PlanError
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,199}")
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from leyline_lab.replay.traces import RecordedSession, read_trace
+from leyline_lab.traces.recordings import RecordedSession, read_trace
 from leyline_policies import EditCost, Memo, Policy, approximate_tokens, load_pipeline
 from leyline_proxy.edits.prepare import PolicySession, prepare
 from leyline_proxy.edits.schedule import Balance, Timing, balance, pays, pending

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from leyline_lab.replay.traces import RecordedSession, read_trace
+from leyline_lab.traces.recordings import RecordedSession, read_trace
 from leyline_policies import Memo, Message, Policy, load_pipeline, text_of
 from leyline_policies.builtin import BUILTINS
 from leyline_policies.conversation import INSTRUCTION_ROLES

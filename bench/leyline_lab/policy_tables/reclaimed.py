@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from leyline_lab.policy_trial.trial import TrialOptions, TurnTrial, try_session
-from leyline_lab.replay.traces import Trace, read_trace
+from leyline_lab.traces.recordings import Trace, read_trace
 from leyline_policies import load_pipeline
 from leyline_policies.builtin import BUILTINS
 

@@ -24,9 +24,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 from leyline_replay.text.chat import PromptEncoder
 
+from ..console import write_json
 from ..harness.arguments import Arguments
 from ..harness.machine import memory_mib
-from ..harness.report import save, show
+from ..harness.report import show
 from .agent import text_of_size
 from .load import canned
 from .systems import System, leyline, python
@@ -307,6 +308,6 @@ def main() -> None:
                 found.append(measure(case, system))
             last = found[-1]
             print(f"{last.case}: {last.stall_ms:.0f} ms, {last.peak_mib} MiB", flush=True)
-    save(given.json, [asdict(each) for each in found])
+    write_json(given.json, [asdict(each) for each in found])
     title = "One client's hostile requests against one worker"
     show(COLUMNS, rows(found), title=title, words=2, width=120)

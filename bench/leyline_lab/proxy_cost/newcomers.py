@@ -16,8 +16,9 @@ from itertools import chain
 from time import perf_counter
 from typing import Any
 
+from ..console import write_json
 from ..harness.arguments import Arguments
-from ..harness.report import progress, save, show
+from ..harness.report import progress, show
 from ..harness.statistics import percentile
 from .agent import renderer_document
 from .load import Client, Session, canned
@@ -156,7 +157,7 @@ def main() -> None:
     parser.add_argument("--loops", default="uvloop asyncio", help="event loops to compare")
     given = parser.parse_args()
     results = run_all(given)
-    save(given.json, results)
+    write_json(given.json, results)
     names = next(iter(results.values()))
     rows = [[name, *(f"{each[name]:g}" for each in results.values())] for name in names]
     show(("", *results), rows, title="Seconds to the first byte")

@@ -16,10 +16,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ..console import write_json
 from ..harness.arguments import Arguments, numbers, words
-from ..harness.report import Step, progress, save, show
+from ..harness.report import Step, progress, show
 from ..harness.statistics import percentile
-from ..replay.figure import new_figure, save_figure
+from ..pictures import new_figure, save_figure
 from .agent import renderer_document
 from .load import Canned, Load, Sample, Sessions, canned, measure
 from .systems import BENCH_VENV, System, leyline, litellm, nginx, nginx_found, set_pause, set_up
@@ -247,7 +248,7 @@ def main() -> None:
     if not given.without_litellm and not (BENCH_VENV / "bin" / "litellm").exists():
         parser.error("LiteLLM isn't installed: run with --setup first, or --without-litellm")
     results = run_all(given)
-    save(given.json, results)
+    write_json(given.json, results)
     if given.plot:
         draw(results, given.plot)
     title = "One connection, not streamed; a direct request's CPU is the upstream's"

@@ -23,8 +23,9 @@ from leyline_proxy.model.messages import Message, fingerprint
 from leyline_proxy.model.prepared import Prepared
 from leyline_proxy.model.text_memory import Reader
 
+from ..console import write_json
 from ..harness.arguments import Arguments, numbers
-from ..harness.report import progress, save, show
+from ..harness.report import progress, show
 from .agent import TASK, rounds
 
 GOAL_MS = 2.0
@@ -114,4 +115,4 @@ def main() -> None:
         for name, by_size in results.items()
     ]
     show(("policy", *(f"p50 ms at {size:,}" for size in given.sizes)), rows)
-    save(given.json, results)
+    write_json(given.json, results)

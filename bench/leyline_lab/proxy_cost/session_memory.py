@@ -36,10 +36,10 @@ from leyline_proxy.sessions import MemorySessionStore
 from leyline_proxy.sessions.codec import decode_session, encode_session
 from leyline_proxy.sessions.freed import give_back_freed
 
+from ..console import write_json
 from ..harness.arguments import Arguments
 from ..harness.machine import memory_mib
-from ..harness.report import save
-from ..replay.traces import read_trace
+from ..traces.recordings import read_trace
 from .agent import opening, renderer_document, rounds
 from .turn import retained_turns
 
@@ -203,4 +203,4 @@ def main() -> None:
     Console().print_json(data=figures)
     idle = figures["idle_mb"]["rss"]
     print(f"An idle session takes {idle} MB of resident memory; goal {GOAL_MB} MB.")
-    save(given.json, figures)
+    write_json(given.json, figures)

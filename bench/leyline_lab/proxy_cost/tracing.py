@@ -31,8 +31,9 @@ from leyline_proxy.telemetry.tracing.otel import OtelTracing
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.lifespan import lifespan_of
 
+from ..console import write_json
 from ..harness.arguments import Arguments
-from ..harness.report import save, show
+from ..harness.report import show
 
 MODEL = "canned"
 ANSWER = {
@@ -134,4 +135,4 @@ def main() -> None:
     show(("tracing", "µs a turn, event loop", "more than off", "all threads, more than off"), rows)
     asked = look_ups_us()
     print(f"Of a turn with tracing off, {asked:.1f} µs go into asking for a trace.")
-    save(given.json, {**found, "look_ups_us": asked})
+    write_json(given.json, {**found, "look_ups_us": asked})

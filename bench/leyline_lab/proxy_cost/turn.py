@@ -34,9 +34,10 @@ from leyline_proxy.render import ChatRenderer
 from leyline_proxy.request.parse import parse_chat
 from leyline_proxy.tenants import Tenant
 
+from ..console import write_json
 from ..harness.arguments import Arguments, numbers
-from ..harness.report import progress, save, show
-from ..replay.figure import new_figure, save_figure
+from ..harness.report import progress, show
+from ..pictures import new_figure, save_figure
 from .agent import FRESH_CHARS, TOOLS, renderer_document, session_messages, text_of_size
 
 Results = dict[str, dict[str, dict[str, Any]]]
@@ -220,7 +221,7 @@ def main() -> None:
     renderer, sizes = ChatRenderer(**renderer_document()), sorted(given.sizes)
     with progress("turns", len(sizes) * len(KINDS) * (WARM_UP + given.repeat)) as step:
         results = measure(renderer, sizes, given.repeat, step)
-    save(given.json, results)
+    write_json(given.json, results)
     if given.plot:
         draw(results, given.plot)
     columns = ("turn", "tokens", *STAGES, "total", "µs/1K tokens", f"({ASIDE})")

@@ -12,8 +12,9 @@ import asyncio
 import os
 from contextlib import ExitStack
 
+from ..console import write_json
 from ..harness.arguments import Arguments, numbers, words
-from ..harness.report import progress, save, show
+from ..harness.report import progress, show
 from .agent import renderer_document
 from .load import Load, Sample, canned
 from .overhead import SIZES, Cell, run
@@ -63,7 +64,7 @@ def main() -> None:
                 found = asyncio.run(run(upstream, systems, sessions, [cell], given.rounds, step))
             samples = {n: found[str(n)][cell.name] for n in counts}
             results[name] = {str(n): figures(samples[n], samples[1], n) for n in counts}
-    save(given.json, results)
+    write_json(given.json, results)
     rows = [(name, n, *row.values()) for name, each in results.items() for n, row in each.items()]
     columns = next(iter(next(iter(results.values())).values()))
     show(("prompt", "workers", *columns), rows, width=140)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
+from ..engines.stack import Stack, StackOptions, running_stack
+from ..errors import AccountError, LabError, RequestRefusedError
+from ..traces.recordings import RecordedSession, Trace
 from .driver import ChatDriver, Driver
-from .errors import AccountError, ReplayError, RequestRefusedError
 from .results import Arm, ArmRun, Pages, ReplayReport, RequestResult
-from .stack import Stack, StackOptions, running_stack
-from .traces import RecordedSession, Trace
 from .unchanged import common_prefix, unchanged_tokens
 
 Progress = Callable[[Arm, int], None]
@@ -22,15 +22,15 @@ def parse_arms(text: str) -> tuple[Arm, ...]:
     """Return the arms of a comma-separated list, each once, in the given order.
 
     Raises:
-        ReplayError: an unknown arm, one that is named twice, or none.
+        LabError: an unknown arm, one that is named twice, or none.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     known = {arm.value for arm in Arm}
     for name in names:
         if name not in known:
-            raise ReplayError(f"there is no arm {name!r}; there are {', '.join(sorted(known))}")
+            raise LabError(f"there is no arm {name!r}; there are {', '.join(sorted(known))}")
     if not names or len(set(names)) != len(names):
-        raise ReplayError("name each arm once, for example: off,radix,splice")
+        raise LabError("name each arm once, for example: off,radix,splice")
     return tuple(Arm(name) for name in names)
 
 
@@ -42,7 +42,7 @@ def replay(
     ``off`` is computed from the prompts of another arm; alone, it uses those of ``radix``.
 
     Raises:
-        ReplayError: a stack that does not start or fails, or contradictory figures.
+        LabError: a stack that does not start or fails, or contradictory figures.
     """
     to_run = [arm for arm in arms if arm is not Arm.OFF] or [Arm.RADIX]
     counter = UnchangedCounter()

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from .errors import AccountError, MissingExtraError, RequestRefusedError, StackError
+from ..errors import AccountError, MissingExtraError, RequestRefusedError, StackError
+from ..traces.recordings import TraceRequest
 from .results import RequestResult
-from .traces import TraceRequest
 
 if TYPE_CHECKING:
     from openai import OpenAI, Stream

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from .figure import new_figure, save_figure
+from ..pictures import new_figure, save_figure
 from .results import Arm, ArmRun, RequestResult, summarise
 
 # Okabe and Ito's palette: distinguishable with every common form of colour blindness.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,6 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from ..console import reported, write_json
+from ..options import ApiKey, JsonOut, Plot, ServerFlag
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,20 +64,13 @@ def command(
     url: Annotated[
         str | None, typer.Option(help="A running SGLang; without it, one starts on the CPU.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(help="API key of the server at --url.")] = None,
-    server_flag: Annotated[
-        list[str] | None,
-        typer.Option(help="Flag for the server that is started, such as --tp=2; repeatable."),
-    ] = None,
+    api_key: ApiKey = None,
+    server_flag: ServerFlag = None,
     log: Annotated[Path, typer.Option(help="Log file of the server that is started.")] = Path(
         "out/reuse_sglang.log"
     ),
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="OUT.png", help="Write a picture here.")
-    ] = None,
+    json_out: JsonOut = None,
+    plot: Plot = None,
 ) -> None:
     """Send prompts that share content but no beginning, with reuse live and without.
 
@@ -115,20 +110,13 @@ def command(
     """
     from rich.console import Console
 
-    from leyline_proxy.upstream.embedded import EngineUnavailable
-
-    from ..replay.engine_process import EngineProcessError
-    from ..replay.errors import ReplayError
-    from ..replay.traces import TraceError
-    from ..three_arm.client import ServerAnswerError
+    from ..traces.texts import demo_material, recorded_material
     from .picture import draw
     from .table import print_patterns
-    from .texts import demo_material, recorded_material
     from .workload import Workload
 
-    console = Console(stderr=True)
     server = Server(url, api_key, model, tuple(server_flag or ()), log)
-    try:
+    with reported("leyline bench", ValueError) as console:
         chosen = chosen_patterns(patterns)
         material = demo_material() if traces is None else recorded_material(traces)
         workload = Workload(material, requests, scale)
@@ -136,20 +124,8 @@ def command(
         document = run(server, workload, chosen, tokens, console)
         if plot is not None:
             draw(document, plot)
-    except (
-        EngineUnavailable,
-        ReplayError,
-        ServerAnswerError,
-        EngineProcessError,
-        TraceError,
-        ValueError,
-    ) as error:
-        console.print(f"leyline bench: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from error
     print_patterns(Console(), document, f"reuse on {engine.value}, {document['model']}")
-    if json_out is not None:
-        json_out.parent.mkdir(parents=True, exist_ok=True)
-        json_out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_json(json_out, document)
 
 
 def chosen_patterns(text: str | None) -> tuple[str, ...]:
@@ -194,7 +170,7 @@ def _replay(
 def _sglang(
     server: Server, workload: Workload, patterns: Sequence[str], tokens: int, console: Console
 ) -> dict[str, Any]:
-    from ..three_arm.server import server_with_control
+    from ..engines.sglang import server_with_control
     from .sglang import stored_tokens
 
     written = {pattern: workload.write(pattern) for pattern in patterns}
@@ -217,7 +193,7 @@ async def _measure(
 ) -> dict[str, Any]:
     from rich.progress import Progress
 
-    from ..three_arm.client import ServerAnswerError
+    from ..errors import ServerAnswerError
     from ..three_arm.generate import GenerateClient
     from .figures import pattern_json
     from .sglang import SglangReuseBench

@@ -28,7 +28,8 @@ from leyline_engine.contract import (
 )
 from leyline_lab.reuse.samples import BenchRequest, Closeness, Sample
 
-from ..three_arm.client import ServerAnswer, ServerAnswerError, TokenLogprobs
+from ..errors import ServerAnswerError
+from ..three_arm.client import ServerAnswer, TokenLogprobs
 from ..three_arm.generate import GenerateClient
 
 UNROTATED = "unrotated"

@@ -32,8 +32,8 @@ from leyline_proxy.plan.synthesis import TurnPlan, synthesize
 from leyline_proxy.render.dialects import RenderError
 from leyline_proxy.render.renderer import ChatRenderer
 
-from ..replay.errors import MissingExtraError
-from ..replay.traces import RecordedSession, Trace, TraceRequest
+from ..errors import MissingExtraError
+from ..traces.recordings import RecordedSession, Trace, TraceRequest
 from .results import FileRoi, Served, SessionRoi
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..replay.figure import new_figure, save_figure
+from ..pictures import new_figure, save_figure
 from ..replay.plot import COLOURS as REPLAY_COLOURS
 from ..replay.plot import INK
 from .results import RoiReport, Served, by_turn

@@ -20,6 +20,8 @@ from leyline_engine.contract import (
     judge,
 )
 
+from ..errors import ServerAnswerError
+
 TOP = 20
 """Number of likeliest tokens reported for each generated one."""
 _RECEIPT_WAIT_S = 10.0
@@ -31,10 +33,6 @@ StepLogprobs = Mapping[str, float]
 
 TokenLogprobs = Mapping[int, float]
 """Log probabilities by token id, of the likeliest tokens at one position."""
-
-
-class ServerAnswerError(RuntimeError):
-    """The server refused or broke off; the message has its answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ..console import reported, write_json
+from ..options import ApiKey, JsonOut, Plot, ServerFlag
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,25 +71,18 @@ def command(
     url: Annotated[
         str | None, typer.Option(help="A running server; without it, one starts on the CPU.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(help="API key of the server at --url.")] = None,
+    api_key: ApiKey = None,
     model: Annotated[
         str | None,
         typer.Option(help="Folder or hub id; with --url, the model that computes the reference."),
     ] = None,
-    server_flag: Annotated[
-        list[str] | None,
-        typer.Option(help="Flag for the server that is started, such as --tp=2; repeatable."),
-    ] = None,
+    server_flag: ServerFlag = None,
     log: Annotated[
         Path | None,
         typer.Option(help="Log file of the server that is started \\[out/three_arm_ENGINE.log]."),
     ] = None,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="OUT.png", help="Write a picture here.")
-    ] = None,
+    json_out: JsonOut = None,
+    plot: Plot = None,
 ) -> None:
     """Edit one word of a long conversation and send it again: four ways, on one live server.
 
@@ -115,20 +110,16 @@ def command(
     """
     from rich.console import Console
 
-    from ..replay.engine_process import EngineProcessError
-    from ..replay.errors import ReplayError
-    from .client import ServerAnswerError
     from .measured import Measured
     from .picture import draw
     from .running import BenchOptions
     from .table import print_levels
 
-    console = Console(stderr=True)
     vllm = engine is BenchEngine.VLLM
     kept = kv_cache_dtype.value
     flags = tuple(server_flag or ())
     measured = Measured(url, api_key, model, flags, log, vllm=vllm, kv_dtype=kept)
-    try:
+    with reported("leyline bench", ValueError) as console:
         options = BenchOptions(
             _levels(concurrency),
             scale,
@@ -146,13 +137,8 @@ def command(
         document = {str(level.concurrency): level.to_json() for level in levels}
         if plot is not None:
             draw(document, plot)
-    except (EngineProcessError, ServerAnswerError, ReplayError, ValueError) as error:
-        console.print(f"leyline bench: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from error
     print_levels(Console(), document, f"three arms on {engine.value}, scale {scale:g}")
-    if json_out is not None:
-        json_out.parent.mkdir(parents=True, exist_ok=True)
-        json_out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_json(json_out, document)
 
 
 def _levels(text: str) -> tuple[int, ...]:
@@ -192,7 +178,7 @@ def _compare(
 
     from leyline_proxy.upstream.embedded import EngineUnavailable
 
-    from ..replay.engine_process import shipped_model
+    from ..engines.process import shipped_model
     from .reference import Reference
     from .running import compare_with_reference
 

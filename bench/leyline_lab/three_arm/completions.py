@@ -12,7 +12,8 @@ import msgspec
 
 from leyline_engine.contract import EditPayload, edit_envelope
 
-from .client import TOP, BenchClient, ServerAnswer, ServerAnswerError, StepLogprobs
+from ..errors import ServerAnswerError
+from .client import TOP, BenchClient, ServerAnswer, StepLogprobs
 
 _PATH = "/v1/completions"
 

@@ -12,7 +12,8 @@ import msgspec
 
 from leyline_engine.contract import EditPayload, ReusePayload, edit_envelope
 
-from .client import TOP, BenchClient, ServerAnswer, ServerAnswerError, TokenLogprobs
+from ..errors import ServerAnswerError
+from .client import TOP, BenchClient, ServerAnswer, TokenLogprobs
 
 
 class GenerateClient(BenchClient):

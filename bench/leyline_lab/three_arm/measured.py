@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..replay.vllm_process import DEFAULT_BLOCK, vllm_server
+from ..engines.sglang import server_with_control
+from ..engines.vllm import DEFAULT_BLOCK, vllm_server
 from .client import BenchClient
 from .completions import CompletionsClient
 from .generate import GenerateClient
 from .running import BenchOptions
-from .server import server_with_control
 
 
 @dataclass(frozen=True, slots=True)

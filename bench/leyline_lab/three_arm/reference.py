@@ -18,7 +18,8 @@ import msgspec
 from leyline_engine.contract import RECEIPT_PATH, EditPayload, TurnRecord, edit_envelope
 from leyline_proxy.upstream.embedded import create_embedded_engine
 
-from .client import TOP, ServerAnswer, ServerAnswerError, StepLogprobs
+from ..errors import ServerAnswerError
+from .client import TOP, ServerAnswer, StepLogprobs
 from .workload import (
     BUILD_TOKENS,
     Cut,

@@ -16,7 +16,8 @@ from typing import Any
 
 from leyline_engine.contract import EditPayload
 
-from .client import BenchClient, ServerAnswer, ServerAnswerError
+from ..errors import ServerAnswerError
+from .client import BenchClient, ServerAnswer
 from .figures import BenchArm, FloorSample, Phase, PhaseFigures, Sample, level_json
 from .reference import Reference, Steps, logit_delta
 from .workload import (

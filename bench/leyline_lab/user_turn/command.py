@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..console import reported, write_json
+from ..options import JsonOut, Plot
+
 if TYPE_CHECKING:
-    from ..replay.stack import StackOptions
+    from ..engines.stack import StackOptions
     from .figures import TurnArm
     from .run import Workload
 
@@ -86,12 +88,8 @@ def command(
     log: Annotated[Path, typer.Option(help="Log file of the servers that are started.")] = Path(
         "out/user_turn_sglang.log"
     ),
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="OUT.png", help="Write a picture here.")
-    ] = None,
+    json_out: JsonOut = None,
+    plot: Plot = None,
 ) -> None:
     """Let an agent think and call tools in a loop; then the user speaks, and its thinking goes.
 
@@ -125,15 +123,12 @@ def command(
 
     from leyline_proxy.telemetry.logging import configure_logging
 
-    from ..replay.engine_process import EngineProcessError
-    from ..replay.errors import ReplayError
     from .picture import draw
     from .run import Workload
     from .table import print_arms
 
     configure_logging("error", "json")
-    console = Console(stderr=True)
-    try:
+    with reported("leyline bench", ValueError) as console:
         if engine is TurnEngine.REPLAY and (url or strip_url or server_flag):
             raise ValueError("--url, --strip-url and --server-flag need --engine sglang")
         workload = Workload(calls, user_turns, sessions)
@@ -142,13 +137,8 @@ def command(
         document = _measure(place, workload, console)
         if plot is not None:
             draw(document, plot)
-    except (ReplayError, EngineProcessError, ValueError) as error:
-        console.print(f"leyline bench: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from error
     print_arms(Console(), document)
-    if json_out is not None:
-        json_out.parent.mkdir(parents=True, exist_ok=True)
-        json_out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_json(json_out, document)
 
 
 def _measure(place: Place, workload: Workload, console: Any) -> dict[str, Any]:
@@ -214,9 +204,9 @@ def _group(
 @contextmanager
 def _stack(place: Place, workload: Workload, *, strip: bool) -> Iterator[StackOptions]:
     """Yield the options of stacks, while their server runs."""
-    from ..replay.engine_process import shipped_folder
-    from ..replay.sglang_process import sglang_server
-    from ..replay.stack import StackOptions
+    from ..engines.process import shipped_folder
+    from ..engines.sglang import sglang_server
+    from ..engines.stack import StackOptions
 
     if place.engine is TurnEngine.REPLAY:
         yield StackOptions(model=place.model)

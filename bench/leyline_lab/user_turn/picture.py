@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..replay.figure import new_figure, save_figure
+from ..pictures import new_figure, save_figure
 from ..replay.plot import INK
 
 # Okabe and Ito's palette.

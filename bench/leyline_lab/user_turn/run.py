@@ -15,12 +15,12 @@ from typing import Any
 
 from leyline_lab.fidelity.recall_task import SYSTEM_PROMPT, TOOLS
 
+from ..engines.stack import Stack, StackOptions, running_stack
 from ..replay.driver import ChatDriver, StreamedAnswer
 from ..replay.results import RequestResult
-from ..replay.stack import Stack, StackOptions, running_stack
-from ..replay.traces import TraceRequest
 from ..three_arm.client import TOP
 from ..three_arm.reference import Steps, logit_delta
+from ..traces.recordings import TraceRequest
 from .figures import (
     Agreement,
     ArmSamples,
@@ -126,7 +126,7 @@ def run_arm(
         advance: called after each answered request.
 
     Raises:
-        ReplayError: the stack doesn't start, or fails.
+        LabError: the stack doesn't start, or fails.
     """
     run = ArmRun()
     with running_stack(options, splice=arm is TurnArm.SPLICE) as stack:

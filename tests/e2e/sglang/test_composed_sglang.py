@@ -9,14 +9,14 @@ import pytest
 from support.sglang_stack import API_KEY, HINTS_SECRET, SglangServer
 
 from leyline_engine.contract import CAPABILITY_PATH, FidelityProfile
+from leyline_lab.engines.stack import ServedEngine, StackOptions
+from leyline_lab.errors import SubjectError
 from leyline_lab.evaluation.composed import (
     POLICIES,
     Composed,
     ComposedArm,
     ComposedModel,
 )
-from leyline_lab.fidelity.errors import SubjectError
-from leyline_lab.replay.stack import ServedEngine, StackOptions
 
 MODEL = "leyline-recall"
 

@@ -16,13 +16,13 @@ from support.sglang_stack import API_KEY, HINTS_SECRET, PYTHON, SglangServer
 from support.waiting import wait
 from typer.testing import CliRunner
 
+from leyline_lab.engines.sglang import PYTHON_VARIABLE
 from leyline_lab.evaluation.sessions import evaluation_sessions
 from leyline_lab.fidelity import tables
 from leyline_lab.fidelity.experiment import Experiment, Scale
 from leyline_lab.fidelity.replay_subject import ReplaySubject
 from leyline_lab.fidelity.single_prompt import SinglePrompt
 from leyline_lab.fidelity.tables import RECALL_MODELS
-from leyline_lab.replay.sglang_process import PYTHON_VARIABLE
 from leyline_proxy.cli.main import build_app
 from leyline_replay.models.loader import load_model
 
@@ -33,8 +33,8 @@ needs_sglang = pytest.mark.skipif(
 _HOLD = """
 from pathlib import Path
 from sys import argv
-from leyline_lab.evaluation.serving import sglang_with_control
-with sglang_with_control(None, Path(argv[1])):
+from leyline_lab.engines.sglang import evaluation_server
+with evaluation_server(None, Path(argv[1])):
     pass
 """
 

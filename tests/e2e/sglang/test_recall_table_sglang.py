@@ -9,10 +9,10 @@ import pytest
 from support.sglang_stack import API_KEY, HINTS_SECRET, SglangServer
 
 from leyline_engine.contract import CAPABILITY_PATH
+from leyline_lab.engines.stack import ServedEngine, StackOptions
 from leyline_lab.evaluation.composed import ComposedModel
 from leyline_lab.evaluation.recalled import RecallArm, RecallOfCut
 from leyline_lab.evaluation.replies import Reply
-from leyline_lab.replay.stack import ServedEngine, StackOptions
 
 MODEL = "leyline-recall"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from leyline_lab.replay.engine_process import EngineProcessError
-from leyline_lab.replay.sglang_process import sglang_python
+from leyline_lab.engines.sglang import SGLANG
+from leyline_lab.errors import EngineProcessError
 from leyline_proxy.cli import build_app
 
 
@@ -17,7 +17,7 @@ from leyline_proxy.cli import build_app
 def test_the_server_serves_what_is_recoverable(tmp_path: Path) -> None:
     """Both patterns meet the goal, and the control copies as much, but far from a full prefill."""
     try:
-        sglang_python()
+        SGLANG.python()
     except EngineProcessError:
         pytest.skip("SGLang isn't installed here: make sglang-setup")
     out = tmp_path / "reuse.json"

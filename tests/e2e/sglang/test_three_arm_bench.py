@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from leyline_lab.replay.engine_process import EngineProcessError
-from leyline_lab.replay.sglang_process import sglang_python
+from leyline_lab.engines.sglang import SGLANG
+from leyline_lab.errors import EngineProcessError
 from leyline_proxy.cli import build_app
 
 
@@ -17,7 +17,7 @@ from leyline_proxy.cli import build_app
 def test_the_arms_part_where_they_should(tmp_path: Path) -> None:
     """Splice gives what the contract says, the control far from it; nothing is prefilled twice."""
     try:
-        sglang_python()
+        SGLANG.python()
     except EngineProcessError:
         pytest.skip("SGLang isn't installed here: make sglang-setup")
     out = tmp_path / "figures.json"
@@ -40,7 +40,7 @@ def test_the_arms_part_where_they_should(tmp_path: Path) -> None:
 def test_the_arms_part_in_fp8_as_well(tmp_path: Path) -> None:
     """Splice is as near to fp32 as prefilled FP8 is, the control far from it."""
     try:
-        sglang_python()
+        SGLANG.python()
     except EngineProcessError:
         pytest.skip("SGLang isn't installed here: make sglang-setup")
     out = tmp_path / "figures.json"

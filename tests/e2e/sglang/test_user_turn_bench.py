@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from leyline_lab.replay.engine_process import EngineProcessError
-from leyline_lab.replay.sglang_process import sglang_python
+from leyline_lab.engines.sglang import SGLANG
+from leyline_lab.errors import EngineProcessError
 from leyline_proxy.cli import build_app
 
 
@@ -21,7 +21,7 @@ def test_the_goals_are_met_and_the_servers_own_flag_saves_nothing(
     """Leyline prefills what is new; without generated tokens, the server prefills no less than with
     them after the user's message, and more in the loop."""
     try:
-        sglang_python()
+        SGLANG.python()
     except EngineProcessError:
         pytest.skip("SGLang isn't installed here: make sglang-setup")
     out = tmp_path / "turns.json"

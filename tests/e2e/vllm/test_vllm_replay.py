@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from leyline_lab.replay.engine_process import EngineProcessError
-from leyline_lab.replay.vllm_process import VLLM
+from leyline_lab.engines.vllm import VLLM
+from leyline_lab.errors import EngineProcessError
 from leyline_proxy.cli import build_app
 
 BLOCK = 32

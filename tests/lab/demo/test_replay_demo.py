@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from leyline_lab.demo import DEFAULT_POLICY
 from leyline_lab.demo.recall import QUESTIONS, ask_all
 from leyline_lab.demo.run import run_against, shipped_trace
+from leyline_lab.engines.stack import StackOptions, running_stack
 from leyline_lab.replay.driver import ChatDriver
 from leyline_lab.replay.results import Arm, summarise
-from leyline_lab.replay.stack import StackOptions, running_stack
 from leyline_proxy.cli.main import build_app
 
 

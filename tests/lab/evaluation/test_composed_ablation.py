@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from leyline_engine.contract import FidelityProfile
+from leyline_lab.engines.stack import StackOptions
+from leyline_lab.errors import SubjectError
 from leyline_lab.evaluation.composed import (
     POLICIES,
     Composed,
     ComposedArm,
     ComposedModel,
 )
-from leyline_lab.fidelity.errors import SubjectError
-from leyline_lab.replay.stack import StackOptions
 
 MODEL = "leyline-recall"
 PROFILE = FidelityProfile(model=MODEL, boundary=1, quotes=3)

@@ -11,14 +11,14 @@ import pytest
 from support.http_thread import serving
 
 from leyline_engine.contract import FidelityProfile
+from leyline_lab.engines.stack import ServedEngine, StackOptions
+from leyline_lab.errors import SubjectError
 from leyline_lab.evaluation.composed import (
     POLICIES,
     Composed,
     ComposedArm,
     ComposedModel,
 )
-from leyline_lab.fidelity.errors import SubjectError
-from leyline_lab.replay.stack import ServedEngine, StackOptions
 from leyline_replay.factory import serve_model
 from leyline_replay.http.app import ServingOptions
 from leyline_replay.models.loader import load_model

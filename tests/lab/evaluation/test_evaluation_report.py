@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from leyline_lab.errors import JournalError
 from leyline_lab.evaluation.report import shown_cells
 from leyline_lab.evaluation.running import evaluate, journal_of
 from leyline_lab.fidelity.experiment import (
@@ -20,7 +21,6 @@ from leyline_lab.fidelity.experiment import (
     ResultTable,
     Scale,
 )
-from leyline_lab.fidelity.journal import JournalError
 
 PAPER = "Table 4: <6/6> & more."
 

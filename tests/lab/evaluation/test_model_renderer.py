@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from leyline_lab.errors import SubjectError
 from leyline_lab.evaluation.addresses import is_address
 from leyline_lab.evaluation.rendering import ModelRenderer, folder_renderer
 from leyline_lab.evaluation.sessions import evaluation_sessions
-from leyline_lab.fidelity.errors import SubjectError
 from leyline_lab.fidelity.replay_subject import render_chat
 from leyline_proxy.upstream.renderer_document import RendererDocument
 from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir

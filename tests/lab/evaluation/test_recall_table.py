@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from support.http_thread import serving
 
+from leyline_lab.engines.stack import ServedEngine, StackOptions
+from leyline_lab.errors import SubjectError
 from leyline_lab.evaluation import recalled
 from leyline_lab.evaluation.composed import ComposedModel
 from leyline_lab.evaluation.recalled import RecallArm, RecallOfCut
@@ -17,10 +19,8 @@ from leyline_lab.evaluation.replies import (
     judged,
     looked_up,
 )
-from leyline_lab.fidelity.errors import SubjectError
 from leyline_lab.fidelity.experiment import Scale
 from leyline_lab.fidelity.recall_prompts import recall_steps
-from leyline_lab.replay.stack import ServedEngine, StackOptions
 from leyline_replay.factory import serve_model
 from leyline_replay.http.app import ServingOptions
 from leyline_replay.models.loader import load_model

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from leyline_engine.contract import Directive, Outcome, Receipt, TokenCounts, apply_directives
+from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.agreement import (
     COLUMNS,
     Group,
@@ -25,7 +26,6 @@ from leyline_lab.fidelity.comparison import (
     compare,
     compare_all,
 )
-from leyline_lab.fidelity.errors import SubjectError
 from leyline_lab.fidelity.experiment import Experiment, Record, Scale
 from leyline_lab.fidelity.random_edits import RandomEdits, draw_spans
 from leyline_lab.fidelity.random_subjects import RANDOM_MODELS, random_model

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from leyline_lab.errors import EndpointError
 from leyline_lab.outside.accounts import Account, account_of
 from leyline_lab.outside.arms import OutsideArm
 from leyline_lab.outside.benchmarks import DebugGym
-from leyline_lab.outside.errors import EndpointError
 from leyline_lab.outside.outcomes import (
     Part,
     RunOutcome,

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from leyline_lab.errors import PlanError, ResultError
 from leyline_lab.outside.benchmarks import (
     ComplexityTrap,
     Custom,
@@ -22,7 +23,6 @@ from leyline_lab.outside.benchmarks import (
     LocaBench,
 )
 from leyline_lab.outside.benchmarks.loca_bench import named
-from leyline_lab.outside.errors import PlanError, ResultError
 from leyline_lab.outside.tasks import Selection, TaskScore, with_missing
 
 SOLVED, UNSOLVED = TaskScore(True), TaskScore(False)

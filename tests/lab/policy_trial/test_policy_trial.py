@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from leyline_lab.errors import MissingExtraError, TraceError
 from leyline_lab.policy_trial.plot import draw_trial, mean_by_turn, sum_by_turn
-from leyline_lab.policy_trial.reading import read_conversations
 from leyline_lab.policy_trial.table import print_trial, tokens, verdict
 from leyline_lab.policy_trial.trial import (
     Prefill,
@@ -24,8 +24,7 @@ from leyline_lab.policy_trial.trial import (
     TrialReport,
     try_session,
 )
-from leyline_lab.replay.errors import MissingExtraError
-from leyline_lab.replay.traces import TraceError
+from leyline_lab.traces.conversations import read_conversations
 from leyline_policies import (
     Context,
     FunctionPolicy,

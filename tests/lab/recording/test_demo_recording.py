@@ -26,7 +26,7 @@ from leyline_lab.recording.script import (
     read,
 )
 from leyline_lab.recording.tools import TOOLS, Workshop, normalise
-from leyline_lab.replay.traces import RecordedSession, read_trace
+from leyline_lab.traces.recordings import RecordedSession, read_trace
 
 
 @pytest.fixture(scope="module")

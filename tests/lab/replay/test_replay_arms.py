@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from leyline_lab.engines.stack import StackOptions
+from leyline_lab.errors import StackError
 from leyline_lab.replay.arms import replay
-from leyline_lab.replay.errors import StackError
 from leyline_lab.replay.results import Arm, ReplayReport
-from leyline_lab.replay.stack import StackOptions
-from leyline_lab.replay.traces import (
+from leyline_lab.traces.recordings import (
     Message,
     RecordedSession,
     Trace,

@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from leyline_lab.errors import AccountError, RequestRefusedError, StackError
 from leyline_lab.replay.driver import ChatDriver
-from leyline_lab.replay.errors import AccountError, RequestRefusedError, StackError
-from leyline_lab.replay.traces import TraceRequest
+from leyline_lab.traces.recordings import TraceRequest
 
 TOKENS = {"prompt": 100, "prefix": 60, "spliced": 20, "reused": 10, "prefilled": 10, "freed": 0}
 RECEIPT: dict[str, Any] = {"outcome": "spliced", "reason": "spliced", "tokens": TOKENS}

@@ -9,8 +9,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from support.http_thread import serving
 
-from leyline_lab.replay.emptying import empty_cache
-from leyline_lab.replay.errors import StackError
+from leyline_lab.engines.remote import empty_cache
+from leyline_lab.errors import StackError
 
 
 def engine(path: str, answer: object, asked: list[str]) -> Starlette:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from leyline_lab.replay.errors import MissingExtraError
+from leyline_lab.errors import MissingExtraError
 from leyline_lab.replay.plot import by_turn, draw, print_bars
 from leyline_lab.replay.results import (
     Arm,

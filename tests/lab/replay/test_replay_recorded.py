@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from support.random_models import RandomKind, build_random
 
+from leyline_lab.engines.stack import StackOptions
 from leyline_lab.replay.arms import replay
 from leyline_lab.replay.results import Arm, ReplayReport
-from leyline_lab.replay.stack import StackOptions
-from leyline_lab.replay.traces import read_trace
+from leyline_lab.traces.recordings import read_trace
 
 TRACES = Path(__file__).parents[3].parent / "shared" / "traces"
 CASES = [

@@ -6,13 +6,13 @@ from array import array
 
 import pytest
 
+from leyline_lab.errors import AccountError, LabError, RequestRefusedError
 from leyline_lab.replay.arms import (
     UnchangedCounter,
     check_same_prompts,
     parse_arms,
     run_sessions,
 )
-from leyline_lab.replay.errors import AccountError, ReplayError, RequestRefusedError
 from leyline_lab.replay.results import (
     Arm,
     ArmRun,
@@ -21,7 +21,7 @@ from leyline_lab.replay.results import (
     RequestResult,
     percentile,
 )
-from leyline_lab.replay.traces import RecordedSession, TraceRequest
+from leyline_lab.traces.recordings import RecordedSession, TraceRequest
 
 
 def result(
@@ -156,7 +156,7 @@ def test_arms_by_name() -> None:
     """Arms keep their order; unknown, doubled and missing ones are refused."""
     assert parse_arms("splice, off") == (Arm.SPLICE, Arm.OFF)
     for text in ("fast", "off,off", " , "):
-        with pytest.raises(ReplayError):
+        with pytest.raises(LabError):
             parse_arms(text)
 
 

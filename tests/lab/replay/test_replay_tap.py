@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from leyline_lab.replay.errors import AccountError
-from leyline_lab.replay.stack import PromptTap, StackOptions
+from leyline_lab.engines.stack import PromptTap, StackOptions
+from leyline_lab.errors import AccountError
 
 BODY: dict[str, Any] = {
     "model": "tiny",

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from leyline_lab.replay.traces import TraceError, read_trace
+from leyline_lab.errors import TraceError
+from leyline_lab.traces.recordings import read_trace
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {

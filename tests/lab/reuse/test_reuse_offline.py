@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leyline_lab.replay.traces import RecordedSession, TraceRequest
 from leyline_lab.reuse.verbatim_runs import Mask
+from leyline_lab.traces.recordings import RecordedSession, TraceRequest
 
 SCRIPT = Path(__file__).parents[3] / "bench" / "reuse_offline.py"
 

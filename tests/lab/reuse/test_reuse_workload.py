@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_lab.replay.traces import TraceError
-from leyline_lab.reuse.texts import MAX_TOOLS, demo_material, recorded_material
+from leyline_lab.errors import TraceError
 from leyline_lab.reuse.workload import (
     PATTERNS,
     Material,
@@ -21,6 +20,7 @@ from leyline_lab.reuse.workload import (
     assembled,
     texts_of,
 )
+from leyline_lab.traces.texts import MAX_TOOLS, demo_material, recorded_material
 
 material = cache(demo_material)
 

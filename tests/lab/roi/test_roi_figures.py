@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from leyline_engine.contract import ReuseMode
-from leyline_lab.replay.traces import RecordedSession, Trace, TraceRequest
+from leyline_lab.errors import TokenizerError
 from leyline_lab.roi.playing import Player
-from leyline_lab.roi.prompts import SHIPPED, TokenizerError, load_renderer
 from leyline_lab.roi.results import Served, advice
+from leyline_lab.traces.recordings import RecordedSession, Trace, TraceRequest
+from leyline_lab.traces.renderer import SHIPPED, load_renderer
 from leyline_policies import load_pipeline
 from leyline_proxy.cli.main import build_app
 from leyline_proxy.model.undeclared import UndeclaredRules

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from ..errors import MissingError, ResultError
+from ...errors import MissingError, ResultError
 from ..tasks import Scores, Selection
 
 _T = TypeVar("_T")

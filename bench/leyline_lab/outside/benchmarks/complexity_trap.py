@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import ResultError
+from ...errors import ResultError
 from ..tasks import Scores, TaskScore
 from .base import RESULTS, Job, Source, Step, decoded
 

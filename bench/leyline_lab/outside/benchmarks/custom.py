@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import ResultError
+from ...errors import ResultError
 from ..tasks import Scores, TaskScore
 from .base import Job, Source, Step
 from .complexity_trap import ComplexityTrap

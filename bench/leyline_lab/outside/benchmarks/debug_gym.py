@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import PlanError, ResultError
+from ...errors import PlanError, ResultError
 from ..tasks import Scores, TaskScore
 from .base import RESULTS, Job, Source, Step, decoded
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import MissingError, ResultError
+from ...errors import MissingError, ResultError
 from ..tasks import Scores, TaskScore
 from .base import RESULTS, Job, Source, Step, decoded
 

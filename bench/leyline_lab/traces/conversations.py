@@ -1,6 +1,6 @@
 """Reading of sessions for trials: recordings, and plain message lists or chat requests.
 
-Besides the recordings that `..replay.traces` reads:
+Besides the recordings that `.recordings` reads:
 
 - ``.json``: a list of messages, or a chat request with ``messages``;
 - ``.jsonl``: one such list or request per line, each a session of its own, or one message per line,
@@ -22,7 +22,8 @@ from typing import Any
 from leyline_policies.testing import requests_of
 from leyline_proxy.model.messages import MessageError, check_messages
 
-from ..replay.traces import RecordedSession, Trace, TraceError, TraceRequest, read_sessions
+from ..errors import TraceError
+from .recordings import RecordedSession, Trace, TraceRequest, read_sessions
 
 
 def read_files(paths: Sequence[Path], limit: int | None = None) -> Trace:

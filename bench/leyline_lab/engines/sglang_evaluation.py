@@ -1,6 +1,6 @@
 """Start SGLang with Leyline for an evaluation, on this machine's GPU or CPU.
 
-``python -m leyline_lab.fidelity.sglang_server --model-path …`` takes SGLang's own flags, which
+``python -m leyline_lab.engines.sglang_evaluation --model-path …`` takes SGLang's own flags, which
 win over the defaults here. The server ends when the process that started it ends.
 """
 

@@ -27,9 +27,8 @@ from leyline_proxy.settings import Settings
 from leyline_proxy.tenants import build_directory
 from leyline_proxy.upstream.embedded import EngineUnavailable, create_embedded_engine
 
-from .emptying import empty_cache
-from .errors import AccountError, StackError
-from .forward import Forwarder
+from ..errors import AccountError, StackError
+from .remote import Forwarder, empty_cache
 
 CHAT_PATH = "/v1/chat/completions"
 START_S = 600.0

@@ -8,8 +8,9 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from ..replay.traces import Message, RecordedSession, Tool, TraceError, read_trace
-from .workload import Material
+from ..errors import TraceError
+from ..reuse.workload import Material
+from .recordings import Message, RecordedSession, Tool, read_trace
 
 ENOUGH = 400_000
 """Maximum number of characters that are read."""
@@ -20,7 +21,7 @@ _LONGEST = 4_000
 
 def demo_material() -> Material:
     """Return the text of the recorded session that ships with the package."""
-    with as_file(files("leyline_proxy") / "demo" / "session.jsonl.gz") as path:
+    with as_file(files("leyline_lab") / "demo" / "session.jsonl.gz") as path:
         return _material(read_trace(path).sessions)
 
 

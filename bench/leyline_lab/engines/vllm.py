@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from .engine_process import EngineKind, EngineProcess, engine_server, shipped_model
+from .process import EngineKind, EngineProcess, engine_server, shipped_model
 
 STAND_IN_NAME = "stand-in-llama"
 """Served name of the model that is started without one: random weights, the shipped tokenizer."""

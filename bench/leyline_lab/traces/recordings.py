@@ -19,14 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ..errors import TraceError
+
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
 CHAT_API = "/v1/chat/completions"
-
-
-class TraceError(ValueError):
-    """A file that isn't a recording of sessions; the message names the line and the fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,30 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
-from importlib.resources import files
 from pathlib import Path
 from random import SystemRandom
 
 import httpx
 
-SHIPPED_NAME = "leyline-recall"
-THINKING_NAME = "leyline-recall-thinking"
+from ..errors import EngineProcessError
+from ..packages import replay_engine
 
-_TRAINED = {
-    name: Path(str(files("leyline_engine"))) / "replay" / "models" / "trained" / folder
-    for name, folder in (
-        (SHIPPED_NAME, "plain"),
-        ("leyline-recall-notes", "notes"),
-        (THINKING_NAME, "thinking"),
-    )
-}
+SHIPPED_NAME = "leyline-recall"
 _START_S = 600.0
 _STOP_S = 30.0
 _LOG_LINES = 25
-
-
-class EngineProcessError(RuntimeError):
-    """A server that can't be started, or died; the message gives the fix or the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +65,25 @@ class EngineKind:
 
 
 def shipped_model() -> Path:
-    """Return the folder of the trained model that ships with the package."""
-    return _TRAINED[SHIPPED_NAME]
+    """Return the folder of the trained model that ships with the replay engine.
+
+    Raises:
+        EngineUnavailable: the replay engine isn't installed.
+    """
+    with replay_engine():
+        from leyline_replay.models.trained import trained_model_dir
+    folder = trained_model_dir(SHIPPED_NAME)
+    assert folder is not None
+    return folder
 
 
 def shipped_folder(name: str) -> Path | None:
-    """Return the folder of a trained model that ships with the package; None for other names."""
-    return _TRAINED.get(name)
+    """Return the folder of a trained model that ships with the replay engine; None for others."""
+    try:
+        from leyline_replay.models.trained import trained_model_dir
+    except ModuleNotFoundError:
+        return None
+    return trained_model_dir(name)
 
 
 @contextmanager

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from leyline_proxy.render.renderer import ChatRenderer
+
+from ..engines.process import SHIPPED_NAME, shipped_folder
+from ..errors import TokenizerError
 
 SHIPPED = "shipped"
 """Names the tokenizer of the model that ships with Leyline."""
 
 _TOKENIZER = "tokenizer.json"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
-
-
-class TokenizerError(ValueError):
-    """A folder without a usable tokenizer and chat template; the message names what is missing."""
 
 
 def load_renderer(place: str) -> ChatRenderer:
@@ -45,12 +43,10 @@ def load_renderer(place: str) -> ChatRenderer:
 
 
 def _shipped() -> Path:
-    # The files alone: the engine's own modules would load its libraries.
-    spec = find_spec("leyline_engine")
-    places = spec.submodule_search_locations if spec is not None else None
-    if not places:
+    folder = shipped_folder(SHIPPED_NAME)
+    if folder is None:
         raise TokenizerError("the shipped tokenizer is missing; name a model's folder instead")
-    return Path(places[0]) / "replay" / "models" / "trained" / "plain"
+    return folder
 
 
 def _settings(path: Path) -> dict[str, Any]:

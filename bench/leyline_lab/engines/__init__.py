@@ -1,0 +1,1 @@
+"""Engines that measurements use: started servers, and proxies in front of engines."""

@@ -1,0 +1,1 @@
+"""Recorded sessions: their files, their tokens and their texts."""
