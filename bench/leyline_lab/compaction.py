@@ -1,4 +1,4 @@
-"""Times the first turn after a compaction against the same prompt fully cached, in the same run.
+"""The first turn after a compaction against the same prompt fully cached, in the same run.
 
 A model writes a summary of a history of several thousand tokens: a scripted one in the embedded
 engine, or with `--engine sglang` the recall model in a real SGLang on this machine's CPU, which
@@ -6,45 +6,34 @@ writes words without sense. The harness's next list quotes it, and keeps the end
 That list is sent twice: the first time its parts are spliced, the second time all of it is cached.
 With `compaction_edits: exact` the summary and the kept messages are prefilled. `summarize` is the
 policy: it has the summary written beside the requests, and the client sends its whole history.
-
-    .venv/bin/python bench/compaction.py --json out/compaction.json
-    .venv/bin/python bench/compaction.py --engine sglang --json out/compaction_sglang.json
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 import httpx
 
-from overhead.systems import leyline
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from support.scripted_model import (
-    SCRIPTED,
-    Prompt,
-    Reply,
-    build_scripted,
-    scripted_model,
-)
-from support.stack import serving
-
-from leyline_lab.engines.process import SHIPPED_NAME, shipped_model
-from leyline_lab.engines.sglang import sglang_server
 from leyline_proxy.telemetry.logging import configure_logging
+
+from .console import write_json
+from .engines.process import SHIPPED_NAME, shipped_model
+from .engines.sglang import sglang_server
+from .harness.arguments import Arguments
+from .harness.report import show
+from .proxy_cost.systems import leyline
+from .stand_ins.scripted_model import SCRIPTED, Prompt, Reply, build_scripted, scripted_model
+from .stand_ins.serving import serving
 
 ASK = "Summarize the work so far."
 MODES = ("amortize", "exact", "summarize")
@@ -201,11 +190,11 @@ def measure(mode: str, served: Served, samples: int, rounds: int) -> dict[str, A
             found.append(run(rounds if at else 2))
     del found[0]  # warms up
     first, again = zip(*found, strict=True)
-    ttft = statistics.median(ms for ms, _ in first)
-    floor = statistics.median(ms for ms, _ in again)
+    ttft = median(ms for ms, _ in first)
+    floor = median(ms for ms, _ in again)
     return {
-        "prompt_tokens": statistics.mean(tokens["prompt"] for _, tokens in first),
-        "prefilled_tokens": statistics.mean(tokens["prefilled"] for _, tokens in first),
+        "prompt_tokens": mean(tokens["prompt"] for _, tokens in first),
+        "prefilled_tokens": mean(tokens["prefilled"] for _, tokens in first),
         "ttft_ms": ttft,
         "cached_ttft_ms": floor,
         "ratio": ttft / floor,
@@ -213,28 +202,23 @@ def measure(mode: str, served: Served, samples: int, rounds: int) -> dict[str, A
 
 
 def main() -> None:
-    """Measure both modes, and print them."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure all modes, print, write."""
+    parser = Arguments(__doc__)
     parser.add_argument("--engine", choices=ENGINES, default="replay")
-    parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=6, help="turns of the history")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     configure_logging("error", "console")
-    with ENGINES[arguments.engine]() as served:
-        figures = {
-            mode: measure(mode, served, arguments.samples, arguments.rounds) for mode in MODES
-        }
-    for mode, each in figures.items():
-        sys.stdout.write(
-            f"{mode:9} prompt {each['prompt_tokens']:.0f} tokens, "
-            f"prefilled {each['prefilled_tokens']:.0f}; TTFT {each['ttft_ms']:.0f} ms, "
-            f"cached {each['cached_ttft_ms']:.0f} ms: {each['ratio']:.2f}\n"
+    with ENGINES[given.engine]() as served:
+        figures = {mode: measure(mode, served, given.samples, given.rounds) for mode in MODES}
+    rows = [
+        (
+            mode,
+            *(f"{each[name]:.0f}" for name in ("prompt_tokens", "prefilled_tokens")),
+            *(f"{each[name]:.0f}" for name in ("ttft_ms", "cached_ttft_ms")),
+            f"{each['ratio']:.2f}",
         )
-    if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+        for mode, each in figures.items()
+    ]
+    show(("mode", "prompt", "prefilled", "TTFT, ms", "cached, ms", "ratio"), rows)
+    write_json(given.json, figures)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from leyline_lab.demo import DEFAULT_POLICY
-from leyline_lab.demo.run import served, shipped_trace
-from leyline_lab.replay.driver import ChatDriver
-from leyline_lab.traces.recordings import TraceRequest
+from .demo import DEFAULT_POLICY
+from .demo.run import served, shipped_trace
+from .harness.machine import CHECKOUT
+from .replay.driver import ChatDriver
+from .traces.recordings import TraceRequest
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = CHECKOUT / "docs"
 SHORTER = (("review-auth", 9), ("triage-flaky", 14), ("stockroom", 41))
 """Sessions and the number of turns of each; the last one comes last."""
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
@@ -62,7 +63,3 @@ def _picture(browser: Browser, origin: str, dark: bool, path: Path) -> None:
     page.screenshot(path=path)
     page.close()
     print(path.relative_to(DOCS.parent))
-
-
-if __name__ == "__main__":
-    main()

@@ -10,21 +10,16 @@ the control: it has no affinity, and must lose.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import structlog
-from rich.console import Console
-from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from .console import write_json
+from .harness.arguments import Arguments, words
+from .harness.report import show
+from .stand_ins.router import POLICIES, TRUNCATE, Fleet, Reuse, fleet, measure, router
 
-from support.router import POLICIES, TRUNCATE, Fleet, Reuse, fleet, measure, router
-
-CONTROL = "round_robin"
 DIRECT = "direct"
 
 
@@ -45,7 +40,7 @@ def run(engines: Fleet, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     began = perf_counter()
     direct = measure(engines.proxy(), given.sessions, given.turns, tag=given.tag)
     found = {DIRECT: figures(direct, direct, {}, perf_counter() - began)}
-    for name in given.policies.split(","):
+    for name in given.policies:
         policy, _, threshold = name.partition(":")
         began = perf_counter()
         with router(
@@ -61,13 +56,13 @@ def run(engines: Fleet, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--json", type=Path, metavar="OUT", help="file for the figures")
+    parser = Arguments(__doc__)
     parser.add_argument("--sessions", type=int, default=200)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument(
         "--policies",
+        type=words,
         default=",".join((*POLICIES, "cache_aware:0.01")),
         help="of the router; cache_aware:0.01 sets its --cache-threshold",
     )
@@ -76,16 +71,10 @@ def main() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with fleet(given.engines, policy=TRUNCATE) as engines:
         results = run(engines, given)
-    table = Table("policy", "reused", "points", "spliced", "answered")
+    rows = []
     for name, each in results.items():
         answered = ", ".join(f"{kind} {count}" for kind, count in sorted(each["answered"].items()))
-        table.add_row(
-            name, f"{each['ratio']:.1%}", f"{each['points']:+.2f}", str(each["spliced"]), answered
-        )
-    Console().print(table)
-    if given.json is not None:
-        given.json.write_text(json.dumps(results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+        shares = (f"{each['ratio']:.1%}", f"{each['points']:+.2f}")
+        rows.append((name, answered, *shares, each["spliced"]))
+    show(("policy", "answered", "reused", "points", "spliced"), rows, words=2)
+    write_json(given.json, results)

@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from client_cases import INSTALLED, TASK, Client, Files, libraries, work
-from client_frameworks import frameworks
-from client_stack import KEY, Place
-from client_terminals import terminals
-from client_verdict import LAST, MEASURE, NOTES, SHOW, TEXT
-from support.scripted_model import SCRIPTED, Call, Reply
+from ..stand_ins.scripted_model import SCRIPTED, Call, Reply
+from .cases import INSTALLED, TASK, Client, Files, libraries, work
+from .frameworks import frameworks
+from .stack import KEY, Place
+from .terminals import terminals
+from .verdict import LAST, MEASURE, NOTES, SHOW, TEXT
 
 
 def clients() -> tuple[Client, ...]:

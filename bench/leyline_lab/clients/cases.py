@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from client_stack import KEY, Place, Ran, Stack, client_stack, run_client
-from client_verdict import LAST, MEASURE, NOTES, SHOW, TEXT, Verdict, judge
-from support.scripted_model import SCRIPTED, Call, Reply, follow, follow_marks
+from ..harness.machine import CHECKOUT
+from ..stand_ins.scripted_model import SCRIPTED, Call, Reply, follow, follow_marks
+from .stack import KEY, Place, Ran, Stack, client_stack, run_client
+from .verdict import LAST, MEASURE, NOTES, SHOW, TEXT, Verdict, judge
 
 TASK = "Write notes.txt, then measure it into size.txt, then show both."
-PROGRAMS = Path(__file__).parent / "programs"
-INSTALLED = Path(__file__).parents[2] / ".clients"
+PROGRAMS = CHECKOUT / "tests" / "clients" / "programs"
+INSTALLED = CHECKOUT / ".clients"
 """The folder where deploy/clients.sh puts packages that aren't among the tests' own."""
 
 Files = Mapping[str, str]

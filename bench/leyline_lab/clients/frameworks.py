@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from client_cases import INSTALLED, Client, library, switched, work
-from client_verdict import LAST, MEASURE, NOTES, SHOW, TEXT
-from support.scripted_model import Call, Reply
+from ..stand_ins.scripted_model import Call, Reply
+from .cases import INSTALLED, Client, library, switched, work
+from .verdict import LAST, MEASURE, NOTES, SHOW, TEXT
 
 
 def frameworks() -> tuple[Client, ...]:

@@ -15,11 +15,12 @@ from typing import Any
 
 import httpx
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from support.scripted_model import Script, ScriptedModel, scripted_model
-from support.stack import serving
 
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
+
+from ..stand_ins.scripted_model import Script, ScriptedModel, scripted_model
+from ..stand_ins.serving import serving
 
 KEY = "sk-not-a-secret"
 """Clients insist on a key; the proxy asks for none."""

@@ -1,38 +1,34 @@
 """Sessions of real clients against the proxy: the table in docs/clients/README.md.
 
-Each client of tests/clients plays its session against the proxy, before an engine whose model
+Each client plays its session against the proxy, in front of an engine whose model
 follows a script; those that speak chat completions play it against the engine alone, too.
 ``make clients`` installs them and runs this.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
+from leyline_proxy.telemetry.logging import configure_logging
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "clients")]
+from ..console import write_json
+from ..harness import markdown
+from ..harness.arguments import Arguments
+from ..harness.machine import CHECKOUT
+from ..harness.report import progress
+from ..stand_ins.scripted_model import build_scripted
+from .agents import clients
+from .cases import Client, play
+from .verdict import Verdict
 
-from client_agents import clients  # noqa: E402
-from client_cases import Client, play  # noqa: E402
-from client_verdict import Verdict  # noqa: E402
-from support.scripted_model import build_scripted  # noqa: E402
-
-from leyline_proxy.telemetry.logging import configure_logging  # noqa: E402
-
-BEGIN, END = "<!-- bench/clients.py -->", "<!-- end of the table -->"
+BEGIN = markdown.mark("clients")
 COLUMNS = ("client", "version", "API", "session", "turns", "prompt", "cached", "directly")
-PINS = REPOSITORY / "deploy" / "clients.txt"
+PINS = CHECKOUT / "deploy" / "clients.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,55 +95,36 @@ def installed_version(client: Client) -> str:
     raise LookupError(f"{PINS} has no line for {client.venv}")
 
 
-def play_all(chosen: Sequence[Client]) -> Iterable[Row]:
+def play_all(chosen: Sequence[Client]) -> Iterator[Row]:
     """Yield one row per client, as it ends."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, progress("clients", len(chosen)) as step:
         folder = Path(name)
         files = build_scripted(folder / "model")
-        for client in track(chosen, "Clients", console=Console(stderr=True), transient=True):
+        for client in chosen:
             place = folder / "place"
             direct = None
             if client.speaks_to_engines:
                 direct = play(client, files, place, proxied=False).verdict
             yield Row(client, installed_version(client), play(client, files, place).verdict, direct)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Return the table as Markdown."""
-    cells = (COLUMNS, ("---",) * len(COLUMNS), *(row.cells() for row in rows))
-    lines = [f"| {' | '.join(line)} |" for line in cells]
-    return "\n".join(lines)
-
-
-def write(page: Path, text: str) -> None:
-    """Put the table between its marks."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+            step()
 
 
 def main() -> int:
     """Run, print, write; returns 1 if a client failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Arguments(__doc__)
     parser.add_argument("names", nargs="*", help="folders or packages of clients; all by default")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--write", type=Path, help="a page to write the table into")
-    options = parser.parse_args()
+    given = parser.parse_args()
     configure_logging("error", "console")
     wanted = [
         client
         for client in clients()
-        if not options.names or {client.name, client.venv, client.package} & set(options.names)
+        if not given.names or {client.name, client.venv, client.package} & set(given.names)
     ]
     rows = list(play_all(wanted))
-    print(table(rows))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps([row.document() for row in rows], indent=1) + "\n")
-    if options.write:
-        write(options.write, table(rows))
+    table = markdown.table(COLUMNS, (row.cells() for row in rows), words=len(COLUMNS))
+    print(table)
+    write_json(given.json, [row.document() for row in rows])
+    if given.write is not None:
+        markdown.write(table, given.write, BEGIN)
     return int(any(row.proxied.problems for row in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 
-from client_cases import INSTALLED, TASK, Client, Files, work
-from client_stack import KEY, Place
-from support.scripted_model import SCRIPTED, Call
+from ..stand_ins.scripted_model import SCRIPTED, Call
+from .cases import INSTALLED, TASK, Client, Files, work
+from .stack import KEY, Place
 
 
 def terminals() -> tuple[Client, ...]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from client_stack import Ran, Stack
-from support.scripted_model import ModelTurn
+from ..stand_ins.scripted_model import ModelTurn
+from .stack import Ran, Stack
 
 NOTES = "notes.txt"
 TEXT = "leyline keeps the cache\n"

@@ -18,12 +18,12 @@ from statistics import median
 from leyline_engine.contract import EditPayload
 
 from ..console import write_json
+from ..engines.process import EngineProcess
+from ..engines.sglang import sglang_server
 from ..harness.arguments import Arguments
 from ..harness.machine import family
 from ..harness.report import Step, progress, show
 from ..harness.statistics import median_interval
-from ..engines.process import EngineProcess
-from ..engines.sglang import sglang_server
 from ..three_arm.generate import GenerateClient
 
 GOAL = 1.03

@@ -216,4 +216,3 @@ def wait(url: str, server: subprocess.Popen[bytes]) -> None:
         except httpx.HTTPError:
             time.sleep(2)
     raise RuntimeError("the server isn't ready; see its output above")
-

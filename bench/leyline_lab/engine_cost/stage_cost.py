@@ -29,8 +29,8 @@ from leyline_engine.contract import (
 )
 
 from ..console import write_json
-from ..harness.arguments import Arguments
 from ..engines.sglang import sglang_server
+from ..harness.arguments import Arguments
 from ..three_arm.generate import GenerateClient
 
 _STUB, _CUT = 4, 8

@@ -27,8 +27,8 @@ from leyline_replay.dry_run import DryCache
 from ..console import write_json
 from ..harness.arguments import Arguments, numbers
 from ..harness.report import show
-from ..traces.recordings import read_trace
 from ..roi import playing
+from ..traces.recordings import read_trace
 from ..traces.renderer import load_renderer
 
 _MIN_COPY = 32
@@ -155,6 +155,6 @@ def main() -> None:
         plans = play(path, given.policy, given.undeclared, given.page)
         name = path.name.removesuffix(".jsonl.gz")
         found += [priced(name, plans, price, given.page) for price in sorted({0, *given.prices})]
-    columns = "file price turns stages most copied prefilled work unjoined".split()
-    show(columns, rows(found))
+    counts = ("turns", "stages", "most", "copied", "prefilled")
+    show(("file", "price", *counts, "work", "unjoined"), rows(found))
     write_json(given.json, [asdict(each) for each in found])

@@ -1,14 +1,13 @@
 """Recall and precision of the detectors of keys, by kind: a table in docs/policies.md.
 
 Recall is counted on random samples of the formats that `key_formats.toml` lists, each in many
-surroundings (`key_samples.py`): a sample is found if `redact` leaves nothing of its secret.
+surroundings (:mod:`.key_samples`): a sample is found if `redact` leaves nothing of its secret.
 Precision is counted on recorded sessions of real agents, which hold no secrets: every hit there is
 a false alarm.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import secrets
@@ -17,12 +16,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from key_samples import Sample, samples
 from leyline_policies.builtin.detectors import KEYS, load_detectors
 from leyline_policies.builtin.search import Search
-from policy_table import put_into
 
-BEGIN = "<!-- bench/detectors.py -->"
+from ..harness import markdown
+from ..harness.arguments import Arguments
+from .key_samples import Sample, samples
+
+BEGIN = markdown.mark("detectors")
 FILES = "*.jsonl.gz"
 
 
@@ -72,43 +73,34 @@ def table(seed: int, folder: Path) -> str:
     made, recorded = [*samples(seed)], texts(folder)
     left = Counter(sample.kind for sample in missed(made))
     all_of = Counter(sample.kind for sample in made)
-    lines = ["| detector | samples | found | false alarms |", "|---|---:|---:|---:|"]
-    alarms = 0
+    rows, alarms = [], 0
     for kind in KEYS:
         wrong = hits(kind, recorded).total()
         alarms += wrong
-        lines.append(row(f"`{kind}`", all_of[kind], left[kind], wrong))
-    lines.append(row("all", all_of.total(), left.total(), alarms))
+        rows.append(row(f"`{kind}`", all_of[kind], left[kind], wrong))
+    rows.append(row("all", all_of.total(), left.total(), alarms))
     size = sum(map(len, recorded)) / 1e6
-    return "\n".join([*lines, "", f"The recorded sessions have {size:.1f} million characters."])
+    lines = markdown.table(("detector", "samples", "found", "false alarms"), rows)
+    return "\n".join([lines, "", f"The recorded sessions have {size:.1f} million characters."])
 
 
-def row(label: str, made: int, left: int, alarms: int) -> str:
-    """Return a line of the table."""
-    return f"| {label} | {made:,} | {(made - left) / made:.1%} | {alarms} |"
+def row(label: str, made: int, left: int, alarms: int) -> tuple[str, ...]:
+    """Return a row of the table."""
+    return label, f"{made:,}", f"{(made - left) / made:.1%}", str(alarms)
 
 
 def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    """Count, and print or write the table."""
+    parser = Arguments(__doc__, json=False)
     parser.add_argument("folder", type=Path, help="recorded sessions, .jsonl.gz")
     parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of the samples")
     parser.add_argument("--missed", action="store_true", help="list what is missed, and the hits")
     parser.add_argument("--into", type=Path, metavar="FILE.md", help="replace the table in here")
-    options = parser.parse_args()
-    if options.missed:
-        for sample in missed(samples(options.seed)):
-            print(f"{sample.kind}: {sample.form}: {sample.text!r}"[:300])
-        for kind in KEYS:
-            print(*(f"{kind}: {text!r}" for text in hits(kind, texts(options.folder))), sep="\n")
+    given = parser.parse_args()
+    if not given.missed:
+        markdown.write(table(given.seed, given.folder), given.into, BEGIN)
         return
-    text = table(options.seed, options.folder)
-    if options.into is None:
-        print(text)
-        return
-    document = put_into(options.into.read_text("utf-8"), text, BEGIN)
-    options.into.write_text(document, "utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    for sample in missed(samples(given.seed)):
+        print(f"{sample.kind}: {sample.form}: {sample.text!r}"[:300])
+    for kind in KEYS:
+        print(*(f"{kind}: {text!r}" for text in hits(kind, texts(given.folder))), sep="\n")

@@ -10,23 +10,21 @@ Settings are tuned on every other session and the rest is reported.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-
-from leyline_lab.traces.recordings import RecordedSession, read_trace
 from leyline_policies import EditCost, Memo, Policy, approximate_tokens, load_pipeline
 from leyline_proxy.edits.prepare import PolicySession, prepare
 from leyline_proxy.edits.schedule import Balance, Timing, balance, pays, pending
 from leyline_proxy.model.messages import Message
 from leyline_proxy.model.prepared import Prepared
+
+from ..console import write_json
+from ..harness.arguments import Arguments, numbers
+from ..harness.report import progress, show
+from ..traces.recordings import RecordedSession, read_trace
 
 PRESSURE = 0.8
 PLAIN = EditCost(splices=False, prefill_us=1.0)
@@ -130,15 +128,15 @@ def computed(
     same = 0
     while same < min(len(before), len(messages)) and before[same] == messages[same]:
         same += 1
-    behind = messages[same:]
+    after = messages[same:]
     if same == len(before):  # nothing was edited
-        return sum(tokens(message) for message in behind[1:] if behind)
+        return sum(tokens(message) for message in after[1:])
     if not cost.splices:
-        return sum(map(tokens, behind))
+        return sum(map(tokens, after))
     known = {id(message) for message in before}
     return sum(
         tokens(message)
-        for message in behind
+        for message in after
         if id(message) not in known and message.get("role") != "assistant"
     )
 
@@ -168,16 +166,21 @@ def tuned(sets: Mapping[str, Sequence[Turns]], cost: EditCost, windows: Sequence
     settings = [
         Timing(carry=carry, need=need, pressure=PRESSURE) for carry in CARRIES for need in NEEDS
     ]
-    return min(track(settings, description="tuning"), key=loss)
+    with progress("tuning", len(settings)) as step:
+        losses: dict[Timing, float] = {}
+        for timing in settings:
+            losses[timing] = loss(timing)
+            step()
+    return min(losses, key=losses.__getitem__)
 
 
 def compare(
     sets: Mapping[str, Sequence[Turns]], windows: Sequence[int]
-) -> Iterator[dict[str, object]]:
+) -> Iterator[dict[str, Any]]:
     """Yield one row per engine, set and window."""
     for engine, cost in ENGINES.items():
         timing = tuned(sets, cost, windows)
-        for name, turns in track(list(sets.items()), description=engine):
+        for name, turns in sets.items():
             rest = halves(turns)[1]
             for window in windows:
                 fixed = {
@@ -200,36 +203,28 @@ def compare(
 
 
 def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    """Replay, print, write."""
+    parser = Arguments(__doc__)
     parser.add_argument("traces", nargs="+", type=Path, help="recorded sessions, .jsonl(.gz)")
     parser.add_argument("--policy", default="truncate_older_than", help="what edits")
-    parser.add_argument("--windows", default="16000,32000,128000", help="in tokens")
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    options = parser.parse_args()
-    policies = load_pipeline(options.policy)
-    sets = {
-        path.name.partition(".")[0]: [turns_of(s, policies) for s in read_trace(path).sessions]
-        for path in track(options.traces, description="policies")
-    }
-    windows = [int(size) for size in options.windows.split(",")]
-    rows = list(compare(sets, windows))
-    table = Table(
-        "engine", "set", "window", "carry", "need", "prefilled", "best fixed rule", "ratio"
-    )
-    for row in rows:
-        fixed = row["fixed"]
-        assert isinstance(fixed, dict)
-        table.add_row(
-            *(str(row[key]) for key in ("engine", "set", "window", "carry", "need", SCHEDULER)),
-            f"{row['best_fixed']}: {fixed[row['best_fixed']]}",
-            f"{row['ratio']:.3f}",
+    parser.add_argument("--windows", type=numbers, default="16000,32000,128000", help="in tokens")
+    given = parser.parse_args()
+    policies = load_pipeline(given.policy)
+    sets: dict[str, list[Turns]] = {}
+    with progress("policies", len(given.traces)) as step:
+        for path in given.traces:
+            turns = [turns_of(session, policies) for session in read_trace(path).sessions]
+            sets[path.name.partition(".")[0]] = turns
+            step()
+    found = list(compare(sets, given.windows))
+    names = ("engine", "set", "window", "carry", "need", SCHEDULER)
+    rows = [
+        (
+            *(each[name] for name in names),
+            f"{each['best_fixed']}: {each['fixed'][each['best_fixed']]}",
+            f"{each['ratio']:.3f}",
         )
-    Console().print(table)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+        for each in found
+    ]
+    show((*names[:-1], "prefilled", "best fixed rule", "ratio"), rows, words=2)
+    write_json(given.json, found)

@@ -215,7 +215,7 @@ def _of_kind(kind: str, forms: dict[str, Any], maker: Maker) -> Iterator[Sample]
 
 
 def _parts(secret: str) -> tuple[str, ...]:
-    """The parts of a secret that nobody may read; not the lines around a private key."""
+    """Return the parts of a secret that nobody may read; not the lines around a private key."""
     lines = re.split(r"\n|\\n|\t", secret)
     if len(lines) == 1:
         return (secret,)

@@ -8,26 +8,26 @@ defines what counts. The sessions were recorded without policies: the models had
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import track
-
-from leyline_lab.traces.recordings import RecordedSession, read_trace
 from leyline_policies import Memo, Message, Policy, load_pipeline, text_of
 from leyline_policies.builtin import BUILTINS
 from leyline_policies.conversation import INSTRUCTION_ROLES
 from leyline_policies.faults import may_forget
 from leyline_policies.quotes import Plain, QuoteCounter, plain, texts_in
 from leyline_proxy.edits.prepare import PolicySession, prepare
-from policy_table import OPTIONS, put_into, spec
+
+from ..console import write_json
+from ..harness import markdown
+from ..harness.arguments import Arguments
+from ..harness.report import progress
+from ..traces.recordings import RecordedSession, read_trace
+from .reclaimed import OPTIONS, spec
 
 KINDS = "sessions_*.jsonl.gz"
-BEGIN = "<!-- bench/policy_quotes.py -->"
+BEGIN = markdown.mark("policy-quotes")
 CHARS = 4
 """Characters of a token."""
 MEMORY = 1 << 24
@@ -45,13 +45,7 @@ class Figures:
     quoted_chars: int = 0
 
     def __add__(self, other: Figures) -> Figures:
-        return Figures(
-            self.sessions + other.sessions,
-            self.parts + other.parts,
-            self.quoted_parts + other.quoted_parts,
-            self.chars + other.chars,
-            self.quoted_chars + other.quoted_chars,
-        )
+        return Figures(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 class Texts:
@@ -120,15 +114,16 @@ def measured(name: str, sessions: Sequence[RecordedSession]) -> Figures:
 
 def row(name: str, found: Figures) -> str:
     """Return a line of the table."""
-    cells = [
-        f"`{name}`",
-        f"{found.sessions}",
-        f"{found.chars // CHARS:,}",
-        f"{found.quoted_chars / found.chars:.1%}",
-        f"{found.parts:,}",
-        f"{found.quoted_parts / found.parts:.1%}",
-    ]
-    return f"| {' | '.join(cells)} |"
+    return markdown.row(
+        (
+            f"`{name}`",
+            found.sessions,
+            f"{found.chars // CHARS:,}",
+            f"{found.quoted_chars / found.chars:.1%}",
+            f"{found.parts:,}",
+            f"{found.quoted_parts / found.parts:.1%}",
+        )
+    )
 
 
 def table(results: dict[str, Figures]) -> str:
@@ -149,25 +144,20 @@ def recorded(folder: Path) -> list[RecordedSession]:
 
 
 def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    """Play, print, write."""
+    parser = Arguments(__doc__)
     parser.add_argument("--traces", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--into", type=Path, metavar="FILE.md", help="replace the table in here")
-    options = parser.parse_args()
-    sessions = recorded(options.traces)
-    names = track(recallable_names(), "policies", console=Console(stderr=True))
-    results = {name: measured(name, sessions) for name in names}
+    given = parser.parse_args()
+    sessions, names = recorded(given.traces), recallable_names()
+    results: dict[str, Figures] = {}
+    with progress("policies", len(names)) as step:
+        for name in names:
+            results[name] = measured(name, sessions)
+            step()
     text = table(results)
     print(text)
-    if options.into is not None:
-        document = options.into.read_text("utf-8")
-        options.into.write_text(put_into(document, text, BEGIN), "utf-8")
-    if options.json is not None:
-        figures_json = {name: {"spec": spec(name), **asdict(f)} for name, f in results.items()}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(figures_json, indent=2) + "\n", "utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    if given.into is not None:
+        markdown.write(text, given.into, BEGIN)
+    figures = {name: {"spec": spec(name), **asdict(found)} for name, found in results.items()}
+    write_json(given.json, figures)

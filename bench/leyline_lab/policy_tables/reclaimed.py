@@ -7,17 +7,17 @@ together. The figures follow from the recordings and the policies alone.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import track
-
-from leyline_lab.policy_trial.trial import TrialOptions, TurnTrial, try_session
-from leyline_lab.traces.recordings import Trace, read_trace
 from leyline_policies import load_pipeline
 from leyline_policies.builtin import BUILTINS
+
+from ..harness import markdown
+from ..harness.arguments import Arguments
+from ..harness.report import progress
+from ..policy_trial.trial import TrialOptions, TurnTrial, try_session
+from ..traces.recordings import Trace, read_trace
 
 OPTIONS = TrialOptions(window=32_000, idle_s=600.0)
 SETTINGS = {
@@ -37,7 +37,7 @@ SETTINGS = {
 }
 """Settings where the defaults are for longer sessions, or for other tools."""
 
-BEGIN, END = "<!-- bench/policy_table.py -->", "<!-- end of the table -->"
+BEGIN = markdown.mark("policy-table")
 NOTHING = "·"
 
 
@@ -77,10 +77,9 @@ def column(path: Path) -> str:
     return path.name.partition(".")[0].replace("_", " ")
 
 
-def row(label: str, figures: Sequence[int]) -> str:
-    """Return a line of the table."""
-    cells = [f"{figure:,}" if figure else NOTHING for figure in figures]
-    return f"| {' | '.join([label, *cells])} |"
+def row(label: str, figures: Sequence[int]) -> list[str]:
+    """Return a row of the table."""
+    return [label, *(f"{figure:,}" if figure else NOTHING for figure in figures)]
 
 
 def table(traces: Mapping[str, Trace]) -> str:
@@ -89,46 +88,24 @@ def table(traces: Mapping[str, Trace]) -> str:
     Args:
         traces: traces by column.
     """
-    lines = [
-        f"| {' | '.join(['', *traces])} |",
-        f"|---|{'---:|' * len(traces)}",
-        row("unedited", [unedited(trace) for trace in traces.values()]),
-    ]
+    rows = [row("unedited", [unedited(trace) for trace in traces.values()])]
     shown = []
-    for name in track(sorted(BUILTINS), console=Console(stderr=True)):
-        figures = [reclaimed(name, trace) for trace in traces.values()]
-        if any(figures):
-            lines.append(row(f"`{name}`", figures))
-            shown.append(name)
+    with progress("policies", len(BUILTINS)) as step:
+        for name in sorted(BUILTINS):
+            figures = [reclaimed(name, trace) for trace in traces.values()]
+            if any(figures):
+                rows.append(row(f"`{name}`", figures))
+                shown.append(name)
+            step()
     specs = [spec(name) for name in shown if name in SETTINGS]
-    return "\n".join([*lines, "", "```text", *specs, "```"])
-
-
-def put_into(document: str, text: str, mark: str = BEGIN) -> str:
-    """Return ``document`` with ``text`` between ``mark`` and the next end of a table.
-
-    Raises:
-        ValueError: it has no such marks.
-    """
-    before, begin, rest = document.partition(mark)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the document has no marks {mark} and {END}")
-    return f"{before}{begin}\n{text}\n{end}{after}"
+    return "\n".join([markdown.table(["", *traces], rows), "", "```text", *specs, "```"])
 
 
 def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    """Play, and print or write the table."""
+    parser = Arguments(__doc__, json=False)
     parser.add_argument("traces", nargs="+", type=Path, help="recorded sessions, .jsonl(.gz)")
     parser.add_argument("--into", type=Path, metavar="FILE.md", help="replace the table in here")
-    options = parser.parse_args()
-    text = table({column(path): read_trace(path) for path in options.traces})
-    if options.into is None:
-        print(text)
-        return
-    options.into.write_text(put_into(options.into.read_text("utf-8"), text), "utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    given = parser.parse_args()
+    text = table({column(path): read_trace(path) for path in given.traces})
+    markdown.write(text, given.into, BEGIN)

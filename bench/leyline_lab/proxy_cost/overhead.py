@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from ..console import write_json
@@ -80,6 +79,7 @@ async def run(
     systems: Sequence[System],
     sessions: Sessions,
     plan: Sequence[Cell],
+    *,
     rounds: int,
     step: Step,
 ) -> dict[str, dict[str, Sample]]:
@@ -168,7 +168,9 @@ def run_all(given: argparse.Namespace) -> dict[str, Any]:
                 systems = opened(stack, made, given)
                 step = stack.enter_context(progress(name, len(plan) * rounds * len(systems)))
                 sessions = made.sessions(SIZES[name])
-                samples = asyncio.run(run(systems[0], systems, sessions, plan, rounds, step))
+                samples = asyncio.run(
+                    run(systems[0], systems, sessions, plan, rounds=rounds, step=step)
+                )
                 results[name] = figures(samples, {each.name: each.rss_mb() for each in systems})
     return results
 

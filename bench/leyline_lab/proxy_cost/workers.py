@@ -61,7 +61,8 @@ def main() -> None:
                 ]
                 step = stack.enter_context(progress(name, given.rounds * len(systems)))
                 sessions = made.sessions(SIZES[name])
-                found = asyncio.run(run(upstream, systems, sessions, [cell], given.rounds, step))
+                measured = run(upstream, systems, sessions, [cell], rounds=given.rounds, step=step)
+                found = asyncio.run(measured)
             samples = {n: found[str(n)][cell.name] for n in counts}
             results[name] = {str(n): figures(samples[n], samples[1], n) for n in counts}
     write_json(given.json, results)

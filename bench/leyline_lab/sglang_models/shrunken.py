@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-CONFIGS = Path(__file__).parent.parent / "fixtures" / "models"
+from ..harness.machine import CHECKOUT
+
+CONFIGS = CHECKOUT / "tests" / "fixtures" / "models"
 _LAYERS = 2
 _KEY_HEADS = 2
 _GROUP = 2
@@ -67,18 +69,18 @@ _VISION: Mapping[str, int] = {
 
 
 def names() -> list[str]:
-    """The families of which a configuration is there."""
+    """Return the families of which a configuration is there."""
     return sorted(path.stem for path in CONFIGS.glob("*.json"))
 
 
 def small_config(name: str) -> dict[str, Any]:
-    """The small configuration of a family."""
+    """Return the small configuration of a family."""
     config: dict[str, Any] = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
     return shrink(config) if "architectures" in config else _shrink_mistral(config)
 
 
 def write_small(name: str, folder: Path) -> Path:
-    """Write a family's small configuration to a folder; gives the folder.
+    """Write a family's small configuration to a folder; returns the folder.
 
     Mistral's own format has another file name, and SGLang knows it by the folder's name.
     """
@@ -90,7 +92,7 @@ def write_small(name: str, folder: Path) -> Path:
 
 
 def _shrink_mistral(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The same in the names of Mistral's own format."""
+    """Return the same in the names of Mistral's own format."""
     widths = {"dim": 128, "n_layers": _LAYERS, "hidden_dim": 64, "n_heads": 4, "n_kv_heads": 4}
     experts = {"expert_hidden_dim": 32, "num_experts": _EXPERTS, "num_experts_per_tok": 2}
     small = dict(params) | widths | {"vocab_size": 512, "q_lora_rank": 48}
@@ -98,7 +100,7 @@ def _shrink_mistral(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shrink(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same configuration with fewer layers and widths; a wrapper's text part is made small."""
+    """Return a configuration with fewer layers and widths; a wrapper's text part is made small."""
     small = {key: value for key, value in config.items() if key != "quantization_config"}
     for part in ("text_config", "llm_config", "language_config"):
         if isinstance(small.get(part), dict):
@@ -126,7 +128,7 @@ def _text(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layers_of_each_kind(config: Mapping[str, Any]) -> int:
-    """The number of first layers among which every kind of layer occurs."""
+    """Return the number of first layers among which every kind of layer occurs."""
     kinds = config.get("layer_types") or config.get("attn_type_list")
     if kinds is None:
         # Gemma 3: the last of so many layers sees everything.

@@ -32,7 +32,7 @@ Wrong = Callable[[PoolTensors, ModelRotary], Case]
 
 
 def splice_errors(context: Any, tree: Any, facts: Any) -> dict[str, float]:
-    """The largest error of a right splice, and the least one of each wrong splice.
+    """Return the largest error of a right splice, and the least one of each wrong splice.
 
     Errors are roots of mean squares over a layer's keys, as shares of the keys'.
     """
@@ -91,13 +91,13 @@ def _off_by_one(tensors: PoolTensors, rotary: ModelRotary) -> Case:
 
 
 def _narrower(tensors: PoolTensors, rotary: ModelRotary) -> Case:
-    """A band of half the width, with the frequencies of its own width."""
+    """Return a band of half the width, with the frequencies of its own width."""
     narrow = _each(rotary, lambda each: replace(each, inv_freq=each.inv_freq[::2].contiguous()))
     return tensors.turning(tensors.rotary_start, narrow.dim), narrow, 0
 
 
 def _one_for_all(tensors: PoolTensors, rotary: ModelRotary) -> Case:
-    """The first layer's rotation in all layers: wrong where layers differ."""
+    """Return the first layer's rotation in all layers: wrong where layers differ."""
     return tensors, rotary.at(0), 0
 
 

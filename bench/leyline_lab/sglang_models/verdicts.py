@@ -1,8 +1,8 @@
 """Verdicts on models for SGLang, measured on small ones made from published configurations.
 
 Each configuration of ``tests/fixtures/models`` is made small, loaded by SGLang on the CPU with
-random weights, and measured as a server measures its model at the start. Runs in the environment of
-SGLang: ``.venv-sglang/bin/python bench/models.py --json docs/results/models.json``.
+random weights, and measured as a server measures its model at the start. It runs in the environment
+of SGLang.
 """
 
 from __future__ import annotations
@@ -13,17 +13,14 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-TESTS = REPOSITORY / "tests"
-sys.path[:0] = [
-    str(REPOSITORY / "deploy" / "sglang" / "stubs"),
-    str(TESTS),
-    str(TESTS / "sglang" / "support"),
-]
+from ..console import write_json
+from ..harness.arguments import Arguments
+from ..harness.machine import CHECKOUT
+from .shrunken import names, write_small
+
 _QUIET = {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 """Compiling a small model takes longer than running it."""
 _VERDICT: dict[str, Any] = {
@@ -37,11 +34,10 @@ _VERDICT: dict[str, Any] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure the models and write the verdicts; the exit status is 1 if one couldn't be read."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Arguments(__doc__)
     parser.add_argument("names", nargs="*", help="configurations; all by default")
-    parser.add_argument("--json", type=Path, help="file for the verdicts")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument(
@@ -50,20 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="start with --disable-hybrid-swa-memory: windowed layers keep all rows",
     )
     parser.add_argument("--show-log", action="store_true", help="show what SGLang logs")
-    options = parser.parse_args(arguments)
+    given = parser.parse_args()
     os.environ.update(_QUIET)
-    from support.shrunken import names, write_small
-
+    # What SGLang imports and a CPU doesn't have.
+    sys.path.insert(0, str(CHECKOUT / "deploy" / "sglang" / "stubs"))
     verdicts: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in options.names or names():
+        for name in given.names or names():
             model = write_small(name, Path(folder) / name)
-            verdicts[name] = _in_a_child(model, options)
+            verdicts[name] = _in_a_child(model, given)
             print(f"{name:24} {_line(verdicts[name])}", flush=True)
     spliced = sum(verdict["splices"] for verdict in verdicts.values())
     print(f"{spliced} of {len(verdicts)} splice")
-    if options.json:
-        options.json.write_text(json.dumps(verdicts, indent=1, sort_keys=True) + "\n")
+    write_json(given.json, {name: verdicts[name] for name in sorted(verdicts)})
     return int(any("architecture" not in verdict for verdict in verdicts.values()))
 
 
@@ -105,10 +100,11 @@ def _in_a_child(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     import msgspec
-    from loaded_model import load_model
-    from splice_errors import splice_errors
 
     from leyline_engine.sglang.facts.setup import read_facts
+
+    from .loaded_model import load_model
+    from .splice_errors import splice_errors
 
     log = os.open(os.devnull, os.O_WRONLY)
     os.dup2(log, 1)
@@ -170,7 +166,3 @@ def _by_configuration(folder: Path, error: BaseException, *, whole_windows: bool
         "architecture": config.hf_config.architectures[0],
         "reason": reason or verdict["reason"],
     }
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -8,34 +8,30 @@ revised and go. Four things must hold:
 * a request that was refused is served once the claims are gone;
 * in the end no claim is live and nothing is locked.
 
-Give the engine a pool that a few conversations fill:
-
-    leyline serve --pool-tokens 4096
-    python bench/claims_load.py --url http://127.0.0.1:8790
+Give the engine a pool that a few conversations fill, as ``leyline serve`` does with
+``LEYLINE_ENGINE_OPTIONS='{"pool_tokens": 4096}'``.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
-from rich.console import Console
-from rich.progress import Progress, TaskID
-from rich.table import Table
+
+from ..harness.arguments import Arguments
+from ..harness.report import Step, progress
+from ..harness.statistics import percentile
+from .outcome import report, text
 
 STUCK_S = 60.0
 CLAIMS = "/v1/leyline/claims"
 OUTPUT = 8
-WORDS = ("cache", "span", "claim", "prefix", "slot", "token", "radix", "turn", "edit", "pool")
 
 
 @dataclass
@@ -72,9 +68,9 @@ class Load:
 
     def text(self, tokens: int) -> str:
         """Return a text of ``tokens`` tokens; the words are about a token and a half each."""
-        return " ".join(self.rng.choices(WORDS, k=max(1, int(tokens / 1.5))))
+        return text(self.rng, max(1, int(tokens / 1.5)))
 
-    async def talk(self, client: int, requests: int, progress: Progress, task: TaskID) -> None:
+    async def talk(self, client: int, requests: int, step: Step) -> None:
         """Run one client: conversations that grow, and begin again when they are long."""
         number = 0
         for _ in range(requests):
@@ -88,7 +84,7 @@ class Load:
                 messages += [said, {"role": "assistant", "content": answer}]
             if size > self.capacity * 0.5 or self.rng.random() < 0.05:
                 number += 1
-            progress.advance(task)
+            step()
 
     async def ask(self, session: str, messages: list[dict[str, str]]) -> str | None:
         """Send one request; returns None if it was refused."""
@@ -204,62 +200,39 @@ async def run(url: str, *, clients: int, requests: int, claims: int, seed: int) 
         model = (await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
         load = Load(http, capability["kv"]["capacity_tokens"], model, seed)
         ended = asyncio.Event()
-        with Progress(console=Console(stderr=True)) as progress:
-            task = progress.add_task("requests", total=requests)
+        with progress("requests", requests) as step:
             claiming = asyncio.create_task(load.claim(claims, ended))
             share = [requests // clients + (n < requests % clients) for n in range(clients)]
-            await asyncio.gather(*(load.talk(n, s, progress, task) for n, s in enumerate(share)))
+            await asyncio.gather(*(load.talk(n, s, step) for n, s in enumerate(share)))
             ended.set()
             await claiming
         await load.settle()
     return load.tally
 
 
-def report(tally: Tally) -> dict[str, Any]:
-    """Return the figures of a run."""
-    return {
-        "requests": dict(tally.counts),
-        "claims": dict(tally.claims),
-        "p50_s": statistics.median(tally.seconds),
-        "p99_s": statistics.quantiles(tally.seconds, n=100)[98],
-        "max_s": max(tally.seconds),
-        "wrong": tally.wrong,
-    }
-
-
-def main() -> None:
-    """Run from the command line; ends with 1 if anything happened that must not."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main() -> int:
+    """Run, print, write; returns 1 if anything happened that must not."""
+    parser = Arguments(__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8790", help="the proxy")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--claims", type=int, default=30, help="live at a time, at most")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    options = parser.parse_args()
-    tally = asyncio.run(
-        run(
-            options.url,
-            clients=options.clients,
-            requests=options.requests,
-            claims=options.claims,
-            seed=options.seed,
-        )
+    given = parser.parse_args()
+    load = run(
+        given.url,
+        clients=given.clients,
+        requests=given.requests,
+        claims=given.claims,
+        seed=given.seed,
     )
-    found = report(tally)
-    table = Table("", "")
-    for name, value in (*tally.counts.items(), *(tally.claims.items())):
-        table.add_row(name, str(value))
-    for name in ("p50_s", "p99_s", "max_s"):
-        table.add_row(name, f"{found[name]:.3f}")
-    Console().print(table)
-    for text in tally.wrong:
-        Console().print(f"WRONG: {text}", markup=False, style="red")
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    raise SystemExit(bool(tally.wrong))
-
-
-if __name__ == "__main__":
-    main()
+    tally = asyncio.run(load)
+    found = {
+        "requests": dict(tally.counts),
+        "claims": dict(tally.claims),
+        "p50_s": statistics.median(tally.seconds),
+        "p99_s": percentile(tally.seconds, 0.99),
+        "max_s": max(tally.seconds),
+        "wrong": tally.wrong,
+    }
+    return report(given.json, found, passed=not tally.wrong)

@@ -17,8 +17,6 @@ again:
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import threading
 import time
 from collections import Counter
@@ -26,14 +24,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
 import msgspec
-from rich.console import Console
-from rich.progress import Progress
 
 from leyline_engine.contract import (
     ATTENTION_SINK,
@@ -48,6 +43,10 @@ from leyline_engine.contract import (
     token_array,
     token_digest,
 )
+
+from ..harness.arguments import Arguments
+from ..harness.report import Step, progress
+from .outcome import report
 
 SCOPE = "soak"
 STUCK_S = 60.0
@@ -277,25 +276,36 @@ class Session:
                 return
 
 
-def soak(server: Server, given: argparse.Namespace, step: Callable[[], None]) -> dict[str, Any]:
-    """Run the sessions.
+class Soak:
+    """The sessions of a run, side by side, and the watch over their server.
 
     Args:
         step: called after each turn.
-
-    Returns:
-        The content of the JSON file.
     """
-    tally, gate = Tally(), Gate()
-    began = time.monotonic()
-    until = began + given.seconds
-    left = threading.Semaphore(given.turns)
-    over = threading.Event()
 
-    def run(number: int) -> None:
-        session = Session(number, given.seed, server, tally)
-        while time.monotonic() < until and left.acquire(blocking=False):
-            with gate:
+    def __init__(self, server: Server, given: argparse.Namespace, step: Step) -> None:
+        self._server, self._given, self._step = server, given, step
+        self._tally, self._gate = Tally(), Gate()
+        self._began = time.monotonic()
+        self._left = threading.Semaphore(given.turns)
+        self._over = threading.Event()
+
+    def run(self) -> dict[str, Any]:
+        """Run all sessions to their end; returns the figures."""
+        watcher = threading.Thread(target=self._watch, daemon=True)
+        watcher.start()
+        with ThreadPoolExecutor(self._given.sessions) as pool:
+            for done in [pool.submit(self._talk, n) for n in range(self._given.sessions)]:
+                done.result()
+        self._over.set()
+        watcher.join()
+        return self._figures(*self._server.wait_idle())
+
+    def _talk(self, number: int) -> None:
+        tally, until = self._tally, self._began + self._given.seconds
+        session = Session(number, self._given.seed, self._server, tally)
+        while time.monotonic() < until and self._left.acquire(blocking=False):
+            with self._gate:
                 try:
                     session.take_turn()
                 except httpx.TimeoutException:
@@ -303,70 +313,54 @@ def soak(server: Server, given: argparse.Namespace, step: Callable[[], None]) ->
                 except httpx.HTTPError as error:
                     tally.add(f"failed: {type(error).__name__}")
             tally.add("turns")
-            step()
+            self._step()
 
-    def flush() -> None:
-        if server.wait_idle() != (0, 0):
-            tally.add("leaks")
-        server.http.post("/flush_cache").raise_for_status()
-        tally.add("flushes")
-
-    def watch() -> None:
+    def _watch(self) -> None:
         flushed = time.monotonic()
-        while not over.wait(0.25):
-            tally.load(*server.load())
-            if time.monotonic() - flushed > given.flush_every:
-                gate.alone(flush)
+        while not self._over.wait(0.25):
+            self._tally.load(*self._server.load())
+            if time.monotonic() - flushed > self._given.flush_every:
+                self._gate.alone(self._flush)
                 flushed = time.monotonic()
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    with ThreadPoolExecutor(given.sessions) as pool:
-        for done in [pool.submit(run, number) for number in range(given.sessions)]:
-            done.result()
-    over.set()
-    watcher.join()
-    requests, locked = server.wait_idle()
-    failed = sum(count for name, count in tally.counts.items() if name.startswith("failed"))
-    bad = ("stuck", "leaks", "mismatches", "missing_receipts")
-    return {
-        "seconds": round(time.monotonic() - began, 1),
-        "sessions": given.sessions,
-        "seed": given.seed,
-        "counts": dict(sorted(tally.counts.items())),
-        "reasons": dict(tally.reasons.most_common()),
-        "tokens": dict(tally.tokens),
-        "pool": {
-            "capacity": server.capacity,
-            "peak_locked": tally.peak_locked,
-            "peak_requests": tally.peak_requests,
-            "locked_in_the_end": locked,
-            "requests_in_the_end": requests,
-        },
-        "passed": not (failed or requests or locked or any(tally.counts[name] for name in bad)),
-    }
+    def _flush(self) -> None:
+        if self._server.wait_idle() != (0, 0):
+            self._tally.add("leaks")
+        self._server.http.post("/flush_cache").raise_for_status()
+        self._tally.add("flushes")
+
+    def _figures(self, requests: int, locked: int) -> dict[str, Any]:
+        tally = self._tally
+        failed = sum(count for name, count in tally.counts.items() if name.startswith("failed"))
+        bad = ("stuck", "leaks", "mismatches", "missing_receipts")
+        return {
+            "seconds": round(time.monotonic() - self._began, 1),
+            "sessions": self._given.sessions,
+            "seed": self._given.seed,
+            "counts": dict(sorted(tally.counts.items())),
+            "reasons": dict(tally.reasons.most_common()),
+            "tokens": dict(tally.tokens),
+            "pool": {
+                "capacity": self._server.capacity,
+                "peak_locked": tally.peak_locked,
+                "peak_requests": tally.peak_requests,
+                "locked_in_the_end": locked,
+                "requests_in_the_end": requests,
+            },
+            "passed": not (failed or requests or locked or any(tally.counts[n] for n in bad)),
+        }
 
 
-def main() -> None:
-    """Run, print, write; exits with 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+def main() -> int:
+    """Run, print, write; returns 1 if anything was wrong."""
+    parser = Arguments(__doc__, required=True)
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="a server that is idle")
-    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     parser.add_argument("--sessions", type=int, default=8)
     parser.add_argument("--turns", type=int, default=2000, help="of all sessions together")
     parser.add_argument("--seconds", type=float, default=1800, help="stop after these")
     parser.add_argument("--flush-every", type=float, default=60, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    console = Console()
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("turns", total=given.turns)
-        result = soak(Server(given.url), given, lambda: progress.advance(task))
-    given.json.parent.mkdir(parents=True, exist_ok=True)
-    given.json.write_text(json.dumps(result, indent=2) + "\n")
-    console.print_json(data=result)
-    sys.exit(0 if result["passed"] else 1)
-
-
-if __name__ == "__main__":
-    main()
+    with progress("turns", given.turns) as step:
+        result = Soak(Server(given.url), given, step).run()
+    return report(given.json, result, passed=result["passed"])

@@ -82,7 +82,7 @@ _CONFIGS: dict[RandomKind, Callable[[dict[str, Any]], PreTrainedConfig]] = {
 def build_random(
     kind: RandomKind | str, directory: Path, *, seed: int = SEED, **shape: int
 ) -> Path:
-    """Write a random model and the shipped tokenizer to ``directory``; gives the directory.
+    """Write a random model and the shipped tokenizer to ``directory``; returns the directory.
 
     ``shape`` are entries of the configuration, where the usual ones are too large.
     """
@@ -94,7 +94,7 @@ def build_random(
 
 
 def build_model(config: PreTrainedConfig, *, seed: int = SEED) -> Any:
-    """An fp32 model of ``config`` whose weights depend only on ``seed``.
+    """Return an fp32 model of ``config`` whose weights depend only on ``seed``.
 
     The init is wider than usual, so that logits lie far from ties and attention matters.
     """
@@ -114,7 +114,7 @@ def build_model(config: PreTrainedConfig, *, seed: int = SEED) -> Any:
 
 
 def random_config(kind: RandomKind | str, **shape: int) -> PreTrainedConfig:
-    """The configuration of a tiny model that fits the shipped tokenizer."""
+    """Return the configuration of a tiny model that fits the shipped tokenizer."""
     base: dict[str, Any] = {
         "vocab_size": 4096,
         "hidden_size": 128,

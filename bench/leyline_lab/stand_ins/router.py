@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -16,12 +15,13 @@ from typing import Any
 
 import httpx
 from starlette.applications import Starlette
-from support.engine_http import check_clean
-from support.stack import serving
 
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine
+
+from ..harness.machine import free_port
+from .serving import check_clean, serving
 
 POLICIES = ("manual", "consistent_hashing", "cache_aware", "round_robin")
 
@@ -41,14 +41,13 @@ _WORDS = ("tide", "harbour", "lantern", "meadow", "granite", "willow", "copper",
 
 @contextmanager
 def router(policy: str, workers: Sequence[str], *, cache_threshold: float = 0.3) -> Iterator[str]:
-    """The origin of a router with a policy, once it knows all workers.
+    """Run a router with a policy, and yield its origin once it knows all workers.
 
     Args:
         cache_threshold: share of a request's text that ``cache_aware`` must have seen at a worker;
             0.3 is the router's default.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-c", _LAUNCH, str(port), policy, str(cache_threshold), *workers],
         stdout=subprocess.DEVNULL,
@@ -84,7 +83,7 @@ class Fleet:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def proxy(self, between: str | None = None, **settings: Any) -> Proxy:
-        """A proxy in front of the engines, through a router if there is one."""
+        """Return a proxy in front of the engines, through a router if there is one."""
         app = create_app(
             Settings(
                 upstreams=self.origins,
@@ -100,7 +99,7 @@ class Fleet:
 
 @contextmanager
 def fleet(count: int, *, pool_tokens: int = 65_536, **settings: Any) -> Iterator[Fleet]:
-    """Several embedded engines, checked for leaks at the end."""
+    """Run several embedded engines, checked for leaks at the end."""
     options = {"device": "cpu", "pool_tokens": pool_tokens}
     with ExitStack() as stack:
         names = [f"e{number}" for number in range(count)]
@@ -122,7 +121,7 @@ class Proxy:
     model: str
 
     def ask(self, session: str, messages: list[dict[str, Any]], **members: Any) -> dict[str, Any]:
-        """The answer to a turn."""
+        """Return the answer to a turn."""
         body = {"model": self.model, "messages": messages, "max_tokens": 2, "temperature": 0}
         answer = self.client.post(
             "/v1/chat/completions",
@@ -136,12 +135,12 @@ class Proxy:
     def account(
         self, session: str, messages: list[dict[str, Any]], **members: Any
     ) -> dict[str, Any]:
-        """The account of a turn."""
+        """Return the account of a turn."""
         found: dict[str, Any] = self.ask(session, messages, **members)["leyline"]
         return found
 
     def answers(self) -> dict[tuple[str, str], int]:
-        """``leyline_router_answers_total`` by engine and kind of answer."""
+        """Return ``leyline_router_answers_total`` by engine and kind of answer."""
         found = {}
         for line in self.client.get("/metrics").text.splitlines():
             if line.startswith("leyline_router_answers_total{"):
@@ -152,7 +151,7 @@ class Proxy:
         return found
 
     def kinds(self) -> Counter[str]:
-        """The number of turns by kind of answer."""
+        """Return the number of turns by kind of answer."""
         found = Counter[str]()
         for (_, kind), count in self.answers().items():
             found[kind] += count
@@ -171,7 +170,7 @@ class Reuse:
 
     @property
     def ratio(self) -> float:
-        """Share of the prompt tokens that no engine prefilled."""
+        """Return the share of the prompt tokens that no engine prefilled."""
         return self.served / self.prompt
 
     def add(self, tokens: dict[str, int], *, first: bool) -> None:
@@ -183,7 +182,7 @@ class Reuse:
 
 
 def conversation(number: int, turns: int, tag: str = "") -> list[dict[str, Any]]:
-    """An agent's conversation with long results, no two of which begin alike."""
+    """Return an agent's conversation with long results, no two of which begin alike."""
     chosen = random.Random(f"{tag}{number}")
     text = " ".join(chosen.choices(_WORDS, k=12))
     messages: list[dict[str, Any]] = [

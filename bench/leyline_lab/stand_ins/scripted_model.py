@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 from starlette.applications import Starlette
-from support.engine_http import check_clean, engine_tokenizer
-from support.random_models import RandomKind, build_random
 
 from leyline_engine.contract import Receipt
 from leyline_replay.factory import create_engine_app
 from leyline_replay.models.tiny_chat_template import TOOL_CALL_CLOSE, TOOL_CALL_OPEN
+
+from .random_models import RandomKind, build_random
+from .serving import check_clean, engine_tokenizer
 
 SCRIPTED = "scripted"
 """The name that the model is served under."""
@@ -80,7 +81,7 @@ class Prompt:
 
     @classmethod
     def of(cls, text: str) -> Prompt:
-        """The prompt that the tiny models' chat template rendered."""
+        """Return the prompt that the tiny models' chat template rendered."""
         messages = tuple((match[1], match[2]) for match in _MESSAGE.finditer(text))
         listed = _TOOLS.search(messages[0][1]) if messages else None
         lines = listed[1].splitlines() if listed else ()
@@ -103,7 +104,7 @@ class Prompt:
 
 
 Script = Callable[[Prompt], tuple[Reply, bool]]
-"""Gives the answer to a prompt, and whether that is a step of the session that the test follows."""
+"""Returns the answer to a prompt, and True if it is a step of the session that is followed."""
 
 
 def follow(task: str, *replies: Reply, aside: str = "A session.") -> Script:
@@ -152,15 +153,15 @@ class ModelTurn:
     kept: Sequence[int]
     """The generated tokens without the last one: nothing was computed of that."""
     followed: bool
-    """True if it is a step of the session that the test follows."""
+    """True if it is a step of the session that is followed."""
 
     @property
     def cached(self) -> int:
-        """Prompt tokens that weren't prefilled."""
+        """Return the prompt tokens that weren't prefilled."""
         return self.receipt.tokens.served
 
     def shares(self, earlier: ModelTurn) -> int:
-        """Tokens that the prompt begins with as an earlier prompt with its answer does."""
+        """Count the first tokens that are those of an earlier prompt with its answer."""
         pairs = zip(self.prompt, chain(earlier.prompt, earlier.kept), strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -171,10 +172,10 @@ class ScriptedModel:
 
     app: Starlette
     admitted: list[tuple[array[int], str, bool]] = field(default_factory=list)
-    """Prompt, name, and whether it is a step of the session that the test follows."""
+    """Prompt, name, and True if it is a step of the session that is followed."""
 
     def turns(self) -> list[ModelTurn]:
-        """The outcomes of the requests that have ended."""
+        """Return the outcomes of the requests that have ended."""
         book = self.app.state.service.records
         found = [(prompt, book.get(name), step) for prompt, name, step in self.admitted]
         return [
@@ -191,7 +192,7 @@ def build_scripted(directory: Path) -> Path:
 
 @contextmanager
 def scripted_model(files: Path, script: Script) -> Iterator[ScriptedModel]:
-    """An engine with an empty cache whose model follows ``script``.
+    """Run an engine with an empty cache whose model follows ``script``.
 
     Args:
         files: by :func:`build_scripted`.
@@ -232,7 +233,7 @@ def _install(model: ScriptedModel, script: Script) -> None:
 
 
 def _spelling(forward: Any, script: Iterator[int], sequence: Any) -> Any:
-    """A forward whose logits spell ``script``, from the prompt's last position on."""
+    """Return a forward whose logits spell ``script``, from the prompt's last position on."""
 
     def spelled(tokens: list[int], start: int, cache: Any) -> torch.Tensor:
         logits = forward(tokens, start, cache)

@@ -28,7 +28,7 @@ class Receipts:
         self.proofs: dict[str, Proof] = {}
 
     def announce(self, capability: Capability) -> None:
-        """Nothing to keep."""
+        """Keep nothing."""
 
     def send(self, record: TurnRecord, scope: str = "") -> None:
         self.records[record.receipt.message_id] = record
@@ -40,7 +40,7 @@ class Receipts:
         self.proofs[message_id] = proof
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Close nothing: nothing is held."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Batch:
 
 
 def rotary_facts() -> Rotary:
-    """The rotary facts of the pool's keys."""
+    """Return the rotary facts of the pool's keys."""
     frequencies = 1.0 / 10000.0 ** (torch.arange(0, ROTARY, 2, dtype=torch.float32) / ROTARY)
     return Rotary(frequencies, Pairing.INTERLEAVED)
 
