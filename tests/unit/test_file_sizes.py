@@ -28,7 +28,6 @@ LONG_FUNCTIONS = {
     "proxy/leyline_proxy/cli/serve.py serve": _OPTIONS,
     "proxy/leyline_proxy/wiring/services.py build_services": "the one place that wires services",
     "engine_patch/leyline_engine/rows/kernel.py _move_rows": "one Triton kernel",
-    "bench/soak.py soak": "a script, read from top to bottom",
 }
 
 

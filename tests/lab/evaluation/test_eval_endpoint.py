@@ -14,7 +14,6 @@ from click.testing import Result
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from support.http_thread import ThreadServer, serving
-from support.random_models import RandomKind, build_random
 from typer.testing import CliRunner
 
 from leyline_lab.evaluation import endpoint, remote, sessions
@@ -27,6 +26,7 @@ from leyline_lab.fidelity.single_prompt import SinglePrompt
 from leyline_lab.fidelity.steps import EvaluationSessions
 from leyline_lab.fidelity.subject import Answer
 from leyline_lab.fidelity.tables import RECALL_MODELS, answer_tables
+from leyline_lab.stand_ins.random_models import RandomKind, build_random
 from leyline_policies import load_pipeline
 from leyline_proxy.cli.main import build_app
 from leyline_replay.factory import serve_model
