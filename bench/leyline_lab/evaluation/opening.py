@@ -10,8 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from leyline_lab.fidelity.experiment import Scale
-from leyline_lab.fidelity.steps import EvaluationSessions
+from leyline_lab.fidelity.experiment import EvaluationSessions, Scale
 
 from ..engines.process import shipped_folder
 from ..engines.sglang import evaluation_server

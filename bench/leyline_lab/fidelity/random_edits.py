@@ -21,9 +21,8 @@ from leyline_lab.fidelity.comparison import (
     compare_all,
     edited_answers,
 )
-from leyline_lab.fidelity.experiment import Record, ResultTable, Scale
+from leyline_lab.fidelity.experiment import Record, ResultTable, Scale, SessionStep
 from leyline_lab.fidelity.rendering import Rendered, Span
-from leyline_lab.fidelity.steps import SessionStep
 from leyline_lab.fidelity.subject import Subject
 
 _ARMS = (REPREFILL, SPLICE, NAIVE)

@@ -31,11 +31,12 @@ from leyline_lab.fidelity.experiment import (
     Record,
     ResultTable,
     Scale,
+    SessionStep,
+    spread,
 )
 from leyline_lab.fidelity.recall_prompts import draw_prompt
 from leyline_lab.fidelity.recall_task import STUB, Note
 from leyline_lab.fidelity.rendering import Rendered
-from leyline_lab.fidelity.steps import SessionStep, spread
 from leyline_lab.fidelity.subject import Subject
 
 _ARMS = (REPREFILL, SPLICE, ASKED, NAIVE)

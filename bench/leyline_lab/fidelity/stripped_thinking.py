@@ -33,9 +33,9 @@ from leyline_lab.fidelity.experiment import (
     Scale,
 )
 from leyline_lab.fidelity.judges import called_tool
+from leyline_lab.fidelity.recall_prompts import ThoughtQuestion, draw_thinking
 from leyline_lab.fidelity.rendering import edit_of_extension
 from leyline_lab.fidelity.subject import Subject
-from leyline_lab.fidelity.thinking_prompts import Asked, draw_thinking
 
 _ARMS = (REPREFILL, SPLICE, LATER, NAIVE)
 _TURNS = 6
@@ -67,14 +67,14 @@ class StrippedThinking:
 
     def cases(self, scale: Scale) -> Sequence[str]:
         """Return ``MODEL/ASKED/NUMBER``; none if no model's template strips thinking."""
-        drawn = product(self._subjects, Asked, range(_COUNTS[scale]))
+        drawn = product(self._subjects, ThoughtQuestion, range(_COUNTS[scale]))
         return [f"{name}/{asked}/{number}" for name, asked, number in drawn]
 
     def measure(self, case: str) -> Record:
         """Answer a prompt in every way."""
         name, asked, number = case.rsplit("/", maxsplit=2)
         subject = self._subjects[name]
-        drawn = draw_thinking(Random(f"{asked}-{number}"), Asked(asked), _TURNS)
+        drawn = draw_thinking(Random(f"{asked}-{number}"), ThoughtQuestion(asked), _TURNS)
         before = subject.render(drawn.before, opened=False)
         after = subject.render([*drawn.before, *drawn.then])
         edit, asked_at = edit_of_extension(before, after), after.contents[-1]
@@ -101,7 +101,7 @@ class StrippedThinking:
     def table(self, records: Mapping[str, Record]) -> ResultTable:
         """Return agreement by model and question, and the shares of right answers and look-ups."""
         used = {case: each for case, each in records.items() if not each.get("left_out")}
-        groups = groups_of(used, product(self._subjects, Asked), 3, (0, 1))
+        groups = groups_of(used, product(self._subjects, ThoughtQuestion), 3, (0, 1))
         question = (
             "A turn's thinking holds a value that nothing else shows, and the template strips "
             "it at the user's next message. Does the model still know the value some turns "
@@ -139,7 +139,7 @@ class StrippedThinking:
 
 
 def _strips(subject: Subject) -> bool:
-    drawn = draw_thinking(Random(0), Asked.THOUGHT, 0)
+    drawn = draw_thinking(Random(0), ThoughtQuestion.THOUGHT, 0)
     before = subject.render(drawn.before, opened=False)
     return edit_of_extension(before, subject.render([*drawn.before, *drawn.then])) is not None
 

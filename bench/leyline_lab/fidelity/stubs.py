@@ -29,9 +29,10 @@ from leyline_lab.fidelity.experiment import (
     Record,
     ResultTable,
     Scale,
+    SessionStep,
+    spread,
 )
 from leyline_lab.fidelity.rendering import edits_between
-from leyline_lab.fidelity.steps import SessionStep, spread
 from leyline_lab.fidelity.subject import Answer, Subject
 
 _ARMS = (REPREFILL, SPLICE, NAIVE)

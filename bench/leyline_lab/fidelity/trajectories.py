@@ -16,9 +16,8 @@ from leyline_lab.fidelity.comparison import (
     compare_all,
     edited_answers,
 )
-from leyline_lab.fidelity.experiment import Record, ResultTable, Scale
+from leyline_lab.fidelity.experiment import Record, ResultTable, Scale, SessionStep, spread
 from leyline_lab.fidelity.rendering import edits_between
-from leyline_lab.fidelity.steps import SessionStep, spread
 from leyline_lab.fidelity.subject import Subject
 
 _ARMS = (REPREFILL, SPLICE, NAIVE)

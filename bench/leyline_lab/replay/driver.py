@@ -60,7 +60,7 @@ class ChatDriver:
         Each request asks for ``policy``; None leaves it to the stack. It also has ``members``.
 
         Raises:
-                StackError: nothing answers there, or it serves no model.
+            StackError: nothing answers there, or it serves no model.
         """
         self._client = _sdk(base_url, api_key)
         self._extra_body = {

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..console import reported, write_json
+from ..errors import LabError
 from ..options import ApiKey, JsonOut, Plot, ServerFlag
+from ..packages import replay_engine
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -150,10 +152,17 @@ def _replay(
     from rich.progress import Progress
 
     from .figures import pattern_json
-    from .replay import open_bench
     from .workload import assembled, texts_of
 
-    bench = open_bench(server.model, tokens)
+    with replay_engine():
+        from .replay_engine import ReplayReuseBench
+
+    try:
+        bench = ReplayReuseBench(server.model, tokens)
+    except Exception as error:  # loading a model may raise any error of its libraries
+        raise LabError(
+            f"the replay engine can't start ({type(error).__name__}): {error}"
+        ) from error
     found: dict[str, Any] = {}
     with Progress(console=console) as progress:
         for pattern in patterns:

@@ -64,6 +64,7 @@ class Player:
             done: called after each request.
 
         Raises:
+            EngineUnavailable: a library of the replay engine is not installed.
         """
         cache = _new_cache(self.cache_tokens, self.page_tokens)
         sessions: list[SessionRoi] = []
