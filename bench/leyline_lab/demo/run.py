@@ -34,7 +34,7 @@ def shipped_trace() -> Trace:
 
 def missing_engine() -> str | None:
     """Return what the embedded engine lacks, with the command that installs it; None if nothing."""
-    for name in ("torch", "transformers"):
+    for name in ("leyline_replay", "torch", "transformers"):
         if find_spec(name) is None:
             return (
                 f"the engine needs the package {name!r}, which isn't installed. Install it with: "

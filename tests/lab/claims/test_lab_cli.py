@@ -14,20 +14,12 @@ from leyline_engine.claims.events import AnyEvent
 from leyline_lab.claims import command
 from leyline_lab.claims.reader import read
 from leyline_lab.claims.verdict import TraceVerdict
-from leyline_lab.commands import claims
 from leyline_proxy.cli import build_app
 
 
 def run(*arguments: str) -> Result:
     """Run ``leyline claims`` with these arguments."""
     return CliRunner().invoke(build_app(), ["claims", *arguments])
-
-
-def test_an_installed_wheel_has_no_laboratory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group of commands exists only where the laboratory can be imported."""
-    assert "claims" in CliRunner().invoke(build_app(), ["--help"]).output
-    monkeypatch.setattr(claims, "find_spec", lambda name: None)
-    assert run("litmus").exit_code == 2
 
 
 def test_litmus_writes_every_case_with_its_events(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from leyline_proxy.model.undeclared import UndeclaredRules
 
 
 def run(*options: str) -> Result:
-    """The command, run with some options."""
+    """Run the command."""
     app = typer.Typer()
     app.command()(command)
     return CliRunner().invoke(app, list(options))
