@@ -113,7 +113,7 @@ chart-schema: setup ## write Leyline's settings into the Helm chart's values.sch
 screenshots: tools ## write docs/live.png and docs/live-dark.png anew from a replayed session
 	@OMP_NUM_THREADS=1 $(BIN)/python -m leyline_lab live-page
 
-wheel: setup ## wheel, sdist, SBOM, provenance and SHA256SUMS of the last commit into dist, the same bits each time
+wheel: setup ## wheels, sdists, SBOM, provenance and SHA256SUMS of the last commit into dist, the same bits each time
 	@rm -rf dist
 	@$(BIN)/python deploy/release/release.py dist
 

@@ -1,4 +1,8 @@
 # Sourced by the scripts here and below. shellcheck shell=bash
+# The files that name what the three distributions need.
+# shellcheck disable=SC2034  # for who sources this
+PROJECTS=(pyproject.toml engine_patch/pyproject.toml bench/pyproject.toml)
+
 say() { printf '── %s\n' "$*" >&2; }
 
 die() {

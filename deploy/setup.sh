@@ -46,7 +46,7 @@ require_venv_module() {
 }
 
 fingerprint() {
-    { cat pyproject.toml deploy/constraints.txt deploy/setup.sh; printf '%s\n' "$PWD" "${TORCH_INDEX-}"; } |
+    { cat "${PROJECTS[@]}" deploy/constraints.txt deploy/setup.sh; printf '%s\n' "$PWD" "${TORCH_INDEX-}"; } |
         sha256sum | cut -d ' ' -f 1
 }
 
@@ -78,6 +78,6 @@ fi
 "${pip[@]}" "${options[@]}" "$torch"
 [ "${1-}" != torch ] || exit 0
 say "setup 3/3: leyline and the development tools (some $(grep -c == deploy/constraints.txt) packages)"
-"${pip[@]}" --editable '.[dev]'
+"${pip[@]}" --editable '.[dev]' --editable ./engine_patch --editable ./bench
 printf '%s\n' "$wanted" >$STAMP
 say "setup done in $((SECONDS - started)) s; the command line is $VENV/bin/leyline"

@@ -4,6 +4,7 @@
   code under test swallowed the error.
 * With ``CI=true`` a skipped test fails the session unless it is marked ``gpu``: CI installs what
   the tests need, so a skip there hides a hole.
+* Every test has a time limit: ``timeout`` in pyproject.toml, or ``NIGHTLY_TIMEOUT_S`` at night.
 * ``HYPOTHESIS_PROFILE`` chooses ``dev`` (default), ``ci`` (default with ``CI=true``) or
   ``nightly``.
 """
@@ -23,6 +24,7 @@ import hypothesis
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+NIGHTLY_TIMEOUT_S = 3600
 IN_CI = os.environ.get("CI", "").lower() == "true"
 
 # Model hubs are never asked, not even by a subprocess that a test starts.
@@ -34,7 +36,7 @@ PHASES = tuple(phase for phase in hypothesis.Phase if phase is not hypothesis.Ph
 hypothesis.settings.register_profile("dev", deadline=None, phases=PHASES)
 # The same examples each time: more of them find nothing that the first runs didn't.
 hypothesis.settings.register_profile(
-    "ci", deadline=None, phases=PHASES, max_examples=40, derandomize=True, print_blob=True
+    "ci", deadline=None, phases=PHASES, max_examples=25, derandomize=True, print_blob=True
 )
 hypothesis.settings.register_profile(
     "nightly", deadline=None, phases=PHASES, max_examples=2000, print_blob=True
@@ -125,6 +127,13 @@ def pytest_configure(config: pytest.Config) -> None:
     _guard_uvloop(guard, patch)
     config.add_cleanup(patch.undo)
     config.add_cleanup(gc.unfreeze)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give nightly tests a longer time limit."""
+    for item in items:
+        if item.get_closest_marker("nightly") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(NIGHTLY_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

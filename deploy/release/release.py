@@ -1,7 +1,8 @@
 """Builds a release's files from the last commit, bit by bit the same each time: ``make wheel``.
 
-The wheel, the source distribution, a CycloneDX list of components, an in-toto statement of their
-provenance (SLSA 1), and SHA256SUMS over all of them. Uncommitted changes are left out.
+Wheel and source distribution of each of the three distributions, a CycloneDX list of components, an
+in-toto statement of their provenance (SLSA 1), and SHA256SUMS over all of them. Uncommitted changes
+are left out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ PREDICATE = "https://slsa.dev/provenance/v1"
 _BUILD_TYPE = "urn:leyline:make-wheel:1"
 _LOCAL_BUILDER = "urn:leyline:builder:local"
 _BACKEND = "hatchling"
-_FORMS = {"wheel": "*.whl", "sdist": "*.tar.gz"}
+DISTRIBUTIONS = {"leyline_kv": ".", "leyline_replay": "engine_patch", "leyline_lab": "bench"}
+"""Folders of the distributions, by the names that their files begin with; the main one first."""
+_FORMS = {"wheel": "-*.whl", "sdist": "-*.tar.gz"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +66,14 @@ def release(repository: Path, out: Path) -> list[Path]:
     commit = last_commit(repository)
     out.mkdir(parents=True, exist_ok=True)
     with _tree(repository, commit) as tree:
-        built = [_built(tree, commit, out, kind) for kind in _FORMS]
+        wheels = [_built(tree, commit, out, name, "wheel") for name in DISTRIBUTIONS]
+        sdists = [_built(tree, commit, out, name, "sdist") for name in DISTRIBUTIONS]
     listed = out / SBOM
     listed.write_text(
-        components(built[0], datetime.fromtimestamp(commit.seconds, UTC)), encoding="utf-8"
+        components(wheels, datetime.fromtimestamp(commit.seconds, UTC)), encoding="utf-8"
     )
     stated = out / PROVENANCE
-    subjects = [*built, listed]
+    subjects = [*wheels, *sdists, listed]
     stated.write_text(
         json.dumps(provenance(commit, subjects, os.environ), indent=2, sort_keys=True) + "\n",
         encoding="utf-8",
@@ -129,7 +133,7 @@ def _tree(repository: Path, commit: Commit) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _built(tree: Path, commit: Commit, out: Path, kind: str) -> Path:
+def _built(tree: Path, commit: Commit, out: Path, name: str, kind: str) -> Path:
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(commit.seconds)}
     words = [
         sys.executable,
@@ -142,8 +146,9 @@ def _built(tree: Path, commit: Commit, out: Path, kind: str) -> Path:
         "--directory",
         str(out),
     ]
-    subprocess.run(words, cwd=tree, env=environment, check=True)  # noqa: S603
-    (made,) = out.glob(_FORMS[kind])
+    folder = tree / DISTRIBUTIONS[name]
+    subprocess.run(words, cwd=folder, env=environment, check=True)  # noqa: S603
+    (made,) = out.glob(name + _FORMS[kind])
     return made
 
 

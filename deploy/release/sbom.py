@@ -1,10 +1,10 @@
-"""The wheel's components as CycloneDX: the packages it is tested with, and the models it ships."""
+"""The CycloneDX list of what the wheels need, from what is installed, and of the models in them."""
 
 from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
@@ -17,31 +17,30 @@ from cyclonedx.model.license import LicenseExpression
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import NormalizedName, canonicalize_name
 
-EXTRAS = ("proxy", "engine", "detectors", "otel")
+EXTRAS = ("proxy", "engine", "lab", "detectors", "otel")
 """Extras that run in one environment; SGLang and vLLM bring environments of their own."""
 
 
-def components(wheel: Path, at: datetime) -> str:
-    """Return the document as JSON; the same for the same wheel, packages and time.
+def components(wheels: Sequence[Path], at: datetime) -> str:
+    """Return the document as JSON; the same for the same wheels, packages and time.
 
     Args:
-        wheel: the file; its packages are those of the interpreter that runs this.
-        at: time of the wheel's commit, which stands in the document for the time of the build.
+        wheels: the files, first that of the distribution whose extras bring the others; their
+            packages are those of the interpreter that runs this.
+        at: time of the wheels' commit, which stands in the document for the time of the build.
 
     Raises:
-        PackageNotFoundError: a package that the wheel requires isn't installed.
+        PackageNotFoundError: a package that a wheel requires isn't installed.
     """
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    own = distribution(canonicalize_name(wheel.name.partition("-")[0]))
-    root = _component(own)
-    root.hashes.add(HashType(alg=HashAlgorithm.SHA_256, content=digest))
-    bom = Bom(serial_number=uuid.uuid5(uuid.NAMESPACE_OID, digest))
+    digests = {_name_of(wheel): hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels}
+    own = distribution(_name_of(wheels[0]))
+    bom = Bom(serial_number=uuid.uuid5(uuid.NAMESPACE_OID, " ".join(digests.values())))
     bom.metadata.timestamp = at
-    bom.metadata.component = root
-    for model in _models(wheel):
-        bom.components.add(model)
+    bom.metadata.component = root = _component(own, digests)
+    for wheel in wheels:
+        bom.components.update(_models(wheel))
     known = {canonicalize_name(own.metadata["Name"]): root}
     visited = set[tuple[str, frozenset[str]]]()
     left = [(own, frozenset(EXTRAS))]
@@ -52,13 +51,17 @@ def components(wheel: Path, at: datetime) -> str:
             found = distribution(requirement.name)
             name, wanted = canonicalize_name(requirement.name), frozenset(requirement.extras)
             if name not in known:
-                known[name] = _component(found)
+                known[name] = _component(found, digests)
                 bom.components.add(known[name])
             bom.register_dependency(component, [known[name]])
             if (name, wanted) not in visited:
                 visited.add((name, wanted))
                 left.append((found, wanted))
     return JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
+
+
+def _name_of(wheel: Path) -> NormalizedName:
+    return canonicalize_name(wheel.name.partition("-")[0])
 
 
 def _requirements(of: Distribution, extras: frozenset[str]) -> Iterator[Requirement]:
@@ -70,7 +73,7 @@ def _requirements(of: Distribution, extras: frozenset[str]) -> Iterator[Requirem
             yield requirement
 
 
-def _component(found: Distribution) -> Component:
+def _component(found: Distribution, digests: Mapping[NormalizedName, str]) -> Component:
     name = canonicalize_name(found.metadata["Name"])
     # A build for another kind of machine, such as PyTorch's `+cpu`, is the same component.
     version = found.version.partition("+")[0]
@@ -83,7 +86,12 @@ def _component(found: Distribution) -> Component:
         bom_ref=str(purl),
         description=_field(found, "Summary"),
         licenses=_licences(found),
+        hashes=[_sha256(digests[name])] if name in digests else [],
     )
+
+
+def _sha256(digest: str) -> HashType:
+    return HashType(alg=HashAlgorithm.SHA_256, content=digest)
 
 
 def _field(found: Distribution, name: str) -> str | None:
@@ -107,6 +115,6 @@ def _models(wheel: Path) -> Iterator[Component]:
                     version=digest[:12],
                     type=ComponentType.MACHINE_LEARNING_MODEL,
                     bom_ref=path,
-                    hashes=[HashType(alg=HashAlgorithm.SHA_256, content=digest)],
+                    hashes=[_sha256(digest)],
                     properties=[Property(name="leyline:path", value=path)],
                 )

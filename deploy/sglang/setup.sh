@@ -2,7 +2,7 @@
 # Make .venv-sglang: SGLang for machines without a GPU, with Leyline and what its tests need.
 # Does nothing when that already stands. Needs .venv (deploy/setup.sh), whose Python it takes.
 #   TORCH_INDEX  extra package index for PyTorch, such as the one of its CPU builds
-# On a GPU machine don't use this: pip install 'leyline-kv[sglang]' takes SGLang as it comes.
+# On a GPU machine don't use this: pip install '.[sglang]' takes SGLang as it comes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=deploy/lib.sh
@@ -13,7 +13,7 @@ STAMP=$VENV/.leyline-setup
 REQUIREMENTS=deploy/sglang/requirements-cpu.txt
 
 fingerprint() {
-    { cat pyproject.toml $REQUIREMENTS deploy/sglang/setup.sh; printf '%s\n' "$PWD" "${TORCH_INDEX-}"; } |
+    { cat "${PROJECTS[@]}" $REQUIREMENTS deploy/sglang/setup.sh; printf '%s\n' "$PWD" "${TORCH_INDEX-}"; } |
         sha256sum | cut -d ' ' -f 1
 }
 
@@ -39,7 +39,7 @@ say "sglang 2/3: $torch and SGLang (1 GB; a few minutes on a slow line)"
 "${pip[@]}" "${options[@]}" --constraint $REQUIREMENTS "$torch"
 "${pip[@]}" "${options[@]}" --no-deps --requirement $REQUIREMENTS
 say "sglang 3/3: leyline"
-"${pip[@]}" --no-deps --editable .
+"${pip[@]}" --no-deps --editable . --editable ./engine_patch --editable ./bench
 # torchvision has no build for this PyTorch; SGLang imports it even for text models.
 site=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 printf '%s\n' "$PWD/deploy/sglang/stubs" >"$site/leyline-sglang-stubs.pth"

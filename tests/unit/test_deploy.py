@@ -22,6 +22,7 @@ DEPLOY = REPOSITORY / "deploy"
 PROVISIONING = REPOSITORY / "grafana" / "provisioning"
 BIN = Path(sys.executable).parent
 IMAGES = ("Dockerfile", "Dockerfile.proxy", "Dockerfile.sglang")
+ENGINE = "engine_patch/leyline_engine"
 PROFILES = {
     "cpu": {"leyline", "prometheus", "grafana"},
     "gpu": {"proxy", "sglang", "prometheus", "grafana"},
@@ -253,13 +254,20 @@ def test_base_images_are_pinned(image: list[Stage]) -> None:
     assert len(image) == 2
 
 
-def test_image_copies_only_what_exists(image: list[Stage]) -> None:
-    """Each path that a Dockerfile copies exists, and the ignore file lets through just these."""
+def test_images_copy_only_what_exists() -> None:
+    """Each path that a Dockerfile copies exists, and the ignore file lets through just these; the
+    replay engine is copied for the embedded engine alone, and the laboratory for none."""
     kept_away, allowed = ignored_by(REPOSITORY / ".dockerignore")
     assert kept_away[0] == "*"
-    copied = set(copied_from_context(image))
-    assert copied == set(allowed)
-    assert all((REPOSITORY / path).exists() for path in copied)
+    copied = {name: set(copied_from_context(stages_of(DEPLOY / name))) for name in IMAGES}
+    assert set().union(*copied.values()) == set(allowed)
+    assert all((REPOSITORY / path).exists() for path in allowed)
+    replay = {path for path in allowed if path.startswith("engine_patch/")} - {ENGINE}
+    assert "engine_patch/leyline_replay" in replay
+    assert (
+        copied["Dockerfile"] - replay == copied["Dockerfile.proxy"] == copied["Dockerfile.sglang"]
+    )
+    assert not [path for path in allowed if path.startswith("bench")]
 
 
 def test_images_run_unprivileged_and_watched(image: list[Stage]) -> None:

@@ -151,7 +151,7 @@ def test_link_out_of_the_site_is_refused() -> None:
 def test_links_between_moved_pages_are_set_right() -> None:
     """A link to a page that lies elsewhere in the repository leads to where the site has it."""
     relinked = _tool("build")._relinked
-    text = "[x](../../bench/README.md#soakpy)\n```\n[x](../../bench/README.md)\n```\n"
+    text = "[x](../../bench/README.md#reading-the-results)\n```\n[x](../../bench/README.md)\n```\n"
     there = text.replace("../../bench/README.md#", "../project/benchmarks.md#")
     assert relinked(text, "docs/concepts/modes.md", "concepts/modes.md") == there
     back = relinked("![x](../docs/overhead.png)", "bench/README.md", "project/benchmarks.md")

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 
 from leyline_proxy import installing
 from leyline_proxy.doctor import machine
+from leyline_proxy.doctor.findings import Status
 from leyline_proxy.settings import Settings
+from leyline_proxy.upstream import embedded
 from leyline_proxy.upstream.embedded import EngineUnavailable, create_embedded_engine
 
 REPOSITORY = Path(__file__).parents[2]
@@ -50,6 +53,35 @@ def test_a_hint_names_what_this_was_installed_from(
     assert words[2] == f"{wheel}[proxy]" if there else re.fullmatch(by_name, words[2])
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_hint_names_the_other_wheels_beside_this_one(
+    beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engine and laboratory are wheels in the same folder, or are called by their wheels' names; an
+    index has neither, so no extra stands for them."""
+    own = tmp_path / installing._wheel("leyline-kv")
+    others = [tmp_path / installing._wheel(name) for name in ("leyline-replay", "leyline-lab")]
+    for wheel in (own, *(others if beside else ())):
+        wheel.touch()
+    monkeypatch.setattr(installing, "distribution", lambda _: Installed({"url": own.as_uri()}))
+    engine, lab = (str(wheel) if beside else wheel.name for wheel in others)
+    prefix = f"pip install --extra-index-url {CPU_INDEX}"
+    assert installing.pip_install("proxy", "engine") == f"{prefix} '{own}[proxy]' {engine}"
+    assert installing.pip_install("lab") == f"pip install {lab}"
+
+
+def test_a_hint_in_a_checkout_names_the_folders_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are the folders that hold the other distributions' pyproject.toml."""
+    told = Installed({"url": REPOSITORY.as_uri(), "dir_info": {"editable": True}})
+    monkeypatch.setattr(installing, "distribution", lambda _: told)
+    for extra, name in (("engine", "leyline-replay"), ("lab", "leyline-lab")):
+        folder = Path(shlex.split(installing.pip_install(extra))[-1])
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        assert project["name"] == name
+
+
 @pytest.mark.parametrize(
     "told", [None, {}, [], {"url": "https://x.test/a.whl"}, {"url": "git+ssh://x"}]
 )
@@ -59,10 +91,13 @@ def test_an_installation_from_elsewhere_is_named_by_its_wheel(
     """The wheel names it, whatever its metadata says, or doesn't."""
     monkeypatch.setattr(installing, "distribution", lambda _: Installed(told))
     assert ".whl[proxy]" in installing.pip_install("proxy")
+    assert re.fullmatch(
+        r"pip install leyline_lab-[\w.]+-py3-none-any\.whl", installing.pip_install("lab")
+    )
 
 
 def test_a_source_tree_is_named_by_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any metadata there is nothing else to name."""
+    """Without any metadata there is nothing else to name, and Leyline itself isn't installed."""
 
     def nothing(_: str) -> None:
         raise PackageNotFoundError
@@ -70,6 +105,8 @@ def test_a_source_tree_is_named_by_its_folder(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(installing, "distribution", nothing)
     monkeypatch.setattr(installing, "version", nothing)
     assert installing.pip_install("proxy") == "pip install '.[proxy]'"
+    assert installing.pip_install("proxy", "lab") == "pip install '.[proxy]' ./bench"
+    assert installing.pip_install("lab") == "pip install . ./bench"
 
 
 def test_pytorch_is_installed_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,11 +120,28 @@ def test_pytorch_is_installed_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = machine.examine_packages(Settings())
     for told in (str(refused.value), finding.fix):
         assert f"pip install --extra-index-url {CPU_INDEX}" in told
-        assert "[proxy,engine]" in told
-    assert "extra-index" not in installing.pip_install("proxy")
+        assert installing.pip_install("proxy", "engine") in told
+    assert "extra-index" not in installing.pip_install("proxy", "lab")
     quick_start = (REPOSITORY / "docs" / "quick-start.md").read_text()
-    (command,) = re.findall(r"^pip install .*\[proxy,engine\].*$", quick_start, re.MULTILINE)
+    (command,) = re.findall(r"^pip install .*\[proxy\]' \\\n.*leyline_replay.*$", quick_start, re.M)
     assert f"--extra-index-url {CPU_INDEX}" in command
+
+
+def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its distribution there is no entry point: the message has its name and the command
+    that installs it, and the doctor finds that the engine is missing, or what it needs."""
+    monkeypatch.setattr(embedded, "entry_points", lambda **_: ())
+    with pytest.raises(EngineUnavailable, match="leyline-replay") as refused:
+        create_embedded_engine("replay", {})
+    assert installing.pip_install("proxy", "engine") in str(refused.value)
+    with pytest.raises(EngineUnavailable, match="There is no engine 'reply'"):
+        create_embedded_engine("reply", {})
+    needed = {"leyline-kv": ["nobody-s-engine; extra == 'engine'"], "leyline-replay": ["no-torch"]}
+    monkeypatch.setattr(installing, "requires", needed.__getitem__)
+    (finding,) = machine.examine_packages(Settings())
+    assert "nobody-s-engine is missing; no-torch is missing" in finding.detail
+    (finding,) = machine.examine_packages(Settings(upstream="http://127.0.0.1:1"))
+    assert finding.status is Status.OK
 
 
 def test_nobody_is_told_to_fetch_what_is_on_no_index() -> None:
@@ -95,7 +149,7 @@ def test_nobody_is_told_to_fetch_what_is_on_no_index() -> None:
     pages = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
     code = [
         path
-        for folder in ("proxy", "policies", "engine_patch")
+        for folder in ("proxy", "policies", "engine_patch", "bench")
         for path in (REPOSITORY / folder).rglob("*.py")
     ]
     assert len(pages) > 30 and len(code) > 300

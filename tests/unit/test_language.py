@@ -34,7 +34,7 @@ BANNED = {
 
 _CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|<[^>]*>", re.DOTALL)
 _HANGING = re.compile(r"(?:What|Whether|That|Which|How|Who|Where|As)\b")
-_CLAUSE = re.compile(r"^#+ (?:What|Whether|That|Which|Who)\b.*[^?]$", re.MULTILINE)
+_CLAUSE = re.compile(r"^#+ (?:What|Whether|That|Which|Who)\b.*[^?\n]$", re.MULTILINE)
 
 
 def prose(page: Path) -> str:

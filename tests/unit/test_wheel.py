@@ -1,4 +1,4 @@
-"""The wheel, with what only users need in it, and the files that a release has beside it."""
+"""The wheels of the three distributions, and the files that a release has beside them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
+import tomllib
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
 
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "deploy" / "release"))
@@ -21,42 +26,55 @@ import release
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def shipped() -> frozenset[str]:
-    """Paths in the wheel, as its build would pack them."""
-    wheel = pytest.importorskip(
-        "hatchling.builders.wheel", reason="`make setup` installs hatchling"
-    )
-    files = wheel.WheelBuilder(str(REPOSITORY)).recurse_included_files()
-    return frozenset(Path(file.distribution_path).as_posix() for file in files)
-
-
-def test_the_wheel_has_what_commands_and_engines_need(shipped: frozenset[str]) -> None:
-    """Code, type markers, templates, weights and the demo's session are packed."""
-    for path in (
-        "leyline_proxy/cli/main.py",
-        "leyline_lab/three_arm/command.py",
-        "leyline_lab/demo/session.jsonl.gz",
-        "leyline_policies/py.typed",
-        "leyline_lab/three_arm/unrotated.py",
-        "leyline_lab/evaluation/report.html.jinja",
+MOST_MB = {"leyline_kv": 1.5, "leyline_replay": 9.0, "leyline_lab": 1.0}
+CONTENT = {
+    "leyline_kv": {
         "leyline_engine/claims/book.py",
         "leyline_engine/sglang/plugin.py",
-    ):
-        assert path in shipped, path
-    assert any(path.endswith(".safetensors") for path in shipped)
+        "leyline_engine/vllm/plugin.py",
+        "leyline_policies/builtin/keys/LICENSE.gitleaks",
+        "leyline_policies/builtin/keys/rules.toml",
+        "leyline_policies/py.typed",
+        "leyline_proxy/cli/main.py",
+        "leyline_proxy/live/static/index.html",
+    },
+    "leyline_replay": {
+        "leyline_replay/factory.py",
+        "leyline_replay/models/trained/plain/chat_template.jinja",
+        "leyline_replay/models/trained/plain/model.safetensors",
+        "leyline_replay/models/trained/plain/tokenizer.json",
+        "leyline_replay/py.typed",
+    },
+    "leyline_lab": {
+        "leyline_lab/commands/demo.py",
+        "leyline_lab/demo/session.jsonl.gz",
+        "leyline_lab/evaluation/report.html.jinja",
+        "leyline_lab/py.typed",
+        "leyline_lab/recording/repo.txt",
+    },
+}
+"""Files of each distribution that code, typing or a licence needs."""
+PACKAGES = {
+    "leyline_kv": {"leyline_engine", "leyline_policies", "leyline_proxy"},
+    "leyline_replay": {"leyline_replay"},
+    "leyline_lab": {"leyline_lab"},
+}
 
 
-def test_the_laboratory_stays_in_the_checkout(shipped: frozenset[str]) -> None:
-    """Neither the claims laboratory nor the demo's recorder is packed, nor any test."""
-    for folder in ("bench/leyline_lab/recording", "bench/leyline_lab/claims"):
-        assert list((REPOSITORY / folder).glob("*.py")), folder
-    assert not [path for path in shipped if "lab" in Path(path).parts]
-    assert {Path(path).parts[0] for path in shipped} == {
-        "leyline_engine",
-        "leyline_policies",
-        "leyline_proxy",
-    }
+def _wheel(made: Path, name: str) -> Path:
+    (wheel,) = made.glob(f"{name}-*.whl")
+    return wheel
+
+
+def _files(wheel: Path) -> set[str]:
+    with ZipFile(wheel) as opened:
+        return set(opened.namelist())
+
+
+def _project(name: str) -> dict[str, Any]:
+    path = REPOSITORY / release.DISTRIBUTIONS[name] / "pyproject.toml"
+    project: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    return project
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +83,59 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
     release.release(REPOSITORY, out)
     return out
+
+
+@pytest.mark.parametrize("name", release.DISTRIBUTIONS)
+def test_a_wheel_has_what_is_its_own(made: Path, name: str) -> None:
+    """Its packages with the files that they read, its licence, and nothing of the other two: the
+    proxy's wheel has neither replay engine nor laboratory nor weights, and no wheel has tests."""
+    wheel = _wheel(made, name)
+    files = _files(wheel)
+    assert files >= CONTENT[name]
+    info = f"{name}-{_project(name)['version']}.dist-info"
+    assert {Path(path).parts[0] for path in files} == {*PACKAGES[name], info}
+    assert f"{info}/licenses/LICENSE" in files
+    weights = [path for path in files if path.endswith(".safetensors")]
+    assert len(weights) == (3 if name == "leyline_replay" else 0)
+    assert not [path for path in files if Path(path).name.startswith("test_")]
+
+
+@pytest.mark.parametrize("name", release.DISTRIBUTIONS)
+def test_a_wheel_stays_small(made: Path, name: str) -> None:
+    """The proxy's is downloaded by every engine, too."""
+    assert _wheel(made, name).stat().st_size <= MOST_MB[name] * 1e6
+
+
+def test_the_three_have_one_version_and_licence() -> None:
+    """They are released together, and each requires the others in the version of its own."""
+    version = _project("leyline_kv")["version"]
+    licence = (REPOSITORY / "LICENSE").read_bytes()
+    for name, folder in release.DISTRIBUTIONS.items():
+        project = _project(name)
+        assert project["version"] == version
+        assert (REPOSITORY / folder / "LICENSE").read_bytes() == licence
+        wanted = [*project["dependencies"]]
+        for extra, lines in project.get("optional-dependencies", {}).items():
+            wanted += lines if extra != "dev" else ()
+        ours = [each for each in map(Requirement, wanted) if each.name.startswith("leyline-")]
+        assert ours
+        assert {str(each.specifier) for each in ours} == {f"=={version}"}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", release.DISTRIBUTIONS)
+def test_a_source_distribution_builds_the_same_wheel(made: Path, tmp_path: Path, name: str) -> None:
+    """Unpacked elsewhere, without the repository around it, it has all that its wheel needs."""
+    (sdist,) = made.glob(f"{name}-*.tar.gz")
+    with tarfile.open(sdist) as opened:
+        opened.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    command = [sys.executable, "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    again, wheel = _wheel(tmp_path, name), _wheel(made, name)
+    assert _files(again) == _files(wheel)
+    with ZipFile(again) as one, ZipFile(wheel) as other:
+        assert all(one.read(path) == other.read(path) for path in _files(wheel))
 
 
 def test_sums_cover_every_file(made: Path) -> None:
@@ -83,8 +154,8 @@ def test_sums_cover_every_file(made: Path) -> None:
 
 
 def test_components_are_valid_and_complete(made: Path) -> None:
-    """The list fits CycloneDX's schema, and has what the wheel needs, directly or not, with the
-    versions that are tested, and the models in it."""
+    """The list fits CycloneDX's schema, and has what the wheels need, directly or not, with the
+    versions that are tested, the models in them, and the wheels' digests."""
     text = (made / release.SBOM).read_text(encoding="utf-8")
     validator = JsonStrictValidator(SchemaVersion.V1_6)
     assert validator.validate_str(text) is None
@@ -95,11 +166,14 @@ def test_components_are_valid_and_complete(made: Path) -> None:
     pairs = (line.split("==") for line in lines if "==" in line)
     pinned = {canonicalize_name(name): version for name, version in pairs}
     assert {"httpx", "torch", "starlette", "uvloop", "leyline-recall-plain"} <= set(versions)
+    assert {"leyline-replay", "leyline-lab", "matplotlib"} <= set(versions)
     other = {name for name in versions if pinned.get(name, versions[name]) != versions[name]}
     assert not other
-    (own,) = made.glob("*.whl")
-    (digest,) = document["metadata"]["component"]["hashes"]
-    assert digest == {"alg": "SHA-256", "content": sha256(own.read_bytes()).hexdigest()}
+    for component in (document["metadata"]["component"], *document["components"]):
+        name = component["name"].replace("-", "_")
+        if name in release.DISTRIBUTIONS:
+            content = sha256(_wheel(made, name).read_bytes()).hexdigest()
+            assert component["hashes"] == [{"alg": "SHA-256", "content": content}]
 
 
 def test_provenance_names_commit_command_and_digests(made: Path) -> None:
@@ -110,7 +184,7 @@ def test_provenance_names_commit_command_and_digests(made: Path) -> None:
     for subject in statement["subject"]:
         content = (made / subject["name"]).read_bytes()
         assert subject["digest"] == {"sha256": sha256(content).hexdigest()}
-    assert len(statement["subject"]) == 3
+    assert len(statement["subject"]) == 2 * len(release.DISTRIBUTIONS) + 1
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Commands of the laboratory, ``litmus`` and ``sweep``: test an engine against the contract."""
+"""The work of ``leyline claims litmus`` and ``sweep``: test an engine against the contract."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 import typer
@@ -22,7 +22,7 @@ from .litmus import CaseResult, OpenRuntime, Runtime, run_suite
 from .picture import draw
 from .sweep import SweepPolicy, SweepRow, run_sweep
 
-_NAME = "leyline_lab.claims"
+_NAME = "leyline claims"
 ALLOCATOR = "micro"
 """Name of the block allocator, whose blocks have no content to splice."""
 
@@ -43,37 +43,12 @@ PAGES: Final[Mapping[str, tuple[int, ...]]] = {
 }
 """Tokens per page that engines can have, the default first."""
 
-app = typer.Typer(no_args_is_help=True, help="Test whether an engine keeps its claims.")
 
-_Engine = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Engine to test: micro (only a block allocator), replay, or, if installed, sglang or "
-        "vllm.",
-    ),
-]
-_Json = Annotated[
-    Path | None, typer.Option("--json", metavar="OUT", help="Write the results here.")
-]
-_Page = Annotated[
-    int | None,
-    typer.Option(
-        "--page-size",
-        metavar="TOKENS",
-        help="Tokens per page: 1 (the default), 16, 32, 64 or 128; on vllm 32 (the default), 64 or "
-        "128.",
-    ),
-]
+def litmus(engine: str, page: int | None, json_out: Path | None) -> None:
+    """Run the named cases on an engine, print them, and write them to ``json_out``.
 
-
-@app.command()
-def litmus(*, engine: _Engine = "micro", page: _Page = None, json_out: _Json = None) -> None:
-    """Run the named cases on an engine, and derive their outcomes from its events alone.
-
-    Each trace is then spoilt: one event is dropped, or two that depend on each other are swapped.
-    If a spoilt trace gives the same outcome as the whole trace, the case fails. Exits with 1 if a
-    case fails.
+    Raises:
+        typer.Exit: a case fails, or no such engine or page.
     """
     cases = CASES if engine == ALLOCATOR else CASES + SPLICING_CASES
     size = _page_of(engine, page)
@@ -86,19 +61,11 @@ def litmus(*, engine: _Engine = "micro", page: _Page = None, json_out: _Json = N
         raise typer.Exit(1)
 
 
-@app.command()
-def sweep(
-    *,
-    engine: _Engine = "micro",
-    page: _Page = None,
-    json_out: _Json = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="Draw the sweep: .png, .svg or .pdf.")
-    ] = None,
-) -> None:
-    """Put a claim of 60 pages and a request of 70 into pools of 80 to 140 pages.
+def sweep(engine: str, page: int | None, json_out: Path | None, plot: Path | None) -> None:
+    """Run the sweep on an engine, print it, and write it to ``json_out`` and ``plot``.
 
-    Under each policy: is the request served, and what is left of the claimed pages?
+    Raises:
+        typer.Exit: a row is void, no such engine or page, or the picture can't be drawn.
     """
     size = _page_of(engine, page)
     rows = run_sweep(_open(engine, size))

@@ -1,4 +1,4 @@
-"""Sessions of real clients against the proxy: the table in docs/clients/README.md.
+"""Sessions of real clients against the proxy: the table in docs/clients.md.
 
 Each client plays its session against the proxy, in front of an engine whose model
 follows a script; those that speak chat completions play it against the engine alone, too.

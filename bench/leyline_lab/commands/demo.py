@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..console import reported
+from ..console import print_notes, reported
 from ..demo import DEFAULT_POLICY
 from ..errors import LabError
 
@@ -65,7 +65,7 @@ def demo(
     from ..demo.recall import answers_table
     from ..demo.run import missing_engine, run_against, run_arms, shipped_trace
     from ..replay.plot import draw, print_bars
-    from ..replay.table import ArmProgress, arms_table, comparison, print_notes
+    from ..replay.table import ArmProgress, arms_table, comparison, notes_of
 
     if url is None and (missing := missing_engine()) is not None:
         with reported("leyline demo"):
@@ -87,7 +87,7 @@ def demo(
             )
     console = Console()
     console.print(arms_table(shown.runs, f"policy: {policy}"))
-    print_notes(console, shown.runs)
+    print_notes(console, notes_of(shown.runs))
     console.print(comparison(shown.runs), highlight=False)
     if any(shown.answers.values()):
         console.print(answers_table(shown.answers))

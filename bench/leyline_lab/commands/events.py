@@ -168,11 +168,9 @@ def _received(
 
 
 def _zmq() -> Any:
-    from leyline_proxy.installing import pip_install
-
     try:
         import zmq
     except ImportError as error:
-        typer.echo(f"leyline events needs pyzmq: {pip_install('events')}", err=True)
+        typer.echo("leyline events needs pyzmq: pip install pyzmq", err=True)
         raise typer.Exit(1) from error
     return zmq

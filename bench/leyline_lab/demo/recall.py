@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -24,6 +23,7 @@ from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.messages import Message
 
 from ..replay.results import Arm
+from ..tables import figures_table
 from ..traces.recordings import TraceRequest
 
 if TYPE_CHECKING:
@@ -177,19 +177,14 @@ def said(message: ChatCompletionMessage, question: Question) -> str:
 
 def answers_table(answers: Mapping[Arm, Sequence[RecallAnswer]]) -> Table:
     """Return one row per question: the expected answer and each arm's, wrong ones in red."""
-    table = Table(
-        title="What the model answers afterwards",
-        title_justify="left",
-        title_style="bold",
-        caption="A look-up is expected where the policy has cut the value out of the history. KV "
-        "that was spliced has read the value and may still tell it.",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
+    caption = (
+        "A look-up is expected where the policy has cut the value out of the history. KV "
+        "that was spliced has read the value and may still tell it."
     )
-    for column in ("question", "expected", *(arm.value for arm in answers)):
-        table.add_column(column)
+    columns = ("question", "expected", *(arm.value for arm in answers))
+    table = figures_table("What the model answers afterwards", columns, (), caption=caption)
+    for column in table.columns:
+        column.no_wrap = False
     for row in zip(*answers.values(), strict=True):
         question = row[0].question
         given = [

@@ -24,7 +24,7 @@ from ..harness.arguments import Arguments
 from ..harness.machine import family
 from ..harness.report import Step, progress, show
 from ..harness.statistics import median_interval
-from ..three_arm.generate import GenerateClient
+from ..three_arm.clients import GenerateClient
 
 GOAL = 1.03
 WAYS = ("stock", "leyline", "registering")

@@ -31,7 +31,7 @@ from leyline_engine.contract import (
 from ..console import write_json
 from ..engines.sglang import sglang_server
 from ..harness.arguments import Arguments
-from ..three_arm.generate import GenerateClient
+from ..three_arm.clients import GenerateClient
 
 _STUB, _CUT = 4, 8
 """Tokens of a stub, and of what it replaces."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from ..tables import figures_table
 from . import machine
 
 Step = Callable[..., None]
@@ -49,10 +49,9 @@ def show(
         words: number of columns at the left that hold words; the others hold numbers.
         width: least width in characters; a narrower table can't be read.
     """
-    table = Table(title=title, caption=caption)
-    for number, name in enumerate(columns):
-        justify: JustifyMethod = "left" if number < words else "right"
-        table.add_column(name, justify=justify, no_wrap=number == 0)
+    table = figures_table(title or "", columns[:words], columns[words:], caption=caption or "")
+    for column in table.columns[1:]:
+        column.no_wrap = False
     for row in rows:
         if row is None:
             table.add_section()

@@ -7,39 +7,31 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from ..errors import MissingError
+from ..tables import figures_table, share
 from .arms import arm_settings, isolation_settings
 from .benchmarks import Endpoint, Step
 from .plan import Plan, Run
-from .proxy_process import serve_arguments
+from .proxy_process import serve_flags
 
 _COLUMNS = ("score", "difference", "prefilled", "served", "wall, s")
 
 
 def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     """Print the arms of a summary and its notes."""
-    table = Table(
-        title=f"{summary['benchmark']}, {summary['model']}, {summary['policy']}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("arm", no_wrap=True)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
+    title = f"{summary['benchmark']}, {summary['model']}, {summary['policy']}"
+    table = figures_table(title, ("arm",), _COLUMNS)
     for arm, figures in summary["arms"].items():
-        share, compared = figures["served_share"], summary["paired"].get(arm)
+        served, compared = figures["served_share"], summary["paired"].get(arm)
         score = figures["score"]
         table.add_row(
             arm,
             f"{score['value']:.1%} of {figures['attempts']}\n{_ends(score, '')}",
             "–" if compared is None else _difference(compared["difference"]),
             f"{_count(figures['prefilled'])}\nof {_count(figures['prompt_tokens'])}",
-            "–" if share is None else f"{share:.1%}",
+            share(served, nothing="–"),
             f"{figures['wall_s']:,.0f}",
         )
     console.print(table)
@@ -89,8 +81,9 @@ def dry_run(plan: Plan) -> Iterator[str]:
 def _proxy_lines(plan: Plan, run: Run) -> Iterator[str]:
     settings = arm_settings(run.arm, plan.policy, plan.profile)
     settings |= isolation_settings("bench-RUN", "KEY", isolates=True)
+    command = shlex.join(("leyline", "serve", "--port", "0", *serve_flags(plan.upstream)))
     yield (
-        f"{_variables(settings)} {shlex.join(('leyline', *serve_arguments(plan.upstream)))} & "
+        f"{_variables(settings)} {command} & "
         "# PORT is in the line base_url; cache_scope is shared if the engine knows no cache_salt"
     )
 

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from ..engines.process import started
 from ..harness import machine
-from ..outside.processes import started
 from .upstream import COUNTED, MODEL
 
 BENCH_VENV = machine.CHECKOUT / ".venv-bench"

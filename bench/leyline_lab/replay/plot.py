@@ -12,16 +12,22 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ..pictures import new_figure, save_figure
+from ..pictures import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PINK,
+    frame,
+    headline,
+    legend_below,
+    new_figure,
+    save_figure,
+    stacked_bars,
+)
 from .results import Arm, ArmRun, RequestResult, summarise
 
-# Okabe and Ito's palette: distinguishable with every common form of colour blindness.
-COLOURS = {
-    "cached": "#0072B2",
-    "spliced": "#009E73",
-    "reused": "#CC79A7",
-    "prefilled": "#E69F00",
-}
+COLOURS = {"cached": BLUE, "spliced": GREEN, "reused": PINK, "prefilled": ORANGE}
 SHADES = {"cached": "█", "spliced": "▓", "reused": "▒", "prefilled": "░"}
 LABELS = {
     "cached": "cached (exact prefix)",
@@ -34,7 +40,6 @@ TITLES = {
     Arm.RADIX: "Prefix cache",
     Arm.SPLICE: "Leyline",
 }
-INK = "#333333"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +72,23 @@ def _kinds(runs: Mapping[Arm, ArmRun]) -> list[str]:
 
 
 def draw(runs: Mapping[Arm, ArmRun], out: Path, title: str) -> None:
-    """Write a PNG, SVG or PDF, by the suffix of ``out``.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Write a PNG, SVG or PDF, by the suffix of ``out``."""
     figure = new_figure(4.2 * len(runs), 4.4)
     kinds = _kinds(runs)
     panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
     for panel, (arm, run) in zip(panels, runs.items(), strict=True):
         _draw_panel(panel, arm, run, kinds)
     panels[0].set_ylabel("prompt tokens", color=INK)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(kinds), frameon=False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, wrap=True)
+    legend_below(figure, panels[0], len(kinds))
+    headline(figure, title)
     save_figure(figure, out)
 
 
 def _draw_panel(panel: Any, arm: Arm, run: ArmRun, kinds: Sequence[str]) -> None:
     turns = by_turn(run)
     places = [turn.turn for turn in turns]
-    base = [0.0] * len(turns)
-    for kind in kinds:
-        heights: list[float] = [getattr(turn, kind) for turn in turns]
-        colour, label = COLOURS[kind], LABELS[kind]
-        panel.bar(places, heights, bottom=base, width=0.86, color=colour, label=label)
-        base = [low + height for low, height in zip(base, heights, strict=True)]
+    layers: dict[str, list[float]] = {kind: [getattr(t, kind) for t in turns] for kind in kinds}
+    stacked_bars(panel, places, layers, colours=COLOURS, labels=LABELS)
     total = summarise(run)
     subtitle = f"{total.hit_ratio:.1%} of prompt tokens reused"
     if total.ttft_p50_ms is not None:
@@ -101,14 +97,10 @@ def _draw_panel(panel: Any, arm: Arm, run: ArmRun, kinds: Sequence[str]) -> None
         subtitle += "\ncomputed, not run"
     panel.set_title(TITLES[arm], loc="left", fontsize=12, fontweight="bold", color=INK, pad=34)
     panel.text(0, 1.02, subtitle, transform=panel.transAxes, fontsize=9, color=INK, va="bottom")
-    panel.set_xlim(0.3, max(places, default=1) + 0.7)
     panel.set_xlabel("turn", color=INK)
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.yaxis.set_major_formatter("{x:,.0f}")
-    panel.grid(axis="y", color="#dddddd", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(colors=INK, labelsize=9)
+    frame(panel)
 
 
 def print_bars(console: Console, runs: Mapping[Arm, ArmRun], *, width: int = 56) -> None:

@@ -7,9 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,6 +19,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from ..console import print_notes
+from ..tables import figures_table, milliseconds, tokens
 from .results import Arm, ArmRun, ReplayReport, summarise
 
 MEANING = {
@@ -71,23 +71,12 @@ def arms_table(runs: Mapping[Arm, ArmRun], title: str) -> Table:
     Reuse has a column where an arm had it: a table of the others fits into 80 columns.
     """
     meanings = "; ".join(f"{arm.value}: {MEANING[arm]}" for arm in runs)
-    table = Table(
-        title=escape(title),
-        title_justify="left",
-        title_style="bold",
-        caption=meanings,
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
     totals = {arm: summarise(run) for arm, run in runs.items()}
     counted = ["requests", "prompt", "cached", "spliced", "prefilled"]
     if any(total.reused_tokens for total in totals.values()):
         counted.insert(-1, "reused")
-    table.add_column("arm", no_wrap=True)
-    for name in (*counted, "hit\nratio", "TTFT\np50", "TTFT\np90"):
-        table.add_column(name, justify="right", no_wrap=True)
+    figures = (*counted, "hit\nratio", "TTFT\np50", "TTFT\np90")
+    table = figures_table(title, ("arm",), figures, caption=meanings)
     for arm, total in totals.items():
         counts = {"requests": total.requests} | {
             name: getattr(total, f"{name}_tokens") for name in counted[1:]
@@ -122,14 +111,12 @@ def print_report(console: Console, report: ReplayReport, title: str) -> None:
             + (f"; edited requests: {told}" if told else ""),
             highlight=False,
         )
-    print_notes(console, report.runs)
+    print_notes(console, notes_of(report.runs))
 
 
-def print_notes(console: Console, runs: Mapping[Arm, ArmRun]) -> None:
-    """Print the sessions that ended early."""
-    for run in runs.values():
-        for note in run.notes:
-            console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+def notes_of(runs: Mapping[Arm, ArmRun]) -> list[str]:
+    """Return a line for each session that ended early."""
+    return [note for run in runs.values() for note in run.notes]
 
 
 def comparison(runs: Mapping[Arm, ArmRun]) -> str:
@@ -147,15 +134,3 @@ def comparison(runs: Mapping[Arm, ArmRun]) -> str:
             f"{milliseconds(before.ttft_p50_ms)}"
         )
     return text + "."
-
-
-def tokens(count: int) -> str:
-    """Return a number for a table cell; millions are shortened to fit a row into 80 columns."""
-    return f"{count:,}" if count < 1_000_000 else f"{count / 1_000_000:,.2f} M"
-
-
-def milliseconds(value: float | None) -> str:
-    """Return a duration for a table cell."""
-    if value is None:
-        return "–"
-    return f"{value:,.0f} ms" if value < 1000 else f"{value / 1000:,.2f} s"

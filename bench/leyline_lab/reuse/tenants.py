@@ -1,16 +1,27 @@
-"""Reuse between tenants on the replay engine, with a record of who computed each slot.
+"""The content that tenants of a group share, and that tenants without one don't.
 
-Requests of several tenants run at once, a step of each in turn. The tokens that sharing could have
-served are counted independently of the engine's index: runs of 64 tokens or more that only other
-tenants' sequences in the radix tree have, as the request arrives.
+Documents are asked for by a Zipf law: the first is by far the most popular, with every tenant. A
+prompt is a header of the tenant's own, three documents in any order, and a question. Each workload
+is served twice on the replay engine: by empty caches (cold), then again with other questions by
+the caches that the first round left (warm).
+
+"shareable" are tokens in runs of 64 or more that only other tenants have cached as the request
+arrives, and "shared" is the share of them that isn't prefilled. "foreign" are read
+or copied slots that another tenant wrote.
+
+Requests of several tenants run at once, a step of each in turn, with a record of who computed each
+slot. Shareable tokens are counted independently of the engine's index.
 """
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,11 +37,25 @@ from leyline_replay.cache.listener import CacheListener
 from leyline_replay.cache.radix import Node, RadixTree
 from leyline_replay.cache.slots import Slots
 from leyline_replay.engine import GenerationRequest, ReplayEngine
-from leyline_replay.models.loader import LoadedModel
+from leyline_replay.models.loader import LoadedModel, load_model
 from leyline_replay.sequence import Sequence as Running
 
+from ..console import write_json
+from ..harness.arguments import Arguments
+from ..harness.report import progress, show
+from ..tables import share
+from ..traces.texts import demo_material
 from .verbatim_runs import MIN_RUN, Mask, Windows
 
+DOCUMENTS = 24
+CHARACTERS = 700
+"""Length of a document."""
+PER_PROMPT = 3
+EXPONENT = 1.1
+NAMES = ("Ash", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Ginkgo", "Hazel")
+ROUNDS = ("cold", "warm")
+_SPARE = 4096
+_COLUMNS = ("tenants", "at once", "caches", "group", "prompt", "own", "taken")
 _NOBODY = -1
 
 
@@ -204,3 +229,105 @@ def live_paths(tree: RadixTree) -> Iterator[tuple[array[int], int]]:
             stack.extend((child, path) for child in node.children.values())
         elif path:
             yield array("q", (key & MAX_TOKEN for key in path)), int(node.slots[-1])
+
+
+class Documents:
+    """Recorded text, cut into documents of unequal popularity."""
+
+    def __init__(self, tokenise: Callable[[str], list[int]]) -> None:
+        text = demo_material().text
+        self._tokenise = tokenise
+        self._pieces = [
+            tokenise(text[n * CHARACTERS : (n + 1) * CHARACTERS]) for n in range(DOCUMENTS)
+        ]
+        self._weights = [1 / rank**EXPONENT for rank in range(1, DOCUMENTS + 1)]
+
+    def prompt(self, tenant: int, number: int, chance: random.Random) -> array[int]:
+        """Return a tenant's prompt."""
+        chosen: list[int] = []
+        while len(chosen) < PER_PROMPT:
+            (drawn,) = chance.choices(range(DOCUMENTS), self._weights)
+            if drawn not in chosen:
+                chosen.append(drawn)
+        name = NAMES[tenant]
+        header = (
+            f"{name} & Sons. Ticket {chance.randrange(10**6)} of {name}, for its own use only.\n"
+        )
+        tokens = self._tokenise(header * 3)
+        for place, document in enumerate(chosen):
+            tokens += [*self._tokenise(f"\nSource {place}, {name}:\n"), *self._pieces[document]]
+        tokens += self._tokenise(f"\nQuestion {number}: what did {chance.random()} change?")
+        return array("q", tokens)
+
+
+def requests(documents: Documents, tenants: int, count: int, label: str) -> list[TenantRequest]:
+    """Return ``count`` requests of each tenant, in random order."""
+    chance = random.Random(f"{tenants} {label}")
+    order = [tenant for tenant in range(tenants) for _ in range(count)]
+    chance.shuffle(order)
+    return [
+        TenantRequest(tenant, f"{label}{number}", documents.prompt(tenant, number, chance))
+        for number, tenant in enumerate(order)
+    ]
+
+
+def figures(samples: Sequence[TenantSample]) -> dict[str, Any]:
+    """Return sums over requests, and the share of what could be shared."""
+    sums = {
+        name: sum(getattr(sample, name) for sample in samples)
+        for name in ("prompt", "prefix", "own", "group", "shareable", "shared", "foreign_slots")
+    }
+    part = sums["shared"] / sums["shareable"] if sums["shareable"] else None
+    return {**sums, "share": None if part is None else round(part, 4)}
+
+
+def measure(
+    model: LoadedModel, tenants: int, concurrency: int, count: int, advance: Callable[[], None]
+) -> dict[str, Any]:
+    """Return the figures of one workload, with sharing on and off."""
+
+    def tokenise(text: str) -> list[int]:
+        ids: list[int] = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    documents = Documents(tokenise)
+    asked = {label: requests(documents, tenants, count, label) for label in ROUNDS}
+    slots = sum(len(request.tokens) + 8 for each in asked.values() for request in each) + _SPARE
+    found: dict[str, Any] = {"tenants": tenants, "concurrency": concurrency}
+    for name, groups in (("on", ("documents",)), ("off", ())):
+        bench = TenantBench(model, slots, groups=groups)
+        found[name] = {
+            label: figures(bench.serve(asked[label], concurrency, advance)) for label in ROUNDS
+        }
+    return found
+
+
+def main() -> None:
+    """Measure each workload, print, write."""
+    parser = Arguments(__doc__)
+    parser.add_argument("--tenants", type=int, nargs="+", default=[2, 4, 8], metavar="N")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[4, 8], metavar="N")
+    parser.add_argument("--requests", type=int, default=12, help="of each tenant, per round [12]")
+    given = parser.parse_args()
+    if not 1 < min(given.tenants) <= max(given.tenants) <= len(NAMES):
+        parser.error(f"--tenants takes 2 to {len(NAMES)}")
+    model = load_model(None, dtype="float32")
+    total = 4 * sum(given.tenants) * len(given.concurrency) * given.requests
+    with progress("requests", total) as step:
+        found = [
+            measure(model, tenants, concurrency, given.requests, step)
+            for tenants, concurrency in product(given.tenants, given.concurrency)
+        ]
+    rows = [
+        (
+            *(result["tenants"], result["concurrency"], label, name),
+            *(f"{row[key]:,}" for key in ("prompt", "own", "group", "shareable")),
+            *(share(row["share"], nothing="–"), f"{row['foreign_slots']:,}"),
+        )
+        for result in found
+        for label, name in product(ROUNDS, ("on", "off"))
+        for row in [result[name][label]]
+    ]
+    title = "Content that tenants share (tokens)"
+    show((*_COLUMNS, "shareable", "shared", "foreign"), rows, title=title, words=0, width=100)
+    write_json(given.json, {"workloads": found})

@@ -103,4 +103,5 @@ def hidden_states(
     rotary = base.rotary_emb(hidden, position_ids=positions)
     for layer in base.layers:
         hidden = layer(hidden, attention_mask=mask, position_embeddings=rotary)
-    return base.norm(hidden)
+    normed: torch.Tensor = base.norm(hidden)
+    return normed

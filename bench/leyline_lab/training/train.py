@@ -237,7 +237,7 @@ def run_stage(
                 group["lr"] = share * stage.rate(step)
         with torch.autocast("cpu", torch.bfloat16):
             loss, answer_loss, choices = loss_and_choices(model, batch, recipe, generator)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
         for optimizer in optimizers:
             optimizer.step()

@@ -123,14 +123,8 @@ def _with_flags_of(
 def _examine(
     flags: Mapping[str, Any], prometheus: str | None, timeout: float, as_json: bool
 ) -> None:
-    try:
-        from ..doctor import document, healthy
-    except ModuleNotFoundError as error:
-        from ..installing import pip_install
+    from ..doctor import document, healthy
 
-        raise _usage(
-            f"The package {error.name!r} is missing. Install it with: {pip_install('proxy')}"
-        ) from error
     findings = _findings(flags, prometheus, timeout)
     if as_json:
         encoded = msgspec.json.encode(document(findings))

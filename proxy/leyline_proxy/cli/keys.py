@@ -6,7 +6,7 @@ import secrets
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -14,17 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..settings.api_keys import (
-    PREFIX,
-    ApiKey,
-    KeyLineError,
-    check_tenant,
-    expiry_text,
-    key_digest,
-    key_line,
-    parse_expiry,
-    parse_keys,
-)
+if TYPE_CHECKING:
+    from ..settings.api_keys import ApiKey
 
 USAGE_ERROR = 2
 _KEY_BYTES = 32
@@ -55,6 +46,8 @@ def new(
     expires: Expires = None,
 ) -> None:
     """Make a random key of 256 bits. The key goes to stderr, its line for the file to stdout."""
+    from ..settings.api_keys import PREFIX
+
     key = PREFIX + secrets.token_urlsafe(_KEY_BYTES)
     line = _line(tenant, key, expires)
     Console(stderr=True, highlight=False, soft_wrap=True).print(
@@ -84,6 +77,8 @@ def list_keys(
 
     Exits with 2 when the file is wrong, and names the line.
     """
+    from ..settings.api_keys import KeyLineError, expiry_text, parse_keys
+
     try:
         keys = parse_keys(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -105,6 +100,15 @@ def list_keys(
 
 
 def _line(tenant: str, key: str, expires: str | None) -> str:
+    from ..settings.api_keys import (
+        ApiKey,
+        KeyLineError,
+        check_tenant,
+        key_digest,
+        key_line,
+        parse_expiry,
+    )
+
     try:
         ends = None if expires is None else parse_expiry(expires)
         return key_line(ApiKey(check_tenant(tenant), key_digest(key), ends))
@@ -113,6 +117,8 @@ def _line(tenant: str, key: str, expires: str | None) -> str:
 
 
 def _document(key: ApiKey, now: float) -> dict[str, str | bool | None]:
+    from ..settings.api_keys import expiry_text
+
     return {
         "tenant": key.tenant,
         "id": key.id,

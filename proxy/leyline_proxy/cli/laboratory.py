@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from functools import partial
+from importlib.metadata import entry_points
 from typing import cast
 
 import typer
@@ -49,33 +50,30 @@ def register_commands(app: typer.Typer, group: CommandGroup) -> None:
     """Add the commands of a group: those installed, and a hint for each that isn't."""
     found = {point.name: point for point in entry_points(group=group.entry_points)}
     for name in [*group.help, *sorted(found.keys() - group.help.keys())]:
-        point = found.get(name)
+        if name not in found:
+            _register_problem(app, name, f"{group.help[name]} (not installed)", _hint)
+            continue
+        point = found[name]
         try:
-            if point is None:
-                _register_hint(app, name, group.help[name])
-            else:
-                cast("Register", point.load())(app)
+            cast("Register", point.load())(app)
         except Exception as error:  # a broken plugin must not stop `leyline serve`
-            _register_fault(app, name, cast("EntryPoint", point), error)
+            fault = f"{point.value} doesn't load: {type(error).__name__}: {error}"
+            _register_problem(app, name, "Broken.", partial(str, fault))
 
 
-def _register_hint(app: typer.Typer, name: str, text: str) -> None:
-    _register(app, name, text, f"It is in the laboratory. Install it with: {pip_install('lab')}")
+def _hint() -> str:
+    return f"It is in the laboratory. Install it with: {pip_install('lab')}"
 
 
-def _register_fault(app: typer.Typer, name: str, point: EntryPoint, error: Exception) -> None:
-    _register(app, name, "Broken.", f"{point.value} doesn't load: {type(error).__name__}: {error}")
-
-
-def _register(app: typer.Typer, name: str, text: str, problem: str) -> None:
+def _register_problem(app: typer.Typer, name: str, text: str, problem: Callable[[], str]) -> None:
     """Add a command that only reports a problem, whatever its arguments."""
 
     @app.command(
         name,
-        help=f"{text}\n\n{problem}",
-        short_help=f"{text} (not installed)",
+        help=text,
+        add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )
     def report() -> None:
-        typer.echo(f"leyline {name}: {problem}", err=True)
+        typer.echo(f"leyline {name}: {problem()}", err=True)
         raise typer.Exit(2)

@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import typer
 
+from ..installing import PACKAGE, command_for
 from . import audit, doctor, keys, policies, serve
 from .laboratory import COMMANDS, register_commands
 
@@ -26,7 +27,7 @@ leyline doctor http://gpu1:30000
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(version("leyline-kv"))
+        typer.echo(version(PACKAGE))
         raise typer.Exit
 
 
@@ -65,5 +66,13 @@ def build_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command."""
-    build_app()()
+    """Run the command; end with 2 and the fix where a package that it can name is missing."""
+    try:
+        build_app()()
+    except ModuleNotFoundError as error:
+        command = command_for(error.name or "")
+        if command is None:
+            raise
+        problem = f"the package {error.name!r} is missing. Install it with: {command}"
+        typer.echo(f"leyline: {problem}", err=True)
+        raise SystemExit(2) from error

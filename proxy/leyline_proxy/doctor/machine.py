@@ -10,18 +10,17 @@ import resource
 import shutil
 import socket
 import ssl
-from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import httpx
-from packaging.requirements import InvalidRequirement, Requirement
 
 from ..audit.files import AuditError, beside, survey
 from ..errors import causes_of
-from ..installing import PACKAGE, pip_install
+from ..installing import PACKAGE, REPLAY_ENGINE, package_problems, pip_install
 from ..settings import Settings
 from ..settings.audit import PLACE
 from ..settings.sessions import MEMORY
@@ -269,10 +268,12 @@ def examine_packages(settings: Settings) -> list[Finding]:
     """Check that the installed packages are those that this release needs."""
     extras = ["proxy"] if settings.engines() else ["proxy", "engine"]
     try:
-        needed = requires(PACKAGE) or []
+        problems = list(package_problems(PACKAGE, extras))
     except PackageNotFoundError:
         return [skip("packages", "Leyline runs from a source tree without package metadata")]
-    problems = package_problems(needed, extras)
+    if "engine" in extras:
+        with suppress(PackageNotFoundError):  # then it is one of the problems
+            problems += package_problems(REPLAY_ENGINE, ())
     detail = f"Leyline {version(PACKAGE)}, Python {platform.python_version()}"
     if problems:
         return [
@@ -283,24 +284,3 @@ def examine_packages(settings: Settings) -> list[Finding]:
             )
         ]
     return [ok("packages", detail)]
-
-
-def package_problems(needed: Iterable[str], extras: Sequence[str]) -> list[str]:
-    """Return requirements of these extras that the installed packages don't meet."""
-    problems = []
-    for text in needed:
-        try:
-            wanted = Requirement(text)
-        except InvalidRequirement:
-            continue
-        marker = wanted.marker
-        if marker and not any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
-            continue
-        try:
-            found = version(wanted.name)
-        except PackageNotFoundError:
-            problems.append(f"{wanted.name} is missing")
-            continue
-        if not wanted.specifier.contains(found, prereleases=True):
-            problems.append(f"{wanted.name} {found} isn't {wanted.specifier}")
-    return problems

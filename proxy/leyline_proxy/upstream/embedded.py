@@ -10,7 +10,7 @@ import httpx
 from starlette.applications import Starlette
 
 from ..errors import ProxyError, closest
-from ..installing import pip_install
+from ..installing import REPLAY_ENGINE, pip_install
 from .client import read
 from .pool import ReplicaPool
 
@@ -30,14 +30,17 @@ def create_embedded_engine(name: str, options: Mapping[str, Any]) -> Starlette:
     """
     known: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=ENGINE_GROUP)}
     if name not in known:
+        if name == "replay":
+            raise EngineUnavailable(
+                "The embedded engine isn't installed: it is a distribution of its own, "
+                f"{REPLAY_ENGINE}. {_how_to_install()}"
+            )
         raise EngineUnavailable(f"There is no engine {name!r}. {closest(name, known)}")
     try:
         factory = cast("Callable[..., Starlette]", known[name].load())
     except ModuleNotFoundError as error:
         raise EngineUnavailable(
-            f"The engine {name!r} needs the package {error.name!r}. "
-            f"Install it with: {pip_install('proxy', 'engine')} (PyTorch for CPUs; without that "
-            "index 5.7 GB of CUDA come along), or give --upstream URL."
+            f"The engine {name!r} needs the package {error.name!r}. {_how_to_install()}"
         ) from error
     try:
         return factory(**options)
@@ -46,6 +49,13 @@ def create_embedded_engine(name: str, options: Mapping[str, Any]) -> Starlette:
     except Exception as error:  # an engine's own errors can't be imported here
         kind = type(error).__name__
         raise EngineUnavailable(f"The engine {name!r} can't start ({kind}): {error}") from error
+
+
+def _how_to_install() -> str:
+    return (
+        f"Install it with: {pip_install('proxy', 'engine')} (PyTorch for CPUs; without that "
+        "index 5.7 GB of CUDA come along), or give --upstream URL."
+    )
 
 
 async def embedded_metrics(pool: ReplicaPool, accept: str) -> bytes:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
+from leyline_lab.fidelity.steps import EvaluationSessions
+from support.random_models import RandomKind, build_random
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from leyline_lab.evaluation import (
     endpoint,
-    engines,
     running,
     sessions,
 )
@@ -24,11 +25,8 @@ from leyline_lab.evaluation.composed import Composed
 from leyline_lab.evaluation.recalled import RecallOfCut
 from leyline_lab.fidelity.recall_prompts import long_session
 from leyline_lab.fidelity.replay_eval import ReplayEvaluation
-from leyline_lab.fidelity.steps import EvaluationSessions
-from leyline_lab.stand_ins.random_models import RandomKind, build_random
 from leyline_policies import load_pipeline
 from leyline_proxy.cli.main import build_app
-from leyline_proxy.upstream import embedded
 
 ANSWERS = {"single_prompt", "trajectory_12", "random_edits", "trajectory_50", "stubs"}
 """Tables that compare a model's answers by arm."""
@@ -37,19 +35,6 @@ TABLES = ANSWERS | {
     *("removal", "rotary_sweep", "chained_rotations", "storage_floor"),
 }
 RUN = Callable[..., Result]
-
-
-@pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry point, whatever this environment's installation knows."""
-    value = "leyline_lab.fidelity.replay_eval:ReplayEvaluation"
-    point = EntryPoint("replay", value, engines.GROUP)
-    own = embedded.entry_points
-
-    def found(**wanted: str) -> Any:
-        return (point,) if wanted["group"] == engines.GROUP else own(**wanted)
-
-    monkeypatch.setattr(embedded, "entry_points", found)
 
 
 @pytest.fixture
@@ -242,14 +227,12 @@ def test_bad_arguments_are_named_before_anything_is_measured(
 def test_an_installation_without_the_engine_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The entry point may be missing, or its packages."""
-    monkeypatch.setattr(embedded, "entry_points", lambda **_: ())
+    """The missing package is named, and the command that installs it."""
+    monkeypatch.delitem(sys.modules, "leyline_lab.fidelity.replay_eval", raising=False)
+    monkeypatch.setitem(sys.modules, "leyline_replay.models.loader", None)
     result = invoke("--json", tmp_path / "r.json")
-    assert result.exit_code == 2 and "install it again" in said(result)
-    missing = EntryPoint("replay", "torch_that_is_not_there:X", engines.GROUP)
-    monkeypatch.setattr(embedded, "entry_points", lambda **_: (missing,))
-    result = invoke("--json", tmp_path / "r.json")
-    assert result.exit_code == 2 and "'torch_that_is_not_there'" in said(result)
+    assert result.exit_code == 2
+    assert "leyline_replay" in said(result) and "pip install" in said(result)
 
 
 def test_the_sessions_are_as_long_as_the_paper_s() -> None:

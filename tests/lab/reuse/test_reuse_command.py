@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +11,17 @@ import typer
 from typer.testing import CliRunner
 
 from leyline_engine.reuse.index import ReuseIndex
-from leyline_lab.reuse import replay as reuse_replay
-from leyline_proxy.upstream import embedded
+from leyline_lab.reuse.command import command
 
-ROOT = Path(__file__).parents[3]
 MEASURES = {"ttft_ratio_to_radix", "kl", "argmax_match", "first_divergence"}
 SHARES = {"prefix", "additional", "total", "recoverable"}
 TOKENS = 4
 
 
-def entry_point(group: str, name: str) -> EntryPoint:
-    """An entry point of the checkout, whatever is installed."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return EntryPoint(name, project["entry-points"][group][name], group)
-
-
-@pytest.fixture(autouse=True)
-def checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command finds the checkout's engine."""
-    found = entry_point(reuse_replay.GROUP, "replay")
-    monkeypatch.setattr(embedded, "entry_points", lambda **_: [found])
-
-
 def measured(out: Path, *options: str) -> tuple[dict[str, Any], str]:
     """The patterns of a small run, and what it printed."""
     app = typer.Typer()
-    app.command()(entry_point("leyline.benches", "reuse").load())
+    app.command()(command)
     small = ["--requests", "4", "--scale", "0.5", "--tokens", str(TOKENS)]
     result = CliRunner().invoke(app, [*small, "--json", str(out / "reuse.json"), *options])
     assert result.exit_code == 0, result.output
@@ -87,7 +70,7 @@ def test_an_index_that_finds_nothing_misses_the_goal(
 def test_unknown_patterns_are_refused(tmp_path: Path) -> None:
     """A wrong name ends the command with the names that there are."""
     app = typer.Typer()
-    app.command()(entry_point("leyline.benches", "reuse").load())
+    app.command()(command)
     result = CliRunner().invoke(app, ["--patterns", "agents"])
     assert result.exit_code == 2
     assert "agent_meta" in result.output

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from array import array
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pytest
 
+from leyline_lab.reuse import offline
 from leyline_lab.reuse.verbatim_runs import Mask
 from leyline_lab.traces.recordings import RecordedSession, TraceRequest
-
-SCRIPT = Path(__file__).parents[3] / "bench" / "reuse_offline.py"
-
-
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    """The script as a module."""
-    found = importlib.util.spec_from_file_location("reuse_offline", SCRIPT)
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module  # dataclasses look their module up
-    found.loader.exec_module(module)
-    return module
 
 
 class Anywhere:
@@ -44,24 +27,24 @@ class Anywhere:
         return np.array([token in self.seen for token in tokens], dtype=np.bool_)
 
 
-def sent(bench: ModuleType, prompt: list[int], answer: list[int]) -> Any:
+def sent(prompt: list[int], answer: list[int]) -> Any:
     """A request with its answer."""
-    return bench.Sent(array("q", prompt), array("q", prompt + answer))
+    return offline.Sent(array("q", prompt), array("q", prompt + answer))
 
 
-def test_tokens_are_counted_beyond_the_prefix(bench: ModuleType) -> None:
+def test_tokens_are_counted_beyond_the_prefix() -> None:
     """A prefix includes the answer before; an arm counts only for the tokens after it."""
     session = [
-        sent(bench, [1, 2, 3], [4]),
-        sent(bench, [1, 2, 3, 4, 5, 6], [7]),
-        sent(bench, [1, 2, 6, 3, 9], []),
+        sent([1, 2, 3], [4]),
+        sent([1, 2, 3, 4, 5, 6], [7]),
+        sent([1, 2, 6, 3, 9], []),
     ]
-    (alone, together) = bench.measured("x", [session, session], lambda: {"any": Anywhere()})
+    (alone, together) = offline.measured("x", [session, session], lambda: {"any": Anywhere()})
     assert (alone.history, alone.counts.requests, alone.counts.prompt) == ("session", 6, 28)
     assert (alone.counts.prefix, alone.counts.found) == (2 * (0 + 4 + 2), {"any": 2 * 2})
     assert (together.counts.prefix, together.counts.found) == (6 + 14, {"any": 2})
     assert alone.counts.share("any") == 4 / 16
-    assert "| 42.9 % | 16 | 25.0 % |" in bench.markdown([alone])
+    assert "| 42.9 % | 16 | 25.0 % |" in offline.markdown([alone])
 
 
 MESSAGES: list[dict[str, Any]] = [
@@ -84,10 +67,10 @@ def recorded(*requests: list[dict[str, Any]]) -> RecordedSession:
     return RecordedSession("s", tuple(TraceRequest(tuple(one), tools) for one in requests))
 
 
-def test_a_request_begins_with_the_one_before_and_its_answer(bench: ModuleType) -> None:
+def test_a_request_begins_with_the_one_before_and_its_answer() -> None:
     """The prompts of a history that grows extend what is cached; those of an edited one don't."""
-    renderer = bench.Renderer()
-    first, second, third = bench.rendered(
+    renderer = offline.Renderer()
+    first, second, third = offline.rendered(
         recorded(MESSAGES[:2], MESSAGES[:4], MESSAGES[:6]), renderer
     )
     assert len(first.cached) > len(first.prompt)
@@ -95,7 +78,7 @@ def test_a_request_begins_with_the_one_before_and_its_answer(bench: ModuleType) 
     assert third.prompt[: len(second.cached)] == second.cached
     assert third.cached == third.prompt  # nobody knows its answer
     kept = [*MESSAGES[:3], {"role": "tool", "content": "cut"}, *MESSAGES[4:]]
-    before, after = bench.rendered(recorded(MESSAGES[:4], kept), renderer)
+    before, after = offline.rendered(recorded(MESSAGES[:4], kept), renderer)
     assert before.cached == before.prompt
     assert after.prompt[: len(before.prompt)] != before.prompt
     assert len(renderer.specials) == 5

@@ -24,6 +24,7 @@ from leyline_policies import load_pipeline
 from leyline_proxy.cli.main import build_app
 from leyline_proxy.model.undeclared import UndeclaredRules
 from leyline_proxy.render.renderer import ChatRenderer
+from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 
 Message = dict[str, Any]
 DEMO = Path(__file__).parents[3] / "bench" / "leyline_lab" / "demo" / "session.jsonl.gz"
@@ -243,9 +244,8 @@ def test_tokenizer_of_a_folder(tmp_path: Path) -> None:
 
 
 def _shipped(name: str) -> str:
-    import leyline_engine
-
-    folder = Path(leyline_engine.__path__[0]) / "replay" / "models" / "trained" / "plain"
+    folder = trained_model_dir(DEFAULT_MODEL_NAME)
+    assert folder is not None
     return (folder / name).read_text(encoding="utf-8")
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +11,14 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from leyline_lab.user_turn.command import command
 from leyline_proxy.model.undeclared import UndeclaredRules
-
-ROOT = Path(__file__).parents[3]
-GROUP = "leyline.benches"
 
 
 def run(*options: str) -> Result:
-    """The command of the checkout, whatever is installed."""
-    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    """Run the command."""
     app = typer.Typer()
-    app.command()(EntryPoint("user-turn", points[GROUP]["user-turn"], GROUP).load())
+    app.command()(command)
     return CliRunner().invoke(app, list(options))
 
 
