@@ -150,8 +150,8 @@ class Agent:
         return chat
 
     def _twice(self, chat: list[dict[str, str]], policy: str = "") -> tuple[Any, Any]:
-        answers = [self.ask(chat, self._served.answer_tokens, policy) for _ in range(2)]
-        return tuple((ms, account["tokens"]) for _, ms, account in answers)
+        first, again = (self.ask(chat, self._served.answer_tokens, policy) for _ in range(2))
+        return (first[1], first[2]["tokens"]), (again[1], again[2]["tokens"])
 
     def _summaries(self) -> str:
         lines = self._client.get("/metrics").text.splitlines()

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..harness.machine import CHECKOUT
 from ..stand_ins.scripted_model import SCRIPTED, Call, Reply, follow, follow_marks
@@ -16,6 +17,9 @@ TASK = "Write notes.txt, then measure it into size.txt, then show both."
 PROGRAMS = CHECKOUT / "tests" / "clients" / "programs"
 INSTALLED = CHECKOUT / ".clients"
 """The folder where deploy/clients.sh puts packages that aren't among the tests' own."""
+
+PRICES: Mapping[str, Any] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+"""Keeps LiteLLM from fetching its list of prices."""
 
 Files = Mapping[str, str]
 Replies = Callable[[Path], tuple[Reply, ...]]
@@ -182,7 +186,7 @@ def libraries() -> tuple[Client, ...]:
     responses = library("openai responses", "openai", "responses", "openai_responses.py")
     messages = library("anthropic", "anthropic", "messages", "anthropic_messages.py")
     agents = ("openai-agents", "openai_agents.py")
-    langchain, prices = "langchain-openai", {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    langchain = "langchain-openai"
     return (
         chat,
         switched(chat, "streamed", STREAM="1"),
@@ -195,7 +199,7 @@ def libraries() -> tuple[Client, ...]:
         library("openai-agents responses", agents[0], "responses", agents[1], API="responses"),
         library("pydantic-ai", "pydantic-ai-slim", "chat", "pydantic_agent.py"),
         library(langchain, langchain, "chat", "langchain_agent.py", venv=langchain),
-        library("litellm", "litellm", "chat", "litellm_chat.py", venv="litellm", **prices),
+        library("litellm", "litellm", "chat", "litellm_chat.py", venv="litellm", **PRICES),
         library(
             "smolagents",
             "smolagents",

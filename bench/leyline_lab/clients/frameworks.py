@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..stand_ins.scripted_model import Call, Reply
-from .cases import INSTALLED, Client, library, switched, work
+from .cases import INSTALLED, PRICES, Client, library, switched, work
 from .verdict import LAST, MEASURE, NOTES, SHOW, TEXT
 
 
@@ -63,7 +64,7 @@ def frameworks() -> tuple[Client, ...]:
 
 def _fields(folder: Path) -> tuple[Reply, ...]:
     """dspy: fields of a text, and the answer in a request of its own."""
-    steps = (
+    steps: tuple[tuple[str, str, dict[str, str]], ...] = (
         ("First the file.", "write_file", {"path": str(folder / NOTES), "content": TEXT}),
         ("Now its size.", "run_command", {"command": MEASURE}),
         ("Now both.", "run_command", {"command": SHOW}),
@@ -83,9 +84,8 @@ def _texts(**fields: str) -> Reply:
     return Reply("\n".join((*texts, "[[ ## completed ## ]]")))
 
 
-def _in_python(name: str, package: str, script: str, **switches: str) -> Client:
-    prices = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    return library(name, package, "chat", script, venv=name, **prices, **switches)
+def _in_python(name: str, package: str, script: str, **switches: Any) -> Client:
+    return library(name, package, "chat", script, venv=name, **PRICES, **switches)
 
 
 def _in_node(name: str, package: str, script: str) -> Client:

@@ -353,5 +353,5 @@ def main() -> None:
     ]
     title = f"Calls; notes beside {_SESSIONS} sessions with {_BRANCHES} branches each"
     show(("what", "tokens", "p50", "p99", "max"), rows, title=title)
-    figures = {"turns": turns, "calls": calls}
-    write_json(given.json, {name: [asdict(f) for f in found] for name, found in figures.items()})
+    figures = {"turns": list(map(asdict, turns)), "calls": list(map(asdict, calls))}
+    write_json(given.json, figures)

@@ -25,51 +25,19 @@ def load_model(folder: Path, **flags: Any) -> tuple[Any, Any]:
         SGLang's context for the factory of a tree cache, and a tree that it made.
     """
     os.environ["SGLANG_ROPE_CACHE_FP32"] = "1"
-    from sglang.srt.distributed import bootstrap
-    from sglang.srt.layers.moe import initialize_moe_config
-    from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
-    from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
-    from sglang.srt.layers.quantization.unquant import initialize_bf16_gemm_config
-    from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.mem_cache import kv_cache_builder
     from sglang.srt.mem_cache.registry import (
         create_unified_radix_cache,
         register_radix_cache_backend,
     )
-    from sglang.srt.runtime_context import (
-        SpawnRanks,
-        get_device,
-        publish,
-        spawn_world_rank,
-    )
-    from sglang.srt.server_args import PortArgs, ServerArgs
+    from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     arguments = ServerArgs(**(_DEFAULTS | {"model_path": str(folder)} | flags))
     arguments.resolve_once()
-    ports = PortArgs.init_new(arguments)
-    rank = spawn_world_rank(arguments, tp_rank=0, pp_rank=0)
-    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=0))
-    for initialize in (
-        initialize_moe_config,
-        initialize_fp8_gemm_config,
-        initialize_bf16_gemm_config,
-        initialize_fp4_gemm_config,
-    ):
-        initialize()
-    from sglang.srt.configs.model_config import ModelConfig
-
-    bootstrap.init_parallel_runtime(
-        server_args=arguments, device=get_device().device, dist_port=ports.nccl_port
-    )
-    bootstrap.init_layer_runtime(model_config=ModelConfig.from_server_args(arguments))
-    worker = TpModelWorker(server_args=arguments, gpu_id=0, nccl_port=ports.nccl_port)
-    runner = worker.model_runner
-    runner.alloc_memory_pool()
-    runner.init_attention_backends()
-    runner.init_cuda_graphs()
-    randomize(runner.model)
-    _finish_wrapped(runner.model)
+    worker = _worker(arguments)
+    randomize(worker.model_runner.model)
+    _finish_wrapped(worker.model_runner.model)
     seen: list[Any] = []
 
     def factory(context: Any) -> Any:
@@ -90,6 +58,45 @@ def load_model(folder: Path, **flags: Any) -> tuple[Any, Any]:
     return seen[0], built.tree_cache
 
 
+def _worker(arguments: Any) -> Any:
+    """Return a worker whose model has its pools and kernels, but no weights yet."""
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.distributed import bootstrap
+    from sglang.srt.layers.moe import initialize_moe_config
+    from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
+    from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
+    from sglang.srt.layers.quantization.unquant import initialize_bf16_gemm_config
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.runtime_context import (
+        SpawnRanks,
+        get_device,
+        publish,
+        spawn_world_rank,
+    )
+    from sglang.srt.server_args import PortArgs
+
+    ports = PortArgs.init_new(arguments)
+    rank = spawn_world_rank(arguments, tp_rank=0, pp_rank=0)
+    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=0))
+    for initialize in (
+        initialize_moe_config,
+        initialize_fp8_gemm_config,
+        initialize_bf16_gemm_config,
+        initialize_fp4_gemm_config,
+    ):
+        initialize()
+    bootstrap.init_parallel_runtime(
+        server_args=arguments, device=get_device().device, dist_port=ports.nccl_port
+    )
+    bootstrap.init_layer_runtime(model_config=ModelConfig.from_server_args(arguments))
+    worker = TpModelWorker(server_args=arguments, gpu_id=0, nccl_port=ports.nccl_port)
+    runner = worker.model_runner
+    runner.alloc_memory_pool()
+    runner.init_attention_backends()
+    runner.init_cuda_graphs()
+    return worker
+
+
 _DEFAULTS: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "load_format": "dummy",
@@ -107,8 +114,9 @@ _DEFAULTS: dict[str, Any] = {
 def _finish_wrapped(model: torch.nn.Module) -> None:
     """Do what loading real weights ends with; SGLang leaves it out for dummy ones in a wrapper."""
     for module in model.children():
-        if getattr(module, "post_load_weights", None) is not None:
-            module.post_load_weights()
+        finish: Any = getattr(module, "post_load_weights", None)
+        if finish is not None:
+            finish()
 
 
 def randomize(model: torch.nn.Module, *, seed: int = 3) -> None:

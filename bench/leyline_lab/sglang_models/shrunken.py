@@ -106,7 +106,7 @@ def shrink(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(small.get(part), dict):
             small[part] = _text(small[part])
     if "text_config" in small:
-        small["vision_config"] = (small.get("vision_config") or {}) | _VISION
+        small["vision_config"] = (small.get("vision_config") or {}) | dict(_VISION)
     return _text(small) if "num_hidden_layers" in small else small
 
 

@@ -236,7 +236,7 @@ def _spelling(forward: Any, script: Iterator[int], sequence: Any) -> Any:
     """Return a forward whose logits spell ``script``, from the prompt's last position on."""
 
     def spelled(tokens: list[int], start: int, cache: Any) -> torch.Tensor:
-        logits = forward(tokens, start, cache)
+        logits: torch.Tensor = forward(tokens, start, cache)
         if start + len(tokens) < len(sequence.prompt):
             return logits
         wanted = torch.zeros_like(logits)

@@ -13,22 +13,20 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from leyline_engine.contract import Capability, ForgetCounts, Proof, TurnRecord
+from leyline_engine.contract import ForgetCounts, Proof, TurnRecord
 from leyline_engine.rotary.rotation import Pairing, Rotary
+from leyline_engine.server.channel import SilentSender
 
 LATENT, ROTARY, LAYERS = 4, 8, 2
 
 
-class Receipts:
+class Receipts(SilentSender):
     """A sender that keeps what it is given."""
 
     def __init__(self) -> None:
         self.records: dict[str, TurnRecord] = {}
         self.forgotten: dict[str, ForgetCounts] = {}
         self.proofs: dict[str, Proof] = {}
-
-    def announce(self, capability: Capability) -> None:
-        """Keep nothing."""
 
     def send(self, record: TurnRecord, scope: str = "") -> None:
         self.records[record.receipt.message_id] = record
@@ -38,9 +36,6 @@ class Receipts:
 
     def update_proof(self, message_id: str, proof: Proof) -> None:
         self.proofs[message_id] = proof
-
-    def close(self) -> None:
-        """Close nothing: nothing is held."""
 
 
 @dataclass
