@@ -72,7 +72,7 @@ nightly: tools sglang-setup vllm-setup clients-setup ## the tests that are too s
 	@HYPOTHESIS_PROFILE=nightly LANES=2 deploy/test.sh "nightly and not gpu"
 
 clients: clients-setup ## run real agents and SDKs, unmodified, against the proxy (8 GB; needs Node and Python 3.12)
-	@OMP_NUM_THREADS=1 $(BIN)/python bench/clients.py --json out/clients.json $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m leyline_lab clients --json out/clients.json $(ARGS)
 
 lint: setup ## ruff, mypy and import-linter, without the tests
 	@echo "── ruff"
@@ -104,14 +104,14 @@ docs: setup ## write docs/api anew from the code, and the documentation as a sit
 metrics-docs: setup ## write docs/metrics.md anew from the catalogues of metrics
 	@$(BIN)/python deploy/docs/metrics_page.py
 
-models-docs: setup ## write docs/models.md again from the verdicts of bench/models.py
+models-docs: setup ## write docs/models.md again from the measured verdicts
 	@$(BIN)/python deploy/docs/models_page.py
 
 chart-schema: setup ## write Leyline's settings into the Helm chart's values.schema.json anew
 	@$(BIN)/python deploy/helm/values_schema.py
 
 screenshots: tools ## write docs/live.png and docs/live-dark.png anew from a replayed session
-	@OMP_NUM_THREADS=1 $(BIN)/python bench/live_page.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m leyline_lab live-page
 
 wheel: setup ## wheels, sdists, SBOM, provenance and SHA256SUMS of the last commit into dist, the same bits each time
 	@rm -rf dist

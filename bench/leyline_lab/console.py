@@ -32,9 +32,10 @@ def reported(command: str, *also: type[Exception], status: int = 2) -> Iterator[
     from leyline_proxy.upstream.embedded import EngineUnavailable
 
     console = Console(stderr=True)
+    kinds: tuple[type[Exception], ...] = (LabError, EngineUnavailable, *also)
     try:
         yield console
-    except (LabError, EngineUnavailable, *also) as error:
+    except kinds as error:
         console.print(f"{command}: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(status) from error
 

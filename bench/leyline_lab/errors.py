@@ -7,10 +7,9 @@
     ├── AccountError       receipt, usage and prompt don't add up: a defect of the stack
     ├── EngineProcessError a server can't be started, or died; gives the end of its log
     ├── ServerAnswerError  a server refused or broke off; has its answer
-    ├── MissingExtraError  a library that only measuring needs isn't installed
     ├── TraceError         a file isn't a recording of sessions; names the line and the fault
-    ├── TokenizerError     a folder has no usable tokenizer and chat template
     ├── SubjectError       a model can't be loaded or measured; names it and the reason
+    │   ├── TokenizerError  a folder has no usable tokenizer and chat template
     │   └── NothingCopiedError  an engine copies nothing after an edit
     ├── JournalError       a journal can't be continued or written; names the file and the fix
     ├── UnknownTableError  there is no such table; lists those that exist
@@ -45,23 +44,16 @@ class ServerAnswerError(LabError):
     """A server that refused or broke off; the message has its answer."""
 
 
-class MissingExtraError(LabError):
-    """A missing library that only measuring needs."""
-
-    def __init__(self, library: str) -> None:
-        super().__init__(f"{library} is not installed; install it with: pip install {library}")
-
-
 class TraceError(LabError):
     """A file that isn't a recording of sessions; the message names the line and the fault."""
 
 
-class TokenizerError(LabError):
-    """A folder without a usable tokenizer and chat template; the message names what is missing."""
-
-
 class SubjectError(LabError):
     """A model that can't be loaded or measured; the message names it and the reason."""
+
+
+class TokenizerError(SubjectError):
+    """A folder without a usable tokenizer and chat template; the message names what is missing."""
 
 
 class NothingCopiedError(SubjectError):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import LabError, MissingExtraError
+from .errors import LabError
 
 INK = "#333333"
 # Okabe and Ito's palette: distinguishable with every common form of colour blindness.
@@ -15,16 +15,9 @@ PINK, RED, GREY = "#CC79A7", "#D55E00", "#999999"
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty matplotlib figure of so many inches, without a window.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib") from error
+    """Return an empty matplotlib figure of so many inches, without a window."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)

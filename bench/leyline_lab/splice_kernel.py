@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from .console import reported, write_json
+from .harness.report import show
+from .harness.statistics import median_interval
 from .options import JsonOut
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _compare(
                 seen.append(1e6 * seconds)
         if turn >= _WARM_UP:
             advance()
-    first, second, third = (_timing(seen) for seen in times)
+    first, second, third = (Timing(*median_interval(seen)) for seen in times)
     return first, second, third
 
 
@@ -207,16 +207,6 @@ def _timed(work: Callable[[], None], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started
-
-
-def _timing(times: list[float]) -> Timing:
-    """Median, and the order statistics that enclose the true one with 95 % (normal limit)."""
-    ordered, count = sorted(times), len(times)
-    spread = 0.98 * count**0.5  # 1.96 standard deviations of a Binomial(n, ½), halved
-    low = max(0, int(count / 2 - spread))
-    high = min(count - 1, int(count / 2 + spread))
-    median = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
-    return Timing(median, ordered[low], ordered[high])
 
 
 def _prefill_times(
@@ -276,26 +266,22 @@ def _extrapolate(seen: dict[int, float], length: int) -> float:
 
 
 def _print_table(results: dict[int, Result], title: str) -> None:
-    table = Table(
-        title=title, caption="medians [95 %]; ~ extrapolated; floor: the fastest copy of these rows"
-    )
-    for name in ("rows", "splice, ms", "copy, ms", "ratio", "floor, ms", "prefill", "gain"):
-        table.add_column(name, justify="right")
-    for length, result in results.items():
-        splice, copy = (
-            f"{median / 1e3:,.2f} [{low / 1e3:,.2f}, {high / 1e3:,.2f}]"
-            for median, (low, high) in (
-                (result.splice_us, result.splice_us_95),
-                (result.copy_us, result.copy_us_95),
-            )
-        )
-        table.add_row(
+    def interval(median: float, ends: tuple[float, float]) -> str:
+        low, high = ends
+        return f"{median / 1e3:,.2f} [{low / 1e3:,.2f}, {high / 1e3:,.2f}]"
+
+    rows = [
+        (
             f"{length:,}",
-            splice,
-            copy,
+            interval(result.splice_us, result.splice_us_95),
+            interval(result.copy_us, result.copy_us_95),
             f"{result.ratio_to_copy:.2f}",
             f"{result.floor_us / 1e3:,.2f}",
             f"{'' if result.prefill_measured else '~'}{result.prefill_us / 1e6:,.2f} s",
             f"{result.prefill_us / result.splice_us:,.0f}",
         )
-    Console().print(table)
+        for length, result in results.items()
+    ]
+    columns = ("rows", "splice, ms", "copy, ms", "ratio", "floor, ms", "prefill", "gain")
+    caption = "medians [95 %]; ~ extrapolated; floor: the fastest copy of these rows"
+    show(columns, rows, title=title, caption=caption, words=0)

@@ -1,7 +1,7 @@
 """Writes docs/models.md: the models and recipes of SGLang's cookbook, and which of them splice.
 
-The models' verdicts are measured (``bench/models.py``); a recipe's is that of the plugin's own rule
-for a server's settings.
+The models' verdicts are measured (``python -m leyline_lab models``); a recipe's is that of the
+plugin's own rule for a server's settings.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _MIN_COPY = 32
 """Minimum length of copies, in tokens; a shorter prefill costs less than a launch."""
 STAGE_COST_VARIABLE = "LEYLINE_STAGE_COST_TOKENS"
 _STAGE_COST = 64
-"""Tokens whose prefill takes as long as one more forward; ``bench/stage_cost.py`` measures it."""
+"""Tokens whose prefill takes as long as one more forward: ``leyline_lab stage-cost``."""
 
 
 def copy_limits(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:

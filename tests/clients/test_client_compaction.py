@@ -10,11 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_agents import clients
-from client_cases import TASK, Client
-from client_stack import Place, Stack, client_stack, run_client
-from support.engine_http import engine_tokenizer
-from support.scripted_model import SCRIPTED, Call, ModelTurn, Prompt, Reply, Script, build_scripted
+
+from leyline_lab.clients.agents import clients
+from leyline_lab.clients.cases import TASK, Client
+from leyline_lab.clients.stack import Place, Stack, client_stack, run_client
+from leyline_lab.stand_ins.scripted_model import (
+    SCRIPTED,
+    Call,
+    ModelTurn,
+    Prompt,
+    Reply,
+    Script,
+    build_scripted,
+)
+from leyline_lab.stand_ins.serving import engine_tokenizer
 
 pytestmark = pytest.mark.nightly
 

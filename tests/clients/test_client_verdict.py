@@ -6,10 +6,12 @@ from array import array
 from pathlib import Path
 
 import pytest
-from client_cases import TASK, libraries
-from client_stack import KEY, client_stack, run_client
-from client_verdict import cache_problems, edit_problems, judge, session_problems
-from support.scripted_model import (
+
+from leyline_engine.contract import Receipt, TokenCounts
+from leyline_lab.clients.cases import TASK, libraries
+from leyline_lab.clients.stack import KEY, client_stack, run_client
+from leyline_lab.clients.verdict import cache_problems, edit_problems, judge, session_problems
+from leyline_lab.stand_ins.scripted_model import (
     Call,
     ModelTurn,
     Prompt,
@@ -18,8 +20,6 @@ from support.scripted_model import (
     follow,
     follow_marks,
 )
-
-from leyline_engine.contract import Receipt, TokenCounts
 
 
 def turn(prompt: range, cached: int, session: str = "s", name: str = "m") -> ModelTurn:

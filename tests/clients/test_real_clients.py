@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from client_agents import clients
-from client_cases import Client, play
-from support.scripted_model import build_scripted
+
+from leyline_lab.clients.agents import clients
+from leyline_lab.clients.cases import Client, play
+from leyline_lab.stand_ins.scripted_model import build_scripted
 
 CLIENTS = clients()
 

@@ -8,10 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.engine_http import engine_tokenizer
-from support.scripted_model import Prompt, Reply, Script, ScriptedModel, scripted_model
-from support.stack import serving
-
+from leyline_lab.stand_ins.scripted_model import (
+    Prompt,
+    Reply,
+    Script,
+    ScriptedModel,
+    scripted_model,
+)
+from leyline_lab.stand_ins.serving import engine_tokenizer, serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 

@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from support.scripted_model import SCRIPTED, Call, Prompt, Reply, ScriptedModel, scripted_model
-from support.stack import serving
 
+from leyline_lab.stand_ins.scripted_model import (
+    SCRIPTED,
+    Call,
+    Prompt,
+    Reply,
+    ScriptedModel,
+    scripted_model,
+)
+from leyline_lab.stand_ins.serving import serving
 from leyline_policies.stubs import ADDRESS
 from leyline_proxy.http.app import create_app
 from leyline_proxy.model.asides import RECALL_TOOL

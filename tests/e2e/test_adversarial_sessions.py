@@ -17,8 +17,9 @@ from typing import Any
 
 import httpx
 import pytest
-from support.random_models import RandomKind, build_random
 from support.stack import embedded_stack
+
+from leyline_lab.stand_ins.random_models import RandomKind, build_random
 
 CHAT = "/v1/chat/completions"
 Conversation = list[dict[str, Any]]

@@ -9,7 +9,8 @@ from typing import Any
 import anthropic
 import pytest
 from compaction_kit import ANSWER, LISTING, SUMMARY, compacting_stack, prompts
-from support.scripted_model import SCRIPTED, ScriptedModel, build_scripted
+
+from leyline_lab.stand_ins.scripted_model import SCRIPTED, ScriptedModel, build_scripted
 
 TENANTS = {name: {"api_keys": [f"key-of-{name}"]} for name in ("red", "blue")}
 RULES = "You are an agent that looks into folders."

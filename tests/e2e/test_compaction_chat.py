@@ -10,7 +10,8 @@ import httpx
 import openai
 import pytest
 from compaction_kit import ANSWER, SUMMARY, SYSTEM, TASK, chat, compacting_stack, prompts
-from support.scripted_model import SCRIPTED, ScriptedModel, build_scripted
+
+from leyline_lab.stand_ins.scripted_model import SCRIPTED, ScriptedModel, build_scripted
 
 Stack = tuple[openai.OpenAI, ScriptedModel]
 

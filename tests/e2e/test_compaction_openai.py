@@ -22,7 +22,8 @@ from compaction_kit import (
 )
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-from support.scripted_model import (
+
+from leyline_lab.stand_ins.scripted_model import (
     SCRIPTED,
     Prompt,
     Reply,
@@ -31,8 +32,7 @@ from support.scripted_model import (
     build_scripted,
     scripted_model,
 )
-from support.stack import serving
-
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 

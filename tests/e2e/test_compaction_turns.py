@@ -11,7 +11,8 @@ import httpx
 import pytest
 from support.bust_accounts import causes, check
 from support.repair_talks import SUMMARY, SYSTEM, TOOLS, words
-from support.scripted_model import (
+
+from leyline_lab.stand_ins.scripted_model import (
     SCRIPTED,
     Prompt,
     Reply,
@@ -19,8 +20,7 @@ from support.scripted_model import (
     build_scripted,
     scripted_model,
 )
-from support.stack import serving
-
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 

@@ -18,10 +18,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 from support.agent_history import agent_history
-from support.engine_http import check_clean
 from support.engine_memory import held, holds_text, learn_words
-from support.stack import embedded_stack, serving
+from support.stack import embedded_stack
 
+from leyline_lab.stand_ins.serving import check_clean, serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine

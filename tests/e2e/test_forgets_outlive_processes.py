@@ -16,9 +16,10 @@ import msgspec
 import pytest
 from support.fake_engine import CAPABILITY, MODEL, Answer, FakeEngine, forgotten
 from support.redis_server import redis_server
-from support.stack import serving
 from support.waiting import wait
 from support.worker_fleet import Fleet, alive, fleet
+
+from leyline_lab.stand_ins.serving import serving
 
 CHAT = "/v1/chat/completions"
 SESSION = {"x-leyline-session": "s"}

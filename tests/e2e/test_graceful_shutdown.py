@@ -19,7 +19,8 @@ import httpx
 import pytest
 from support.fake_engine import DONE, MODEL, Answer, FakeEngine, chat_stream
 from support.redis_server import free_port
-from support.stack import serving
+
+from leyline_lab.stand_ins.serving import serving
 
 CHAT = "/v1/chat/completions"
 REQUEST = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "Hi."}]}

@@ -22,11 +22,11 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 from support.provider import AUDIENCE, provider
 from support.redis_server import RedisServer, free_port
-from support.stack import serving
 
 from leyline_lab.demo import DEFAULT_POLICY
 from leyline_lab.demo.run import shipped_trace
 from leyline_lab.replay.driver import ChatDriver
+from leyline_lab.stand_ins.serving import serving
 from leyline_lab.traces.recordings import TraceRequest
 from leyline_proxy.upstream.embedded import create_embedded_engine
 

@@ -20,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 from support.fake_engine import CAPABILITY, JSON, MODEL, Answer, FakeEngine
 from support.loop_holds import Hold, LoopHolds, watched_proxy
 from support.redis_server import redis_server
-from support.stack import serving
 from transformers import AutoTokenizer
 
 from leyline_engine.contract import RENDERER_PATH, TOKENIZE_PATH
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.render import ChatRenderer
 from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 from leyline_replay.text.chat import PromptEncoder

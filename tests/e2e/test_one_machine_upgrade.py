@@ -18,9 +18,9 @@ import pytest
 import yaml
 from support.agent_history import agent_history
 from support.redis_server import RedisServer, free_port
-from support.stack import serving
 from support.waiting import wait
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.audit.chain import AuditKey
 from leyline_proxy.audit.reading import find_logs, verify
 from leyline_proxy.upstream.embedded import create_embedded_engine

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 from compaction_kit import prompts
-from support.engine_http import engine_tokenizer
 from support.repair_talks import SUMMARY, SYSTEM, TOOLS, words
-from support.scripted_model import (
+
+from leyline_lab.stand_ins.scripted_model import (
     SCRIPTED,
     Prompt,
     Reply,
@@ -21,8 +21,7 @@ from support.scripted_model import (
     build_scripted,
     scripted_model,
 )
-from support.stack import serving
-
+from leyline_lab.stand_ins.serving import engine_tokenizer, serving
 from leyline_policies.builtin.summarize import HEADING, TASK
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings

@@ -12,8 +12,9 @@ import openai
 import pytest
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
-from support.stack import embedded_stack, serving
+from support.stack import embedded_stack
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine

@@ -14,11 +14,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from support.agent_history import agent_history
-from support.engine_http import check_clean
-from support.random_models import RandomKind, build_random
-from support.stack import serving
 from typer.testing import CliRunner, Result
 
+from leyline_lab.stand_ins.random_models import RandomKind, build_random
+from leyline_lab.stand_ins.serving import check_clean, serving
 from leyline_proxy.audit.chain import AuditKey
 from leyline_proxy.audit.proofs import is_signed
 from leyline_proxy.cli.main import build_app

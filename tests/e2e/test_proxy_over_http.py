@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import httpx
 import openai
-from support.stack import serving
 from test_openai_sdk import POLICY, ask, conversation, wait_for
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine

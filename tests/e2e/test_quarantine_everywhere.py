@@ -14,12 +14,11 @@ import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from support.agent_history import agent_history
-from support.engine_http import check_clean
 from support.engine_memory import holds_text, learn_words
 from support.redis_server import RedisServer, redis_server
-from support.stack import serving
 from typer.testing import CliRunner
 
+from leyline_lab.stand_ins.serving import check_clean, serving
 from leyline_proxy.cli.main import build_app
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings

@@ -23,8 +23,8 @@ from recall_kit import (
     stack,
     warmed,
 )
-from support.scripted_model import SCRIPTED, Prompt, Reply, build_scripted
 
+from leyline_lab.stand_ins.scripted_model import SCRIPTED, Prompt, Reply, build_scripted
 from leyline_policies.stubs import address_of
 
 Messages = list[dict[str, Any]]

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from recall_kit import LISTING, OTHER, POLICY, TOOLS, Script, asks_once, history, stack
-from support.scripted_model import SCRIPTED, Call, Prompt, Reply, build_scripted
 from support.waiting import wait
 
+from leyline_lab.stand_ins.scripted_model import SCRIPTED, Call, Prompt, Reply, build_scripted
 from leyline_policies.stubs import address_of
 from leyline_proxy.model.asides import RECALL_TOOL
 

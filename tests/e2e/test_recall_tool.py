@@ -23,8 +23,8 @@ from recall_kit import (
     stack,
     warmed,
 )
-from support.scripted_model import SCRIPTED, Call, Prompt, Reply, build_scripted
 
+from leyline_lab.stand_ins.scripted_model import SCRIPTED, Call, Prompt, Reply, build_scripted
 from leyline_policies.stubs import ADDRESS, address_of
 from leyline_proxy.model.asides import RECALL_TOOL
 

@@ -21,10 +21,9 @@ from typing import Any
 
 import httpx
 import pytest
-from support.engine_http import check_clean
 from support.redis_server import RedisServer, free_port
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import check_clean, serving
 from leyline_proxy.upstream.embedded import create_embedded_engine
 
 CHAT = "/v1/chat/completions"

@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from support.router import TRUNCATE, Fleet, Proxy, conversation, fleet
-from support.stack import serving
 from support.switching_router import KEPT, SwitchingRouter
 
+from leyline_lab.stand_ins.router import TRUNCATE, Fleet, Proxy, conversation, fleet
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.upstream.embedded import create_embedded_engine
 from leyline_proxy.upstream.rendezvous import ranked
 

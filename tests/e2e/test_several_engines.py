@@ -13,10 +13,9 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from support.agent_history import agent_history
-from support.engine_http import check_clean
 from support.engine_memory import holds_text, learn_words
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import check_clean, serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.router import TRUNCATE, Fleet, Reuse, fleet, measure, router
+
+from leyline_lab.stand_ins.router import TRUNCATE, Fleet, Reuse, fleet, measure, router
 
 TURNS = 4
 POINT = 0.01

@@ -11,15 +11,15 @@ import httpx
 import pytest
 from support.bust_accounts import check
 from support.repair_talks import SUMMARY, TOOLS, words
-from support.scripted_model import (
+
+from leyline_lab.stand_ins.scripted_model import (
     SCRIPTED,
     Prompt,
     Reply,
     build_scripted,
     scripted_model,
 )
-from support.stack import serving
-
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 

@@ -16,9 +16,9 @@ import pytest
 from support.agent_history import agent_history
 from support.certificates import Authority, Pair
 from support.redis_server import free_port
-from support.stack import serving
 from support.worker_fleet import LEYLINE, Fleet, fleet
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.upstream.embedded import create_embedded_engine
 
 ADMIN_KEY = "admin-key-of-the-tests"

@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 import pytest
 from support.fake_engine import MODEL, FakeEngine
-from support.stack import serving
 from support.tracing import Collector, collector
+
+from leyline_lab.stand_ins.serving import serving
 
 LEYLINE = str(Path(sys.executable).parent / "leyline")
 PATIENCE_S = 30.0

@@ -16,9 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 from support.fake_engine import DONE, MODEL, FakeEngine, chat_stream
-from support.stack import serving
 from support.waiting import wait
 from support.worker_fleet import LEYLINE, Fleet, alive, fleet
+
+from leyline_lab.stand_ins.serving import serving
 
 CHAT = "/v1/chat/completions"
 REQUEST = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "Hi."}]}

@@ -16,8 +16,8 @@ import httpx
 import pytest
 from support.agent_history import agent_history
 from support.redis_server import RedisServer, program, redis_server
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from support.bench_scripts import bench
 from support.builtin_specs import CASES, RECALLABLE, SPECS, recallable
 from support.examples import is_nightly
 from support.parts import check_parts
 
 from leyline_engine.contract import ChatDialect
+from leyline_lab.harness.markdown import put_into, shown
+from leyline_lab.policy_tables import quotes, reclaimed
 from leyline_lab.traces.recordings import RecordedSession, TraceRequest, read_trace
 from leyline_policies import Memo, Message, load_pipeline
 from leyline_policies.builtin import BUILTINS
@@ -271,19 +271,9 @@ def test_specs_name_every_policy() -> None:
     assert SPECS.keys() == BUILTINS.keys()
 
 
-def quotes() -> ModuleType:
-    """The script that writes the table of quotes, which takes settings from the other one."""
-    return bench("policy_quotes", "policy_table")
-
-
 def shown_figures() -> dict[str, dict[str, str]]:
     """The cells of the documented table, by row and column."""
-    table = (
-        DOCUMENT.read_text("utf-8")
-        .partition(bench("policy_table").BEGIN)[2]
-        .strip()
-        .partition("\n\n")[0]
-    )
+    table = shown(DOCUMENT.read_text("utf-8"), reclaimed.BEGIN).strip().partition("\n\n")[0]
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
     head, _, *rows = lines
     return {cells[0].strip("`"): dict(zip(head, cells, strict=True)) for cells in rows}
@@ -292,24 +282,22 @@ def shown_figures() -> dict[str, dict[str, str]]:
 @pytest.mark.parametrize("file", ["sessions_swe_agent", "edited_openhands_sdk"])
 def test_documented_figures_are_what_the_recordings_give(file: str, traces_dir: Path) -> None:
     """The table of reclaimed tokens holds, for two of its files; the rest is checked at night."""
-    shown, path = shown_figures(), traces_dir / f"{file}.jsonl.gz"
-    trace, column = read_trace(path), bench("policy_table").column(path)
-    assert shown["unedited"][column] == f"{bench('policy_table').unedited(trace):,}"
+    figures, path = shown_figures(), traces_dir / f"{file}.jsonl.gz"
+    trace, column = read_trace(path), reclaimed.column(path)
+    assert figures["unedited"][column] == f"{reclaimed.unedited(trace):,}"
     for name in BUILTINS:
-        figure = bench("policy_table").reclaimed(name, trace)
-        cell = shown.get(name, {}).get(column, bench("policy_table").NOTHING)
-        assert cell == (f"{figure:,}" if figure else bench("policy_table").NOTHING), name
+        figure = reclaimed.reclaimed(name, trace)
+        cell = figures.get(name, {}).get(column, reclaimed.NOTHING)
+        assert cell == (f"{figure:,}" if figure else reclaimed.NOTHING), name
 
 
 @pytest.mark.nightly
 def test_documented_table_is_what_the_script_writes(traces_dir: Path) -> None:
     """Running the documented command changes nothing."""
     paths = [path for kind in KINDS for path in sorted(traces_dir.glob(f"{kind}_*.jsonl.gz"))]
-    text = bench("policy_table").table(
-        {bench("policy_table").column(path): read_trace(path) for path in paths}
-    )
+    text = reclaimed.table({reclaimed.column(path): read_trace(path) for path in paths})
     document = DOCUMENT.read_text("utf-8")
-    assert bench("policy_table").put_into(document, text) == document
+    assert put_into(document, text, reclaimed.BEGIN) == document
 
 
 @pytest.mark.parametrize(
@@ -318,14 +306,10 @@ def test_documented_table_is_what_the_script_writes(traces_dir: Path) -> None:
 )
 def test_documented_quotes_are_what_the_recordings_give(name: str, traces_dir: Path) -> None:
     """A row of the table of quotes holds; policies that evict nothing or forget have none."""
-    shown = (
-        DOCUMENT.read_text("utf-8")
-        .partition(quotes().BEGIN)[2]
-        .partition(bench("policy_table").END)[0]
-    )
-    lines = [line for line in shown.splitlines() if line.startswith(f"| `{name}` ")]
-    if name not in quotes().recallable_names():
+    table = shown(DOCUMENT.read_text("utf-8"), quotes.BEGIN)
+    lines = [line for line in table.splitlines() if line.startswith(f"| `{name}` ")]
+    if name not in quotes.recallable_names():
         assert not lines
         return
-    found = quotes().measured(name, quotes().recorded(traces_dir))
-    assert lines == ([quotes().row(name, found)] if found.chars else [])
+    found = quotes.measured(name, quotes.recorded(traces_dir))
+    assert lines == ([quotes.row(name, found)] if found.chars else [])

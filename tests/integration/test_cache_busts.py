@@ -14,9 +14,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.agent_history import agent_history
-from support.engine_http import check_clean
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import check_clean, serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine

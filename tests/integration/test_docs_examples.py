@@ -13,10 +13,10 @@ import pytest
 from _pytest.mark import ParameterSet
 from support.doc_examples import MODEL, NOT_RUN, Done, Examples
 from support.redis_server import redis_server
-from support.stack import serving
 from sybil import Document
 from sybil.parsers.markdown import SkipParser
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine

@@ -20,10 +20,10 @@ from support.altered import Altered
 from support.certificates import Authority
 from support.fake_engine import FakeEngine
 from support.redis_server import RedisServer, free_port, redis_cluster, redis_server
-from support.stack import serving
 from typer.testing import CliRunner
 
 from leyline_engine.contract import RENDERER_PATH
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.cli import build_app
 from leyline_proxy.doctor.findings import Status
 from leyline_proxy.doctor.stores import StoreNeeds, examine_store

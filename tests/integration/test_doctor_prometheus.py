@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.fake_engine import FakeEngine
 from support.prometheus import eventually, prometheus
-from support.stack import serving
 from typer.testing import CliRunner
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.cli import build_app
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings

@@ -14,8 +14,9 @@ from typing import Any
 import openai
 import pytest
 from support.fake_engine import DONE, MODEL, Answer, FakeEngine, chat_json, chunk
-from support.stack import embedded_stack, serving
+from support.stack import embedded_stack
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 

@@ -22,8 +22,8 @@ from schemathesis.checks import (
 from schemathesis.core.failures import FailureGroup
 from support.claims_engine import ClaimsEngine
 from support.examples import is_nightly
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 

@@ -21,9 +21,9 @@ from support.fake_engine import (
     proxy_before,
     tool_session,
 )
-from support.stack import serving
 
 from leyline_engine.contract import CAPABILITY_PATH, RENDERER_PATH
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.metrics import Metrics

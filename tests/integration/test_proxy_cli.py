@@ -21,10 +21,10 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 from support.fake_engine import CAPABILITY, FakeEngine
-from support.stack import serving
 from typer.testing import CliRunner
 
 from leyline_engine.contract import Plugin, Refusal
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.cli import build_app
 from leyline_proxy.upstream import embedded
 

@@ -10,10 +10,9 @@ import anthropic
 import openai
 import pytest
 from starlette.applications import Starlette
-from support.engine_http import check_clean, engine_tokenizer
-from support.random_models import RandomKind, build_random
-from support.stack import serving
 
+from leyline_lab.stand_ins.random_models import RandomKind, build_random
+from leyline_lab.stand_ins.serving import check_clean, engine_tokenizer, serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_replay.factory import create_engine_app

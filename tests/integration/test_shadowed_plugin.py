@@ -12,8 +12,9 @@ import httpx
 import pytest
 from support.fake_engine import MODEL, FakeEngine
 from support.redis_server import free_port
-from support.stack import serving
 from support.waiting import wait
+
+from leyline_lab.stand_ins.serving import serving
 
 LEYLINE = str(Path(sys.executable).parent / "leyline")
 TALK = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 from redis import Redis
 from support.redis_server import RedisServer, free_port
-from support.stack import serving
 from support.waiting import wait
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.upstream.embedded import create_embedded_engine
 
 LEYLINE = str(Path(sys.executable).parent / "leyline")

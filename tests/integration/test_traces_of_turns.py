@@ -12,10 +12,9 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.trace import SpanKind, format_span_id, format_trace_id
-from support.engine_http import check_clean
-from support.stack import serving
 from support.tracing import Recorder, duration_s, events
 
+from leyline_lab.stand_ins.serving import check_clean, serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine

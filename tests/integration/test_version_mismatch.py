@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from support.fake_engine import CAPABILITY, MODEL, FakeEngine, tool_session
-from support.stack import serving
 
 from leyline_engine.contract import CAPABILITY_PATH, Plugin, this_plugin
 from leyline_lab.errors import ServerAnswerError, SubjectError
 from leyline_lab.evaluation.endpoint import EngineEndpoint
 from leyline_lab.outside.endpoint import ask_engine
-from leyline_lab.three_arm.generate import GenerateClient
+from leyline_lab.stand_ins.serving import serving
+from leyline_lab.three_arm.clients import GenerateClient
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine

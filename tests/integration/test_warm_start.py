@@ -17,13 +17,14 @@ from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 from support.agent_history import agent_history
-from support.engine_http import check_clean, client_of
+from support.engine_http import client_of
 from support.engine_memory import holds_text
 from support.redis_server import redis_server
 from support.waiting import until
 from tokenizers import Tokenizer
 
 from leyline_engine.contract import RENDERER_PATH
+from leyline_lab.stand_ins.serving import check_clean
 from leyline_proxy.http.admin import create_admin_app
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings

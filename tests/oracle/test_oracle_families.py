@@ -14,8 +14,9 @@ from oracle_cases import single_edit_case
 from oracle_check import BOUND, CONTROL_FACTOR, check_receipt, play
 from oracle_engine import start_engine
 from oracle_models import OracleModel, randomized
-from support.shrunken import small_config
 from transformers import AutoConfig, PreTrainedConfig
+
+from leyline_lab.sglang_models.shrunken import small_config
 
 SHIFTS = ((1, -64), (2, 17))
 FAMILIES = (

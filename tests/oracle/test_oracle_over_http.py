@@ -24,11 +24,11 @@ from oracle_check import BOUND, CONTROL_FACTOR
 from oracle_models import OracleModel
 from oracle_reference import SINK, Fresh, Keep, LongWay, Piece, Remembered, long_way_round
 from starlette.types import ASGIApp
-from support.random_models import build_random
-from support.stack import serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leyline_lab.engines.stack import PromptTap
+from leyline_lab.stand_ins.random_models import build_random
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine

@@ -54,16 +54,16 @@ NOT_RUN: Mapping[str, str] = {
     "pip": "would install",
     "npm": "would install",
     "make": "is what runs this test, or takes minutes",
-    "aider": "an agent; bench/clients.py runs it",
-    "claude": "an agent; bench/clients.py runs it",
-    "cline": "an agent; bench/clients.py runs it",
-    "cn": "an agent; bench/clients.py runs it",
-    "codex": "an agent; bench/clients.py runs it",
-    "copilot": "an agent; bench/clients.py runs it",
-    "mini": "an agent; bench/clients.py runs it",
-    "opencode": "an agent; bench/clients.py runs it",
-    "pi": "an agent; bench/clients.py runs it",
-    "qwen": "an agent; bench/clients.py runs it",
+    "aider": "an agent; the laboratory runs it",
+    "claude": "an agent; the laboratory runs it",
+    "cline": "an agent; the laboratory runs it",
+    "cn": "an agent; the laboratory runs it",
+    "codex": "an agent; the laboratory runs it",
+    "copilot": "an agent; the laboratory runs it",
+    "mini": "an agent; the laboratory runs it",
+    "opencode": "an agent; the laboratory runs it",
+    "pi": "an agent; the laboratory runs it",
+    "qwen": "an agent; the laboratory runs it",
 }
 """Programs that examples name and tests don't run, and why. All else in a block is run."""
 
@@ -81,7 +81,7 @@ NOT_INSTALLED = frozenset(
         "strands",
     }
 )
-"""Libraries whose examples are only compiled: bench/clients.py brings and runs them."""
+"""Libraries whose examples are only compiled: the laboratory brings and runs them."""
 
 _PREAMBLE = r"""
 set -euo pipefail

@@ -16,24 +16,14 @@ from msgspec import to_builtins
 from starlette.applications import Starlette
 from support.waiting import until
 
-from leyline_engine.contract import (
-    EditPayload,
-    edit_envelope,
-)
+from leyline_engine.contract import EditPayload, edit_envelope
+from leyline_lab.stand_ins.serving import engine_tokenizer
 
 POOL = 16_384
 MESSAGES = [
     {"role": "system", "content": "You are terse."},
     {"role": "user", "content": "Count to three."},
 ]
-
-
-def check_clean(app: Starlette) -> None:
-    """Nothing runs any more, every slot is accounted for, nothing failed."""
-    engine = app.state.service._engine
-    engine.check_integrity()
-    assert engine.stats().in_flight == 0
-    assert app.state.service.failure is None
 
 
 def client_of(app: Starlette) -> httpx.AsyncClient:
@@ -124,8 +114,3 @@ def script_answer(app: Starlette, monkeypatch: pytest.MonkeyPatch, text: str) ->
         return sequence
 
     monkeypatch.setattr(engine, "admit", admit)
-
-
-def engine_tokenizer(app: Starlette) -> Any:
-    """The tokenizer that an application uses."""
-    return app.state.service._decode.__self__._tokenizer

@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 from support.certificates import Authority
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_policies.recall import address_of
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings

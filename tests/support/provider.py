@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
-from support.stack import serving
+
+from leyline_lab.stand_ins.serving import serving
 
 AUDIENCE = "leyline"
 

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from support.stack import serving
-
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir

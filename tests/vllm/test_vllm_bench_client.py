@@ -11,8 +11,7 @@ from vllm_server import API_KEY, VllmServer
 
 from leyline_engine.contract import EditPayload
 from leyline_lab.errors import ServerAnswerError
-from leyline_lab.three_arm.client import TOP
-from leyline_lab.three_arm.completions import CompletionsClient
+from leyline_lab.three_arm.clients import TOP, CompletionsClient
 
 T = TypeVar("T")
 PROMPT = list(range(100, 180))

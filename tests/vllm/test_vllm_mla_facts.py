@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from support.random_models import RandomKind, build_model, build_random, random_config
 from vllm_engine import engine, layers_of, runner_of
 
 from leyline_engine.rotary.tables import rotary_modules
 from leyline_engine.vllm.facts.layouts import flat_storage
 from leyline_engine.vllm.facts.setup import read_setup
 from leyline_engine.vllm.facts.worker_facts import read_worker_facts
+from leyline_lab.stand_ins.random_models import RandomKind, build_model, build_random, random_config
 
 WIDTHS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 64}
 """Those of DeepSeek's models: vLLM's back ends take no others."""

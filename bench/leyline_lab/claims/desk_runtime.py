@@ -1,4 +1,4 @@
-"""The litmus suite's runtime on engines whose scheduler is driven by hand: SGLang and vLLM.
+"""The litmus suite's runtime on engines that are driven by hand, one request at a time.
 
 What a case asks of them becomes prompts and envelopes; each engine's own runtime runs those.
 """
@@ -11,6 +11,7 @@ from array import array
 
 from leyline_engine.claims.book import ClaimBook
 from leyline_engine.claims.events import Run
+from leyline_engine.claims.keeper import ClaimKeeper
 from leyline_engine.contract import (
     Claim,
     ClaimRefusal,
@@ -20,7 +21,6 @@ from leyline_engine.contract import (
     token_array,
 )
 from leyline_engine.records.sources import SourceRegistry, SourceTurn
-from leyline_engine.server.claim_desk import ClaimDesk
 from leyline_lab.claims.litmus import session_of
 from leyline_lab.claims.micro import Request
 
@@ -29,17 +29,17 @@ TENANT = "a"
 
 
 class DeskRuntime(ABC):
-    """An engine with a desk of claims as a :class:`leyline_lab.claims.litmus.Runtime`.
+    """An engine with a keeper of claims as a :class:`leyline_lab.claims.litmus.Runtime`.
 
     Args:
-        desk: the claims of its scheduler.
+        keeper: of its claims.
         registry: its retained turns.
         unit: tokens per page of a case.
     """
 
-    def __init__(self, desk: ClaimDesk, registry: SourceRegistry, unit: int) -> None:
+    def __init__(self, keeper: ClaimKeeper, registry: SourceRegistry, unit: int) -> None:
         self.unit = unit
-        self._desk = desk
+        self._keeper = keeper
         self._registry = registry
 
     @abstractmethod
@@ -55,7 +55,7 @@ class DeskRuntime(ABC):
     @property
     def book(self) -> ClaimBook:
         """The book of claims."""
-        return self._desk.keeper.book
+        return self._keeper.book
 
     def serve(self, request: Request) -> ClaimRefusal | None:
         """Run a request to its end, or return why it can't run before a claim ends."""
@@ -93,19 +93,19 @@ class DeskRuntime(ABC):
 
     def claim(self, claim: Claim) -> None:
         """Take a claim; see :class:`leyline_lab.claims.litmus.Runtime`."""
-        self._desk.keeper.submit(claim)
+        self._keeper.submit(claim)
 
     def release(self, tenant: str, claim: str) -> None:
         """End a claim; see :class:`leyline_lab.claims.litmus.Runtime`."""
-        self._desk.keeper.release(tenant, claim)
+        self._keeper.release(tenant, claim)
 
     def demote(self, tenant: str, claim: str) -> None:
         """Give up a claim's locks; see :class:`leyline_lab.claims.litmus.Runtime`."""
-        self._desk.keeper.demote(tenant, claim)
+        self._keeper.demote(tenant, claim)
 
     def tick(self, order: int, now_ms: int) -> None:
         """Take the clock's next message; see :class:`leyline_lab.claims.litmus.Runtime`."""
-        self._desk.keeper.tick(order, now_ms)
+        self._keeper.tick(order, now_ms)
 
 
 def _tokens_of(source: str, count: int) -> array[int]:

@@ -105,7 +105,9 @@ class WatchedClaims(EngineClaims):
         named = keeper.names.name(source, path.tolist())
         runs = without(named, before)
         self._own(request, -count(runs) * self._page)
-        keeper.ledger.append(Retained(request=request, runs=runs, path=named, free=self._free()))
+        if runs:
+            retained = Retained(request=request, runs=runs, path=named, free=self._free())
+            keeper.ledger.append(retained)
         if spare:
             pages = -self._own(request, -spare)
             freed = Freed(request=request, pages=pages, free=self._free(), ended=False)

@@ -106,7 +106,7 @@ class SglangRuntime(DeskRuntime):
             ledger=EventLedger(sink=sink),
             watched=True,
         )
-        super().__init__(desk, self._engine.registry, unit)
+        super().__init__(desk.keeper, self._engine.registry, unit)
         self._engine.claims = desk
         scheduler.tree_cache.shelf = desk.shelf
         self._watch = Watch(scheduler.tree_cache, desk.keeper, desk.shelf)

@@ -106,7 +106,7 @@ class VllmRuntime(DeskRuntime):
         unit = unit_of(page)
         self._core = core
         self._engine = _begin(core, usable * unit // page, EventLedger(sink=sink))
-        super().__init__(self._engine.claims, self._engine.registry, unit)
+        super().__init__(self._engine.claims.keeper, self._engine.registry, unit)
 
     def run(
         self, request: Request, prompt: array[int], payload: EditPayload, max_new_tokens: int

@@ -140,10 +140,9 @@ def _check(engine: str, json_out: Path, html: Path | None) -> None:
 
     Raises:
         LabError: an engine that can't be evaluated, or a folder in place of a file.
-        MissingExtraError: matplotlib isn't installed, and the report needs it.
         OSError: there can be no such file.
     """
-    from ..evaluation.addresses import is_address
+    from ..evaluation.opening import is_address
 
     if engine not in ("replay", "sglang") and not is_address(engine):
         shown = engine.rpartition("@")[2].partition("?")[0]
@@ -155,12 +154,9 @@ def _check(engine: str, json_out: Path, html: Path | None) -> None:
         if path is not None and path.is_dir():
             raise LabError(f"{path} is a folder: give the name of a file")
     if html is not None:
-        from ..pictures import new_figure
-
         if html.resolve() == json_out.resolve():
             raise LabError("--json and --html name the same file")
         html.parent.mkdir(parents=True, exist_ok=True)
-        new_figure(1, 1)
 
 
 def _run(

@@ -90,8 +90,7 @@ def try_policies(
     """
     from rich.console import Console
 
-    from leyline_lab.policy_trial.plot import draw_trial
-    from leyline_lab.policy_trial.table import print_trial
+    from leyline_lab.policy_trial.report import draw_trial, print_trial
     from leyline_lab.policy_trial.trial import TrialOptions
     from leyline_lab.traces.conversations import read_files
     from leyline_policies import PolicyError, load_pipeline

@@ -100,9 +100,8 @@ def roi(
 
     from leyline_policies import PolicyError
 
-    from ..roi.plot import draw_roi
+    from ..roi.report import draw_roi, print_notes, print_roi
     from ..roi.results import RoiReport, RoiSettings
-    from ..roi.table import print_notes, print_roi
     from ..traces.conversations import read_conversations
 
     rules = parse_rules(undeclared or ())

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 import tempfile
-import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from importlib.util import find_spec
-from queue import Empty, SimpleQueue
-from typing import IO
+from pathlib import Path
 
 from leyline_proxy.installing import pip_install
 
-from ..errors import LabError, StackError
+from ..engines.serve import serving
+from ..errors import LabError
 from ..replay.arms import Progress, check_same_prompts, run_sessions
 from ..replay.driver import ChatDriver
 from ..replay.results import Arm, ArmRun
@@ -27,8 +24,6 @@ from .recall import RecallAnswer, ask_all
 
 START_S = 600.0
 """Longest wait for ``leyline serve``, which may have a model to download."""
-STOP_S = 20.0
-_BASE_URL = re.compile(r"base_url\s+(http://\S+)")
 
 
 def shipped_trace() -> Trace:
@@ -101,29 +96,13 @@ def served(flags: Sequence[str]) -> Iterator[str]:
     """Run ``leyline serve`` with these flags on a free port, and yield its base URL.
 
     Raises:
-        StackError: it ends before it serves, or is not up in time.
+        EndpointError: it ends before it serves, or is not up in time.
     """
-    command = [sys.executable, "-P", "-c", "from leyline_proxy.cli import main; main()", "serve"]
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(
-            [*command, "--port", "0", "--log-level", "warning", *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=_environment(os.environ),
-        )
-        try:
-            yield _base_url(process, log)
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+    with tempfile.TemporaryDirectory(prefix="leyline-demo-") as folder:
+        log, deadline = Path(folder, "serve.log"), time.monotonic() + START_S
+        all_flags = ["--log-level", "warning", *flags]
+        with serving(all_flags, _environment(os.environ), log, deadline) as found:
+            yield f"{found.origin}/v1"
 
 
 def _flags(arm: Arm, policy: str, model: str | None) -> list[str]:
@@ -136,28 +115,3 @@ def _flags(arm: Arm, policy: str, model: str | None) -> list[str]:
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the operator's settings, so the arms differ in one thing."""
     return {name: value for name, value in inherited.items() if not name.startswith("LEYLINE_")}
-
-
-def _base_url(process: subprocess.Popen[str], log: IO[str]) -> str:
-    """Wait for the line with the address; a thread continues to empty the pipe after it."""
-    found: SimpleQueue[str | None] = SimpleQueue()
-    assert process.stdout is not None
-    pipe = process.stdout
-
-    def listen() -> None:
-        for line in pipe:
-            if match := _BASE_URL.search(line):
-                found.put(match[1])
-        found.put(None)
-
-    threading.Thread(target=listen, daemon=True, name="leyline-demo-serve").start()
-    try:
-        address = found.get(timeout=START_S)
-    except Empty:
-        raise StackError(f"leyline serve is not up after {START_S:.0f} s") from None
-    if address is None:
-        process.wait(STOP_S)
-        log.seek(0)
-        said = " ".join(log.read().split()[-60:])
-        raise StackError(f"leyline serve ended with status {process.returncode}: {said}")
-    return address

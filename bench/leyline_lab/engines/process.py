@@ -1,4 +1,4 @@
-"""A real engine on a loopback port, as a process in an environment of its own."""
+"""Processes that end with all they started, and engines among them on a loopback port."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -17,13 +17,14 @@ from random import SystemRandom
 
 import httpx
 
-from ..errors import EngineProcessError
+from ..errors import BenchmarkError, EngineProcessError
 from ..packages import replay_engine
 
 SHIPPED_NAME = "leyline-recall"
 _START_S = 600.0
 _STOP_S = 30.0
 _LOG_LINES = 25
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +66,24 @@ class EngineKind:
 
 
 def shipped_model() -> Path:
-    """Return the folder of the trained model that ships with the replay engine.
+    """Return the folder of the trained model that comes with the replay engine.
 
     Raises:
-        EngineUnavailable: the replay engine isn't installed.
+        EngineUnavailable: the replay engine's distribution is missing.
     """
-    with replay_engine():
-        from leyline_replay.models.trained import trained_model_dir
-    folder = trained_model_dir(SHIPPED_NAME)
+    folder = shipped_folder(SHIPPED_NAME)
     assert folder is not None
     return folder
 
 
 def shipped_folder(name: str) -> Path | None:
-    """Return the folder of a trained model that ships with the replay engine; None for others."""
-    try:
+    """Return the folder of a trained model that comes with the replay engine; None for other names.
+
+    Raises:
+        EngineUnavailable: the replay engine's distribution is missing.
+    """
+    with replay_engine():
         from leyline_replay.models.trained import trained_model_dir
-    except ModuleNotFoundError:
-        return None
     return trained_model_dir(name)
 
 
@@ -108,22 +109,79 @@ def engine_server(
     port = _free_port()
     address = ("--host", "127.0.0.1", "--port", str(port))
     command = [kind.python(), "-P", "-m", module, *flags, *address]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"HF_HUB_OFFLINE": "1"} | dict(environment),
-            start_new_session=True,
-        )
-    server = EngineProcess(kind.name, process, f"http://127.0.0.1:{port}", log)
-    try:
+    log.unlink(missing_ok=True)
+    variables = os.environ | {"HF_HUB_OFFLINE": "1"} | dict(environment)
+    with started(command, Path.cwd(), variables, log, whole=False) as process:
+        server = EngineProcess(kind.name, process, f"http://127.0.0.1:{port}", log)
         server.wait_healthy()
         yield server
+
+
+@contextmanager
+def started(
+    arguments: Sequence[str],
+    cwd: Path,
+    environment: Mapping[str, str],
+    log: Path,
+    *,
+    whole: bool = True,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command with all output appended to a log, and end it with everything it started.
+
+    Args:
+        whole: False if the command itself ends what it has started.
+
+    Raises:
+        BenchmarkError: there is no such program or folder.
+        OSError: the log can't be written.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        try:
+            process = subprocess.Popen(
+                arguments,
+                cwd=cwd,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise BenchmarkError(f"{arguments[0]} can't be run: {error.strerror}") from error
+    try:
+        yield process
     finally:
-        server.stop()
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                (os.killpg if whole else os.kill)(process.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_S)
+        # Processes that outlive the command are still in its session.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(_STOP_S)
+
+
+def wait(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> int:
+    """Wait for the end of a process and return its status; call ``tick`` again and again."""
+    while (status := process.poll()) is None:
+        tick()
+        time.sleep(_POLL_S)
+    return status
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that isn't empty, cut to 200 characters."""
+    with suppress(OSError):
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 8192))
+            lines = file.read().decode(errors="replace").splitlines()
+        for line in reversed(lines):
+            if line.strip():
+                return line.strip()[:200]
+    return "it printed nothing"
 
 
 class EngineProcess:
@@ -155,16 +213,6 @@ class EngineProcess:
                     return
             time.sleep(0.25)
         raise EngineProcessError(f"{self._name} did not come up:\n{self._log_end()}")
-
-    def stop(self) -> None:
-        """End the server with all its processes."""
-        self._process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_S)
-        # Processes that outlive the launcher are still in its session.
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(_STOP_S)
 
     def _log_end(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -29,9 +29,9 @@ from leyline_lab.fidelity.experiment import (
     ResultTable,
     Scale,
 )
+from leyline_lab.fidelity.judges import says
 from leyline_lab.fidelity.recall_prompts import RecallStep, recall_steps
 from leyline_lab.fidelity.recall_task import TOOLS
-from leyline_lab.fidelity.says import says
 from leyline_lab.fidelity.statistics import difference, share
 from leyline_policies import load_pipeline
 from leyline_proxy.edits.prepare import prepare

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from leyline_lab.fidelity.experiment import Experiment, Scale
-from leyline_lab.fidelity.steps import EvaluationSessions
+from leyline_lab.fidelity.experiment import EvaluationSessions, Experiment, Scale
 
 from ..packages import replay_engine
 

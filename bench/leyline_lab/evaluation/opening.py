@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from leyline_lab.fidelity.experiment import Scale
-from leyline_lab.fidelity.steps import EvaluationSessions
+import httpx
+
+from leyline_lab.fidelity.experiment import EvaluationSessions, Scale
 
 from ..engines.process import shipped_folder
 from ..engines.sglang import evaluation_server
@@ -17,6 +18,20 @@ from ..engines.stack import ServedEngine, StackOptions
 from .engines import Evaluation, open_evaluation
 from .remote import Access, endpoint_evaluation
 from .running import POOL_TOKENS
+
+
+def is_address(engine: str) -> bool:
+    """Return True if ``--engine`` is an engine's address: http or https, a host, and no key.
+
+    Keys in an address would be shown in errors.
+    """
+    try:
+        url = httpx.URL(engine)
+    except httpx.InvalidURL:
+        return False
+    plain = not (url.userinfo or url.query or url.fragment)
+    return url.scheme in ("http", "https") and bool(url.host) and plain
+
 
 REPLAY, SGLANG = "replay", "sglang"
 _SECRET = "LEYLINE_HINTS_SECRET"  # noqa: S105 - the name of a variable

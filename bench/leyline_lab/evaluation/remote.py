@@ -1,4 +1,4 @@
-"""The experiments that a running engine can be measured with, over HTTP."""
+"""The experiments on a running engine; cases in which it copies nothing are left out."""
 
 from __future__ import annotations
 
@@ -7,16 +7,61 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from leyline_engine.contract import Capability
-from leyline_lab.errors import SubjectError
-from leyline_lab.fidelity.experiment import Experiment, Scale
-from leyline_lab.fidelity.leaving_out import LeavingOut
-from leyline_lab.fidelity.steps import LENGTHS, EvaluationSessions
+import msgspec
 
-from ..errors import MissingExtraError
+from leyline_engine.contract import Capability
+from leyline_lab.errors import NothingCopiedError, SubjectError
+from leyline_lab.fidelity.experiment import (
+    LENGTHS,
+    EvaluationSessions,
+    Experiment,
+    Record,
+    ResultTable,
+    Scale,
+)
+
+from ..traces.renderer import folder_renderer
 from .endpoint import EngineEndpoint
 from .remote_subject import RemoteSubject
-from .rendering import ModelRenderer, folder_renderer
+from .rendering import ModelRenderer
+
+_NOT_COPIED = "nothing_copied"
+
+
+class LeavingOut:
+    """An experiment whose cases may have nothing to copy; its finding counts them.
+
+    Args:
+        experiment: the one that measures.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.name = experiment.name
+        self.title = experiment.title
+        self._experiment = experiment
+
+    def cases(self, scale: Scale) -> Sequence[str]:
+        """Return all cases."""
+        return self._experiment.cases(scale)
+
+    def measure(self, case: str) -> Record:
+        """Measure one case, or note that it is left out."""
+        try:
+            return self._experiment.measure(case)
+        except NothingCopiedError:
+            return {_NOT_COPIED: 1}
+
+    def table(self, records: Mapping[str, Record]) -> ResultTable:
+        """Return the table of the others."""
+        used = {case: each for case, each in records.items() if _NOT_COPIED not in each}
+        table = self._experiment.table(used)
+        left_out = len(records) - len(used)
+        if not left_out:
+            return table
+        cases = "1 case is" if left_out == 1 else f"{left_out} cases are"
+        said = f"{cases} left out: too little follows the edit, so the engine copies nothing."
+        return msgspec.structs.replace(table, finding=f"{table.finding}\n{said}")
+
 
 _IN_PROCESS = "it measures the replay engine's own code, in this process: leave --engine out"
 LEFT_OUT = {
@@ -131,7 +176,6 @@ def endpoint_evaluation(
         model: folder with tokenizer and chat template; None asks the engine for them.
 
     Raises:
-        MissingExtraError: numpy isn't installed.
         SubjectError: the engine can't be reached, isn't one of Leyline's, or can't splice; or
             there is no tokenizer or template.
     """
@@ -156,9 +200,6 @@ def endpoint_evaluation(
 
 
 def _answer_tables(subject: RemoteSubject, sessions: EvaluationSessions) -> Sequence[Experiment]:
-    # Experiments need numpy, which isn't among the proxy's own libraries.
-    try:
-        from leyline_lab.fidelity.tables import answer_tables
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "numpy") from error
+    from leyline_lab.fidelity.tables import answer_tables
+
     return answer_tables([subject], sessions, [subject.name])

@@ -10,9 +10,11 @@ from array import array
 from collections.abc import Mapping, Sequence
 from itertools import count
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from leyline_engine.contract import (
     Capability,
@@ -30,22 +32,17 @@ from leyline_engine.contract import (
 )
 from leyline_lab.errors import NothingCopiedError, SubjectError
 from leyline_lab.fidelity.rendering import Rendered
+from leyline_lab.fidelity.subject import Answer, Subject
 from leyline_lab.three_arm.unrotated import PREFIX as UNROTATED
 
 from .endpoint import AGAIN, EngineEndpoint, Generated
 from .rendering import ModelRenderer
 
-if TYPE_CHECKING:  # numpy isn't among the proxy's own libraries
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from leyline_lab.fidelity.subject import Answer
-
 LIKELIEST = 4096
 """Maximum number of log probabilities that are asked for at each token."""
 
 
-class RemoteSubject:
+class RemoteSubject(Subject):
     """One model behind an endpoint; see :class:`leyline_lab.fidelity.subject.Subject`.
 
     Args:
@@ -80,11 +77,7 @@ class RemoteSubject:
         self._secret = hints_secret
         self._run = token_hex(8)
         self._numbers = count()
-        self._known: tuple[array[int], Answer] | None = None
-        if not capability.splices:
-            raise SubjectError(
-                f"{self.name} can't be spliced: {capability.unsupported_reason or 'unknown model'}"
-            )
+        self.check_splices(capability)
         self.ordinary = renderer.ordinary(capability.vocab_size)
         kv = capability.kv
         # The pool holds a whole history and its edited copy.
@@ -114,17 +107,6 @@ class RemoteSubject:
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text, without special ones."""
         return self._renderer.encode(text)
-
-    def fits(self, tokens: int) -> bool:
-        """Return True if the engine takes a prompt of so many tokens and an answer."""
-        return tokens + self.length + 1 <= self.max_context
-
-    def whole(self, prompt: Sequence[int]) -> Answer:
-        """Answer a prompt like :meth:`prefilled`, and remember the answer."""
-        wanted = array("q", prompt)
-        if self._known is None or self._known[0] != wanted:
-            self._known = wanted, self.prefilled(wanted)
-        return self._known[1]
 
     def prefilled(self, prompt: Sequence[int]) -> Answer:
         """Answer a prompt that is prefilled from an empty cache.
@@ -188,16 +170,14 @@ class RemoteSubject:
     def _retain(self, prompt: array[int], session: str) -> array[int]:
         """Prefill a prompt as a source, and return the tokens that the engine put after it."""
         payload = self._payload(session, "source")
-        self._check_fits(prompt)
+        self.check_fits(prompt)
         self._endpoint.generate(prompt, 1, message_id=f"{session}.source", payload=payload)
         record = self._endpoint.record(f"{session}.source")
         self._check_understood(record.receipt)
         return array("q", record.output_ids)
 
     def _answer(self, prompt: Sequence[int], payload: EditPayload) -> Answer:
-        from leyline_lab.fidelity.subject import Answer
-
-        self._check_fits(prompt)
+        self.check_fits(prompt)
         message_id = f"{payload.session}.{payload.turn}"
         generated = self._endpoint.generate(
             prompt,
@@ -214,8 +194,6 @@ class RemoteSubject:
 
     def _first(self, generated: Generated) -> NDArray[np.float32]:
         """Return log probabilities ``[vocab]`` of the first token, NaN where unreported."""
-        import numpy as np
-
         values = np.full(self._capability.vocab_size, np.nan, dtype=np.float32)
         try:
             for logprob, token, _ in generated.meta_info.first():
@@ -227,13 +205,6 @@ class RemoteSubject:
         if not len(reported) or not np.isfinite(reported).all() or reported.max() > 0.01:
             raise self._endpoint.malformed("/generate, log probabilities")
         return values
-
-    def _check_fits(self, prompt: Sequence[int]) -> None:
-        if not self.fits(len(prompt)):
-            raise SubjectError(
-                f"{self.name} takes {self.max_context} tokens, too few for a prompt of "
-                f"{len(prompt)}"
-            )
 
     def _check_understood(self, receipt: Receipt) -> None:
         """Raise if the engine refused the envelope itself, as without the secret."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -16,8 +15,6 @@ from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.rendering import Rendered, place_contents
 from leyline_proxy.render.template import ChatTemplate
 from leyline_proxy.upstream.renderer_document import RendererDocument
-
-_MAX_BYTES = 256 << 20
 
 
 class ModelRenderer:
@@ -94,65 +91,3 @@ class ModelRenderer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, special ones included."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
-
-
-def folder_renderer(folder: Path) -> RendererDocument:
-    """Return the chat template and tokenizer of a model's folder.
-
-    Raises:
-        SubjectError: a file is missing, or of another form.
-    """
-    if not folder.is_dir():
-        raise SubjectError(f"--model {folder} is no folder with a tokenizer and a chat template")
-    tokenizer = _text(folder / "tokenizer.json")
-    if tokenizer is None:
-        raise SubjectError(f"--model {folder} has no tokenizer.json: name the model's own folder")
-    settings: Any = {}
-    if (text := _text(folder / "tokenizer_config.json")) is not None:
-        try:
-            settings = msgspec.json.decode(text)
-        except msgspec.DecodeError:
-            settings = None
-    if not isinstance(settings, dict):
-        raise SubjectError(f"--model {folder}: its tokenizer_config.json isn't a JSON object")
-    template = _text(folder / "chat_template.jinja") or _named(settings.get("chat_template"))
-    if not template:
-        raise SubjectError(
-            f"--model {folder} has no chat template, so no session can be rendered: add "
-            "chat_template.jinja"
-        )
-    special = {
-        name: text
-        for name, value in settings.items()
-        if name.endswith("_token")
-        and isinstance(text := value.get("content") if isinstance(value, dict) else value, str)
-    }
-    return RendererDocument(template, special, tokenizer)
-
-
-def _named(template: object) -> str:
-    """Return a configured template: the one, or of several the default."""
-    match template:
-        case str():
-            return template
-        case [*several]:
-            named = [each for each in several if isinstance(each, dict)]
-            found = [each.get("template") for each in named if each.get("name") == "default"]
-            return found[0] if found and isinstance(found[0], str) else ""
-    return ""
-
-
-def _text(path: Path) -> str | None:
-    """Return a file's text; None if there is none.
-
-    Raises:
-        SubjectError: it can't be read.
-    """
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise SubjectError(f"{path} has more than {_MAX_BYTES >> 20} MiB")
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SubjectError(f"{path} can't be read ({type(error).__name__})") from error

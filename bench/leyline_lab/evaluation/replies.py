@@ -10,8 +10,7 @@ from typing import Any
 
 import httpx
 
-from leyline_lab.fidelity.says import says
-from leyline_lab.fidelity.tool_names import called_tool, tagged_calls
+from leyline_lab.fidelity.judges import called_tool, says, tagged_calls
 
 from ..engines.stack import CHAT_PATH
 from ..errors import StackError

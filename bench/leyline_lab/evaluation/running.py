@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -16,11 +14,11 @@ import orjson
 
 from leyline_engine.contract import FidelityProfile
 from leyline_lab.fidelity.experiment import Experiment, Scale
-from leyline_lab.fidelity.journal import Journal
-from leyline_lab.fidelity.running import count_left, measure_all
+from leyline_lab.fidelity.journal import Journal, count_left, measure_all
 
 from ..engines.stack import StackOptions
 from ..errors import UnknownTableError
+from ..files import write_all
 from .composed import Composed, ComposedModel
 from .engines import Evaluation
 from .recalled import RecallOfCut
@@ -64,7 +62,6 @@ def evaluate(
         JournalError: the journal is another run's, or can't be written.
         OSError: the report can't be written. The journal stays.
         SubjectError: a case can't be measured. The journal stays.
-        MissingExtraError: matplotlib isn't installed, and there is ``html`` to write.
     """
     identity = {"version": version("leyline-kv"), **evaluation.identity}
     with Journal(journal_of(out), identity) as journal:
@@ -124,25 +121,3 @@ def _recommended(
     known = journal.of(experiment.name)
     cases = experiment.cases(scale)
     return experiment.table({case: known[case] for case in cases if case in known}).profiles
-
-
-def write_all(files: Mapping[Path, bytes]) -> None:
-    """Write files whole: none of them is there before the bytes of all are on the disk.
-
-    Raises:
-        OSError: one can't be written. No part of it stays.
-    """
-    drafts = {path: path.with_name(f".{path.name}.part") for path in files}
-    try:
-        for path, content in files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with drafts[path].open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        for path, draft in drafts.items():
-            draft.replace(path)
-    finally:
-        for draft in drafts.values():
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from leyline_lab.fidelity.experiment import EvaluationSessions, SessionStep
 from leyline_lab.fidelity.recall_prompts import long_session
 from leyline_lab.fidelity.recall_task import TOOLS
-from leyline_lab.fidelity.steps import EvaluationSessions, SessionStep
 from leyline_policies import Policy, load_pipeline
 from leyline_proxy.edits.prepare import prepare
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -11,10 +11,12 @@ from leyline_lab.fidelity.experiment import (
     Chart,
     Estimate,
     Record,
+    ResultTable,
 )
 from leyline_lab.fidelity.statistics import mean, share
 
 Row = tuple[Cell, ...]
+More = Callable[[Sequence[Record], str], Row]
 
 _REFERENCES = ("full", "re-prefill")
 _SPLICE, _NAIVE = "splice", "no rotation"
@@ -68,7 +70,7 @@ class Group:
 def rows_of(
     groups: Sequence[Group],
     arms: Sequence[str],
-    more: Callable[[Sequence[Record], str], Row] = lambda records, arm: (),
+    more: More = lambda records, arm: (),
 ) -> tuple[Row, ...]:
     """Return a row for each arm that was measured in a group.
 
@@ -80,6 +82,51 @@ def rows_of(
         for group in groups
         for arm in arms
         if numbers(group.records, f"{arm}|full|first")
+    )
+
+
+def groups_of(
+    records: Mapping[str, Record], labels: Iterable[Row], parts: int, at: Sequence[int]
+) -> list[Group]:
+    """Return a group for each row of labels, of the cases that have them in their names.
+
+    Args:
+        records: by name of the case, of so many parts between slashes.
+        at: the place of each label among the parts.
+    """
+    named = [(case.rsplit("/", parts - 1), record) for case, record in records.items()]
+    return [
+        Group(row, [record for found, record in named if [found[i] for i in at] == list(row)])
+        for row in labels
+    ]
+
+
+def agreement_table(
+    of: tuple[str, str],
+    labels: Row,
+    groups: Sequence[Group],
+    arms: Sequence[str],
+    finding: str,
+    *,
+    paper: str = "",
+    more: tuple[Row, More] = ((), lambda records, arm: ()),
+) -> ResultTable:
+    """Return the table of an experiment that compares answers.
+
+    Args:
+        of: the experiment's title and question.
+        labels: columns in front of :data:`COLUMNS`.
+        more: columns after them, and their cells of a group's cases and an arm.
+    """
+    title, question = of
+    return ResultTable(
+        title=title,
+        question=question,
+        columns=tuple(map(str, (*labels, *COLUMNS, *more[0]))),
+        rows=rows_of(groups, arms, more[1]),
+        finding=finding,
+        paper=paper,
+        chart=distance_chart(groups) if any(group.records for group in groups) else None,
     )
 
 

@@ -29,6 +29,7 @@ from leyline_lab.fidelity.experiment import (
     ResultTable,
     Scale,
 )
+from leyline_lab.fidelity.judges import says
 from leyline_lab.fidelity.recall_prompts import Asked, draw_question
 from leyline_lab.fidelity.recall_task import STUB, Note
 from leyline_lab.fidelity.recompute_rows import (
@@ -40,7 +41,6 @@ from leyline_lab.fidelity.recompute_rows import (
     SettingRow,
     rows_of,
 )
-from leyline_lab.fidelity.says import says
 from leyline_lab.fidelity.subject import Subject
 
 ERRATUM = "[{name} was removed here; later notes on it may be stale]"

@@ -9,10 +9,10 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from leyline_engine.contract import Directive, common_prefix
+from leyline_engine.contract import Directive, apply_directives, common_prefix
 from leyline_lab.fidelity.experiment import Cell
+from leyline_lab.fidelity.judges import called_tool
 from leyline_lab.fidelity.subject import Answer, Subject
-from leyline_lab.fidelity.tool_names import called_tool
 
 FULL = "full"
 REPREFILL = "re-prefill"
@@ -38,6 +38,21 @@ def control(
     if not subject.has_control:
         return {}
     return {NAIVE: subject.spliced(source, edits, then, rotated=False)}
+
+
+def edited_answers(
+    subject: Subject, source: Sequence[int], edits: Sequence[Directive], then: Sequence[int] = ()
+) -> dict[str, Answer]:
+    """Return the answers over the whole prompt, over the edited one, spliced, and the control's.
+
+    Arguments are those of :meth:`~.subject.Subject.spliced`.
+    """
+    return {
+        FULL: subject.whole([*source, *then]),
+        REPREFILL: subject.prefilled([*apply_directives(source, edits), *then]),
+        SPLICE: subject.spliced(source, edits, then),
+        **control(subject, source, edits, then),
+    }
 
 
 def compare_all(answers: Mapping[str, Answer]) -> dict[str, Cell]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from leyline_lab.fidelity.experiment import Record
+import msgspec
+
+from leyline_lab.fidelity.experiment import Experiment, Record, Scale
 
 from ..errors import JournalError
 
@@ -108,3 +110,33 @@ class Journal:
         except (ValueError, OSError) as error:
             raise JournalError(f"{self._path} isn't a journal: remove it") from error
         return lines
+
+
+def count_left(experiments: Sequence[Experiment], journal: Journal, scale: Scale) -> int:
+    """Return how many cases aren't measured yet."""
+    return sum(
+        case not in journal.of(each.name) for each in experiments for case in each.cases(scale)
+    )
+
+
+def measure_all(
+    experiments: Sequence[Experiment],
+    journal: Journal,
+    scale: Scale,
+    advance: Callable[[str], None],
+) -> dict[str, Any]:
+    """Measure what the journal lacks, and return all tables by name, as JSON.
+
+    Args:
+        advance: called with the experiment's title after each case.
+    """
+    tables: dict[str, Any] = {}
+    for each in experiments:
+        cases = each.cases(scale)
+        for case in cases:
+            if case not in journal.of(each.name):
+                journal.add(each.name, case, each.measure(case))
+                advance(each.title)
+        known = journal.of(each.name)
+        tables[each.name] = msgspec.to_builtins(each.table({case: known[case] for case in cases}))
+    return tables

@@ -6,27 +6,23 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle, islice, pairwise, product
 from random import Random
 
-from leyline_engine.contract import Directive, Mode, apply_directives
+from leyline_engine.contract import Directive, Mode
 from leyline_lab.fidelity.agreement import (
-    COLUMNS,
-    Group,
-    distance_chart,
+    agreement_table,
     either,
+    groups_of,
     percent,
-    rows_of,
     summarise,
 )
 from leyline_lab.fidelity.comparison import (
-    FULL,
     NAIVE,
     REPREFILL,
     SPLICE,
     compare_all,
-    control,
+    edited_answers,
 )
-from leyline_lab.fidelity.experiment import Record, ResultTable, Scale
+from leyline_lab.fidelity.experiment import Record, ResultTable, Scale, SessionStep
 from leyline_lab.fidelity.rendering import Rendered, Span
-from leyline_lab.fidelity.steps import SessionStep
 from leyline_lab.fidelity.subject import Subject
 
 _ARMS = (REPREFILL, SPLICE, NAIVE)
@@ -88,35 +84,23 @@ class RandomEdits:
             Directive(start, end, _stub(rng, subject, stub, sign, end - start), Mode.AMORTIZE)
             for start, end in spans
         ]
-        answers = {
-            FULL: subject.whole(prompt.tokens),
-            REPREFILL: subject.prefilled(apply_directives(prompt.tokens, drawn)),
-            SPLICE: subject.spliced(prompt.tokens, drawn),
-            **control(subject, prompt.tokens, drawn),
-        }
         delta = sum(edit.delta for edit in drawn)
-        return {"edits": len(drawn), "delta": delta, **compare_all(answers)}
+        compared = compare_all(edited_answers(subject, prompt.tokens, drawn))
+        return {"edits": len(drawn), "delta": delta, **compared}
 
     def table(self, records: Mapping[str, Record]) -> ResultTable:
         """Return agreement by model, place and kind of stub."""
-        groups = []
-        for name in self._subjects:
-            own = {case: each for case, each in records.items() if case.rsplit("/", 5)[0] == name}
-            for place, stub in product(_PLACES, _STUBS):
-                chosen = [each for case, each in own.items() if f"/{place}/{stub}/" in case]
-                groups.append(Group((name, place, stub), chosen))
-        return ResultTable(
-            title=self.title,
-            question=(
-                "Does the splice hold for any edit: spans of 8 to 200 tokens, one or two at once, "
-                "shorter and longer replacements, with and without meaning, at the bounds of "
-                "messages and across them?"
-            ),
-            columns=("model", "place", "stub", *COLUMNS),
-            rows=rows_of(groups, _ARMS),
-            finding=f"{summarise(groups)}\n{_by_kind(records)}",
-            paper=_PAPER,
-            chart=distance_chart(groups),
+        labels = product(self._subjects, _PLACES, _STUBS)
+        groups = groups_of(records, labels, 6, (0, 1, 2))
+        question = (
+            "Does the splice hold for any edit: spans of 8 to 200 tokens, one or two at once, "
+            "shorter and longer replacements, with and without meaning, at the bounds of "
+            "messages and across them?"
+        )
+        finding = f"{summarise(groups)}\n{_by_kind(records)}"
+        columns = ("model", "place", "stub")
+        return agreement_table(
+            (self.title, question), columns, groups, _ARMS, finding, paper=_PAPER
         )
 
     def _prompt(self, subject: Subject) -> Rendered:

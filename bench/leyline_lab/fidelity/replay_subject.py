@@ -20,7 +20,7 @@ from leyline_engine.contract import (
 from leyline_engine.rotary.rotation import Rotary
 from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.rendering import Rendered, place_contents
-from leyline_lab.fidelity.subject import Answer
+from leyline_lab.fidelity.subject import Answer, Subject
 from leyline_replay.engine import GenerationRequest, ReplayEngine
 from leyline_replay.models.loader import LoadedModel
 from leyline_replay.text.chat import PromptEncoder, TemplateFailedError
@@ -37,7 +37,7 @@ class _Held:
     used: int
 
 
-class ReplaySubject:
+class ReplaySubject(Subject):
     """One model, and the arms that answer with it; see :class:`~.subject.Subject`.
 
     Args:
@@ -64,14 +64,10 @@ class ReplaySubject:
         """Sources whose KV the engines still hold."""
         self._answers: dict[tuple[bool, tuple[Directive, ...], bytes], Answer] = {}
         """Answers over these sources, by edits and prompt."""
-        self._known: tuple[array[int], Answer] | None = None
         if not self._encoder.has_template:
             raise SubjectError(f"{self.name} has no chat template, so no session can be rendered")
         capability = self._engine(0, rotated=True).capability
-        if not capability.splices:
-            raise SubjectError(
-                f"{self.name} can't be spliced: {capability.unsupported_reason or 'unknown model'}"
-            )
+        self.check_splices(capability)
         special = set(self.tokenizer.all_special_ids)
         known = min(len(self.tokenizer), capability.vocab_size)
         self.ordinary = tuple(token for token in range(known) if token not in special)
@@ -87,11 +83,7 @@ class ReplaySubject:
         *,
         opened: bool = True,
     ) -> Rendered:
-        """Render a conversation; see :func:`render_chat`.
-
-        Raises:
-            SubjectError: the template refuses the messages.
-        """
+        """Render a conversation; see :meth:`~.subject.Subject.render`."""
         try:
             return render_chat(self._encoder, self.tokenizer, messages, tools, opened=opened)
         except TemplateFailedError as error:
@@ -101,26 +93,8 @@ class ReplaySubject:
         """Return the tokens of a text, without special ones."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def fits(self, tokens: int) -> bool:
-        """Return True if the model takes a prompt of so many tokens and an answer."""
-        return tokens + self.length + 1 <= self.max_context
-
-    def whole(self, prompt: Sequence[int]) -> Answer:
-        """Answer a prompt like :meth:`prefilled`, and remember the answer.
-
-        Several edits in a row are compared with the same history.
-        """
-        wanted = array("q", prompt)
-        if self._known is None or self._known[0] != wanted:
-            self._known = wanted, self.prefilled(wanted)
-        return self._known[1]
-
     def prefilled(self, prompt: Sequence[int]) -> Answer:
-        """Answer a prompt that is prefilled from an empty cache.
-
-        Raises:
-            SubjectError: it doesn't fit the model's context.
-        """
+        """See :meth:`~.subject.Subject.prefilled`."""
         wanted = array("q", prompt)
         self._held.clear()  # so that nothing depends on earlier cases
         engine = self._engine(len(wanted), rotated=True)
@@ -198,11 +172,7 @@ class ReplaySubject:
         return engine
 
     def _answer(self, engine: ReplayEngine, request: GenerationRequest) -> Answer:
-        if not self.fits(len(request.tokens)):
-            raise SubjectError(
-                f"{self.name} takes {self.max_context} tokens, too few for a prompt of "
-                f"{len(request.tokens)}"
-            )
+        self.check_fits(request.tokens)
         sequence = engine.admit(request)
         logits = None
         while logits is None:

@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from random import Random
 
-from leyline_engine.contract import Directive, Mode, apply_directives
+from leyline_engine.contract import Directive, Mode
 from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.agreement import (
-    COLUMNS,
     Group,
-    distance_chart,
+    agreement_table,
+    groups_of,
     mean_of,
     percent,
     rate,
-    rows_of,
     summarise,
 )
 from leyline_lab.fidelity.comparison import (
@@ -25,18 +24,19 @@ from leyline_lab.fidelity.comparison import (
     REPREFILL,
     SPLICE,
     compare_all,
-    control,
+    edited_answers,
 )
 from leyline_lab.fidelity.experiment import (
     Cell,
     Record,
     ResultTable,
     Scale,
+    SessionStep,
+    spread,
 )
 from leyline_lab.fidelity.recall_prompts import draw_prompt
 from leyline_lab.fidelity.recall_task import STUB, Note
 from leyline_lab.fidelity.rendering import Rendered
-from leyline_lab.fidelity.steps import SessionStep, spread
 from leyline_lab.fidelity.subject import Subject
 
 _ARMS = (REPREFILL, SPLICE, ASKED, NAIVE)
@@ -102,25 +102,21 @@ class SinglePrompt:
 
     def table(self, records: Mapping[str, Record]) -> ResultTable:
         """Return agreement by model and kind of prompt, and the share of right answers."""
-        groups = [
-            Group(
-                (name, kind), [each for case, each in records.items() if _is_of(case, name, kind)]
-            )
-            for name in self._subjects
-            for kind in (*Note, _SESSION)
-        ]
-        return ResultTable(
-            title=self.title,
-            question=(
-                "An output that shows a setting is cut, and the model is asked for the setting. "
-                "Does it answer over the splice as over the whole history, or as over the edited "
-                "prompt prefilled again?"
-            ),
-            columns=("model", "note", *COLUMNS, "right"),
-            rows=rows_of(groups, _ARMS, _right),
-            finding=self._finding(groups),
+        labels = product(self._subjects, (*Note, _SESSION))
+        groups = groups_of(records, labels, 3, (0, 1))
+        question = (
+            "An output that shows a setting is cut, and the model is asked for the setting. "
+            "Does it answer over the splice as over the whole history, or as over the edited "
+            "prompt prefilled again?"
+        )
+        return agreement_table(
+            (self.title, question),
+            ("model", "note"),
+            groups,
+            _ARMS,
+            self._finding(groups),
             paper=_PAPER,
-            chart=distance_chart(groups),
+            more=(("right",), _right),
         )
 
     def _finding(self, groups: Sequence[Group]) -> str:
@@ -134,12 +130,7 @@ class SinglePrompt:
     def _measure_session(self, subject: Subject, index: int) -> Record:
         prompt = subject.render(self._step.messages, self._step.tools)
         edit = _cut(subject, prompt, index)
-        answers = {
-            FULL: subject.whole(prompt.tokens),
-            REPREFILL: subject.prefilled(apply_directives(prompt.tokens, [edit])),
-            SPLICE: subject.spliced(prompt.tokens, [edit]),
-            **control(subject, prompt.tokens, [edit]),
-        }
+        answers = edited_answers(subject, prompt.tokens, [edit])
         return {"delta": edit.delta, **compare_all(answers)}
 
 
@@ -150,11 +141,8 @@ def _measure_recall(subject: Subject, note: Note, number: str) -> Record:
     question = prompt.tokens[len(history) :]
     edit = _cut(subject, prompt, drawn.output)
     answers = {
-        FULL: subject.whole(prompt.tokens),
-        REPREFILL: subject.prefilled(apply_directives(prompt.tokens, [edit])),
-        SPLICE: subject.spliced(history, [edit], question),
+        **edited_answers(subject, history, [edit], question),
         ASKED: subject.spliced(prompt.tokens, [edit]),
-        **control(subject, history, [edit], question),
     }
     right = {f"right|{arm}": int(answer.text == drawn.answer) for arm, answer in answers.items()}
     lines = {"line": drawn.line, "delta": edit.delta}
@@ -190,8 +178,3 @@ def _describe_right(records: Sequence[Record]) -> str:
 
 def _right(records: Sequence[Record], arm: str) -> tuple[Cell, ...]:
     return (mean_of(records, f"right|{arm}"),)
-
-
-def _is_of(case: str, name: str, kind: str) -> bool:
-    parts = case.rsplit("/", maxsplit=2)
-    return parts[0] == name and parts[1] == kind

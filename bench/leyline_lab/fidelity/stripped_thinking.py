@@ -8,15 +8,14 @@ from random import Random
 
 from leyline_engine.contract import apply_directives
 from leyline_lab.fidelity.agreement import (
-    COLUMNS,
     Group,
+    agreement_table,
     describe_control,
-    distance_chart,
     either,
+    groups_of,
     mean_of,
     percent,
     rate,
-    rows_of,
 )
 from leyline_lab.fidelity.comparison import (
     FULL,
@@ -33,10 +32,10 @@ from leyline_lab.fidelity.experiment import (
     ResultTable,
     Scale,
 )
+from leyline_lab.fidelity.judges import called_tool
+from leyline_lab.fidelity.recall_prompts import ThoughtQuestion, draw_thinking
 from leyline_lab.fidelity.rendering import edit_of_extension
 from leyline_lab.fidelity.subject import Subject
-from leyline_lab.fidelity.thinking_prompts import Asked, draw_thinking
-from leyline_lab.fidelity.tool_names import called_tool
 
 _ARMS = (REPREFILL, SPLICE, LATER, NAIVE)
 _TURNS = 6
@@ -68,14 +67,14 @@ class StrippedThinking:
 
     def cases(self, scale: Scale) -> Sequence[str]:
         """Return ``MODEL/ASKED/NUMBER``; none if no model's template strips thinking."""
-        drawn = product(self._subjects, Asked, range(_COUNTS[scale]))
+        drawn = product(self._subjects, ThoughtQuestion, range(_COUNTS[scale]))
         return [f"{name}/{asked}/{number}" for name, asked, number in drawn]
 
     def measure(self, case: str) -> Record:
         """Answer a prompt in every way."""
         name, asked, number = case.rsplit("/", maxsplit=2)
         subject = self._subjects[name]
-        drawn = draw_thinking(Random(f"{asked}-{number}"), Asked(asked), _TURNS)
+        drawn = draw_thinking(Random(f"{asked}-{number}"), ThoughtQuestion(asked), _TURNS)
         before = subject.render(drawn.before, opened=False)
         after = subject.render([*drawn.before, *drawn.then])
         edit, asked_at = edit_of_extension(before, after), after.contents[-1]
@@ -102,22 +101,19 @@ class StrippedThinking:
     def table(self, records: Mapping[str, Record]) -> ResultTable:
         """Return agreement by model and question, and the shares of right answers and look-ups."""
         used = {case: each for case, each in records.items() if not each.get("left_out")}
-        groups = [
-            Group((name, asked), [each for case, each in used.items() if _is_of(case, name, asked)])
-            for name in self._subjects
-            for asked in Asked
-        ]
-        return ResultTable(
-            title=self.title,
-            question=(
-                "A turn's thinking holds a value that nothing else shows, and the template strips "
-                "it at the user's next message. Does the model still know the value some turns "
-                "later, over the splice or after a new prefill?"
-            ),
-            columns=("model", "asked", *COLUMNS, "right", "looked up"),
-            rows=rows_of(groups, _ARMS, _more),
-            finding=self._finding(groups),
-            chart=distance_chart(groups) if used else None,
+        groups = groups_of(used, product(self._subjects, ThoughtQuestion), 3, (0, 1))
+        question = (
+            "A turn's thinking holds a value that nothing else shows, and the template strips "
+            "it at the user's next message. Does the model still know the value some turns "
+            "later, over the splice or after a new prefill?"
+        )
+        return agreement_table(
+            (self.title, question),
+            ("model", "asked"),
+            groups,
+            _ARMS,
+            self._finding(groups),
+            more=(("right", "looked up"), _more),
         )
 
     def _finding(self, groups: Sequence[Group]) -> str:
@@ -143,7 +139,7 @@ class StrippedThinking:
 
 
 def _strips(subject: Subject) -> bool:
-    drawn = draw_thinking(Random(0), Asked.THOUGHT, 0)
+    drawn = draw_thinking(Random(0), ThoughtQuestion.THOUGHT, 0)
     before = subject.render(drawn.before, opened=False)
     return edit_of_extension(before, subject.render([*drawn.before, *drawn.then])) is not None
 
@@ -158,8 +154,3 @@ def _describe(records: Sequence[Record]) -> str:
 
 def _more(records: Sequence[Record], arm: str) -> tuple[Cell, ...]:
     return mean_of(records, f"right|{arm}"), mean_of(records, f"looked up|{arm}")
-
-
-def _is_of(case: str, name: str, asked: str) -> bool:
-    parts = case.rsplit("/", maxsplit=2)
-    return parts[0] == name and parts[1] == asked

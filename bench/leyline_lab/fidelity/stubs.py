@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from random import Random
 
-from leyline_engine.contract import Directive, Mode, apply_directives
+from leyline_engine.contract import Directive, Mode
 from leyline_lab.fidelity.agreement import (
-    COLUMNS,
     Group,
-    distance_chart,
+    agreement_table,
+    groups_of,
     mean_of,
     percent,
     rate,
-    rows_of,
     summarise,
 )
 from leyline_lab.fidelity.comparison import (
-    FULL,
     NAIVE,
     REPREFILL,
     SPLICE,
     compare,
     compare_all,
-    control,
+    edited_answers,
 )
 from leyline_lab.fidelity.experiment import (
     Cell,
     Record,
     ResultTable,
     Scale,
+    SessionStep,
+    spread,
 )
 from leyline_lab.fidelity.rendering import edits_between
-from leyline_lab.fidelity.steps import SessionStep, spread
 from leyline_lab.fidelity.subject import Answer, Subject
 
 _ARMS = (REPREFILL, SPLICE, NAIVE)
@@ -93,12 +92,7 @@ class Stubs:
         if not edits or not subject.fits(len(whole.tokens) * 2):
             return {"left_out": 1}
         drawn = _with_stub(subject, edits, stub, case)
-        answers = {
-            FULL: subject.whole(whole.tokens),
-            REPREFILL: subject.prefilled(apply_directives(whole.tokens, drawn)),
-            SPLICE: subject.spliced(whole.tokens, drawn),
-            **control(subject, whole.tokens, drawn),
-        }
+        answers = edited_answers(subject, whole.tokens, drawn)
         step_name = case.removesuffix(f"/{stub}")
         if self._known is None or self._known[0] != step_name:
             faithful = _with_stub(subject, edits, FAITHFUL, case)
@@ -110,22 +104,15 @@ class Stubs:
     def table(self, records: Mapping[str, Record]) -> ResultTable:
         """Return agreement by model and stub."""
         used = {case: each for case, each in records.items() if not each.get("left_out")}
-        groups = [
-            Group(
-                (name, stub),
-                [each for case, each in used.items() if _is_of(case, name, stub)],
-            )
-            for name in self._subjects
-            for stub in STUBS
-        ]
-        return ResultTable(
-            title=self.title,
-            question="Does the answer over a splice depend on the text of the stub?",
-            columns=("model", "stub", *COLUMNS, "answer as with faithful"),
-            rows=rows_of(groups, _ARMS, _share_as_faithful),
-            finding=self._finding(groups),
+        groups = groups_of(used, product(self._subjects, STUBS), 4, (0, 3))
+        return agreement_table(
+            (self.title, "Does the answer over a splice depend on the text of the stub?"),
+            ("model", "stub"),
+            groups,
+            _ARMS,
+            self._finding(groups),
             paper=_PAPER,
-            chart=distance_chart(groups),
+            more=(("answer as with faithful",), _share_as_faithful),
         )
 
     def _finding(self, groups: Sequence[Group]) -> str:
@@ -180,8 +167,3 @@ def _as_faithful(reference: Answer, other: Answer) -> Record:
 
 def _share_as_faithful(records: Sequence[Record], arm: str) -> tuple[Cell, ...]:
     return (mean_of(records, f"{_AS_FAITHFUL}|same") if arm == SPLICE else None,)
-
-
-def _is_of(case: str, name: str, stub: str) -> bool:
-    parts = case.rsplit("/", maxsplit=3)
-    return parts[0] == name and parts[3] == stub

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leyline_lab.fidelity.boundary_recompute import BoundaryRecompute
-from leyline_lab.fidelity.experiment import Experiment
+from leyline_lab.fidelity.experiment import EvaluationSessions, Experiment
 from leyline_lab.fidelity.random_edits import RandomEdits
 from leyline_lab.fidelity.single_prompt import SinglePrompt
-from leyline_lab.fidelity.steps import EvaluationSessions
 from leyline_lab.fidelity.stripped_thinking import StrippedThinking
 from leyline_lab.fidelity.stubs import Stubs
 from leyline_lab.fidelity.subject import Subject

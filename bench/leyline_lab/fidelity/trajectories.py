@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from leyline_lab.fidelity.agreement import (
-    COLUMNS,
     Group,
-    distance_chart,
-    rows_of,
+    agreement_table,
     summarise,
 )
 from leyline_lab.fidelity.comparison import (
-    FULL,
     NAIVE,
     REPREFILL,
     SPLICE,
     compare_all,
-    control,
+    edited_answers,
 )
-from leyline_lab.fidelity.experiment import Record, ResultTable, Scale
+from leyline_lab.fidelity.experiment import Record, ResultTable, Scale, SessionStep, spread
 from leyline_lab.fidelity.rendering import edits_between
-from leyline_lab.fidelity.steps import SessionStep, spread
 from leyline_lab.fidelity.subject import Subject
 
 _ARMS = (REPREFILL, SPLICE, NAIVE)
@@ -85,13 +81,7 @@ class Trajectories:
         facts = {"edits": step.edits, "directives": len(edits), "prompt": len(whole.tokens)}
         if not edits or not subject.fits(max(len(whole.tokens), len(edited.tokens))):
             return {**facts, _LEFT_OUT: 1}
-        answers = {
-            FULL: subject.whole(whole.tokens),
-            REPREFILL: subject.prefilled(edited.tokens),
-            SPLICE: subject.spliced(whole.tokens, edits),
-            **control(subject, whole.tokens, edits),
-        }
-        return {**facts, **compare_all(answers)}
+        return {**facts, **compare_all(edited_answers(subject, whole.tokens, edits))}
 
     def table(self, records: Mapping[str, Record]) -> ResultTable:
         """Return agreement by model, and by number of edits if asked for."""
@@ -101,18 +91,13 @@ class Trajectories:
         if left_out:
             said += f"\n{left_out} steps are left out: they don't fit the model's context."
         labels = ("model", "edits") if self._by_edits else ("model",)
-        return ResultTable(
-            title=self.title,
-            question=(
-                "A policy edits the history at each step. Does the answer over the spliced cache "
-                "begin like the answer over the whole history, or like the one over the edited "
-                "prompt prefilled again?"
-            ),
-            columns=(*labels, *COLUMNS),
-            rows=rows_of(groups, _ARMS),
-            finding=said,
-            paper=self._paper,
-            chart=distance_chart(groups),
+        question = (
+            "A policy edits the history at each step. Does the answer over the spliced cache "
+            "begin like the answer over the whole history, or like the one over the edited "
+            "prompt prefilled again?"
+        )
+        return agreement_table(
+            (self.title, question), labels, groups, _ARMS, said, paper=self._paper
         )
 
     def _groups(self, records: Mapping[str, Record]) -> list[Group]:

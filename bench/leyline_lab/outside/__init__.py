@@ -2,5 +2,5 @@
 
 ``arms.py`` gives the proxy's settings of an arm, ``benchmarks/`` the commands and the result files
 of each benchmark, ``running.py`` runs them, ``summary.py`` compares. Only ``endpoint.py``,
-``proxy_process.py``, ``processes.py``, ``files.py`` and ``running.py`` touch the world.
+``proxy_process.py`` and ``running.py`` touch the world.
 """

@@ -9,12 +9,13 @@ from dataclasses import dataclass, fields
 from prometheus_client.parser import text_string_to_metric_families
 
 from ..errors import EndpointError
+from ..sums import Sums
 
 _MODEL_ROUTES = re.compile(r"/(chat/completions|completions|messages|responses)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class Account(Sums):
     """Counts over a time; tokens of prompts by the source of their KV."""
 
     cached: int = 0
@@ -39,11 +40,6 @@ class Account:
     def served_share(self) -> float | None:
         """Share of the prompt tokens that weren't prefilled; None without any."""
         return 1 - self.prefilled / self.prompt if self.prompt else None
-
-    def __add__(self, other: Account) -> Account:
-        """Return the counts of both."""
-        names = [each.name for each in fields(self)]
-        return Account(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 def account_of(metrics: str) -> Account:
@@ -77,12 +73,6 @@ def _counted(name: str, labels: dict[str, str]) -> tuple[str, ...]:
         case "leyline_receipts_missing_total":
             return ("without_receipt",)
         case "leyline_requests_total" if _MODEL_ROUTES.search(labels["route"]):
-            return (
-                ("requests",)
-                if labels["status"].startswith("2")
-                else (
-                    "requests",
-                    "failed_requests",
-                )
-            )
+            answered = labels["status"].startswith("2")
+            return ("requests",) if answered else ("requests", "failed_requests")
     return ()

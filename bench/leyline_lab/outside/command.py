@@ -134,7 +134,7 @@ def command(
 def _run(plan: Plan, console: Console) -> None:
     from rich.console import Console
 
-    from .files import write_whole
+    from ..files import write_whole
     from .running import run_plan
     from .summary import summarize
     from .table import print_summary

@@ -9,8 +9,8 @@ from typing import TypeVar
 import msgspec
 
 from ..errors import ResultError
+from ..files import write_whole
 from .accounts import Account
-from .files import write_whole
 from .tasks import TaskScore
 
 _RUN = "run.json"

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..engines.process import last_line, started, wait
 from ..errors import BenchmarkError, EndpointError, MissingError, PlanError
+from ..files import sole_user, write_whole
 from .arms import (
     OutsideArm,
     arm_settings,
@@ -23,7 +25,6 @@ from .arms import (
 )
 from .benchmarks import Job, Step
 from .endpoint import Engine, ask_engine
-from .files import sole_user, write_whole
 from .outcomes import (
     Part,
     RunOutcome,
@@ -34,7 +35,6 @@ from .outcomes import (
     write_part,
 )
 from .plan import Plan, Run
-from .processes import last_line, started, wait
 from .proxy_process import Proxy, running_proxy
 from .tasks import with_missing
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from leyline_lab.fidelity.experiment import Estimate
+from leyline_lab.fidelity.statistics import paired, share
+
 from .accounts import Account
 from .arms import BASELINE, OutsideArm
 from .outcomes import RunOutcome
 from .plan import Plan, Run
-from .statistics import Interval, paired, wilson
 
 Outcomes = Mapping[Run, RunOutcome]
 Attempts = dict[tuple[int, str], bool]
@@ -62,7 +64,7 @@ def _of_arm(outcomes: Outcomes, arm: OutsideArm) -> dict[str, Any]:
         "attempts": len(scores),
         "solved": solved,
         "failed": sum(score.failed for score in scores),
-        "score": _interval(wilson(solved, len(scores))),
+        "score": _interval(share(solved, len(scores))),
         "prompt_tokens": account.prompt,
         **asdict(account),
         "served_share": account.served_share,
@@ -85,8 +87,8 @@ def _paired(arm: Attempts, base: Attempts) -> dict[str, Any] | None:
     }
 
 
-def _interval(interval: Interval) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in asdict(interval).items()}
+def _interval(found: Estimate) -> dict[str, float]:
+    return {name: round(getattr(found, name), 4) for name in ("value", "low", "high")}
 
 
 def _notes(plan: Plan, outcomes: Outcomes) -> list[str]:

@@ -14,7 +14,7 @@ from ..tables import figures_table, share
 from .arms import arm_settings, isolation_settings
 from .benchmarks import Endpoint, Step
 from .plan import Plan, Run
-from .proxy_process import serve_arguments
+from .proxy_process import serve_flags
 
 _COLUMNS = ("score", "difference", "prefilled", "served", "wall, s")
 
@@ -81,8 +81,9 @@ def dry_run(plan: Plan) -> Iterator[str]:
 def _proxy_lines(plan: Plan, run: Run) -> Iterator[str]:
     settings = arm_settings(run.arm, plan.policy, plan.profile)
     settings |= isolation_settings("bench-RUN", "KEY", isolates=True)
+    command = shlex.join(("leyline", "serve", "--port", "0", *serve_flags(plan.upstream)))
     yield (
-        f"{_variables(settings)} {shlex.join(('leyline', *serve_arguments(plan.upstream)))} & "
+        f"{_variables(settings)} {command} & "
         "# PORT is in the line base_url; cache_scope is shared if the engine knows no cache_salt"
     )
 

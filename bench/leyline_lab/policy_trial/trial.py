@@ -17,6 +17,7 @@ from leyline_proxy.model.prepared import (
     Prepared,
 )
 
+from ..sums import Sums
 from .prefill import CachedMessage, prefix_prefill, promises, splice_prefill
 
 _TOKENS = "trial tokens"
@@ -38,7 +39,7 @@ class TrialOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyFigures:
+class PolicyFigures(Sums):
     """The effects of one policy."""
 
     edits: int = 0
@@ -47,16 +48,9 @@ class PolicyFigures:
     """Edits that weren't there on the turn before."""
     reclaimed_tokens: int = 0
 
-    def __add__(self, other: PolicyFigures) -> PolicyFigures:
-        return PolicyFigures(
-            self.edits + other.edits,
-            self.new_edits + other.new_edits,
-            self.reclaimed_tokens + other.reclaimed_tokens,
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
+class Prefill(Sums):
     """Tokens to prefill, by the sent messages and the cache's abilities."""
 
     unedited: int = 0
@@ -65,13 +59,6 @@ class Prefill:
     """With policies, on a prefix cache."""
     splice: int = 0
     """With policies, spliced."""
-
-    def __add__(self, other: Prefill) -> Prefill:
-        return Prefill(
-            self.unedited + other.unedited,
-            self.prefix + other.prefix,
-            self.splice + other.splice,
-        )
 
 
 @dataclass(frozen=True, slots=True)

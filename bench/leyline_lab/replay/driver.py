@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ..errors import AccountError, MissingExtraError, RequestRefusedError, StackError
+from ..errors import AccountError, RequestRefusedError, StackError
 from ..traces.recordings import TraceRequest
 from .results import RequestResult
 
@@ -60,7 +60,6 @@ class ChatDriver:
         Each request asks for ``policy``; None leaves it to the stack. It also has ``members``.
 
         Raises:
-            MissingExtraError: the OpenAI SDK is not installed.
             StackError: nothing answers there, or it serves no model.
         """
         self._client = _sdk(base_url, api_key)
@@ -180,10 +179,8 @@ class ChatDriver:
 
 
 def _sdk(base_url: str, api_key: str) -> OpenAI:
-    try:
-        import openai
-    except ImportError as error:
-        raise MissingExtraError("openai") from error
+    import openai
+
     return openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=TIMEOUT_S)
 
 

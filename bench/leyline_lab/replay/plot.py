@@ -72,11 +72,7 @@ def _kinds(runs: Mapping[Arm, ArmRun]) -> list[str]:
 
 
 def draw(runs: Mapping[Arm, ArmRun], out: Path, title: str) -> None:
-    """Write a PNG, SVG or PDF, by the suffix of ``out``.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Write a PNG, SVG or PDF, by the suffix of ``out``."""
     figure = new_figure(4.2 * len(runs), 4.4)
     kinds = _kinds(runs)
     panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..console import reported, write_json
+from ..errors import LabError
 from ..options import ApiKey, JsonOut, Plot, ServerFlag
 
 if TYPE_CHECKING:
@@ -111,8 +112,7 @@ def command(
     from rich.console import Console
 
     from ..traces.texts import demo_material, recorded_material
-    from .picture import draw
-    from .table import print_patterns
+    from .report import draw, print_patterns
     from .workload import Workload
 
     server = Server(url, api_key, model, tuple(server_flag or ()), log)
@@ -150,11 +150,19 @@ def _replay(
 ) -> dict[str, Any]:
     from rich.progress import Progress
 
+    from ..packages import replay_engine
     from .figures import pattern_json
-    from .replay import open_bench
     from .workload import assembled, texts_of
 
-    bench = open_bench(server.model, tokens)
+    with replay_engine():
+        from .replay_engine import ReplayReuseBench
+
+    try:
+        bench = ReplayReuseBench(server.model, tokens)
+    except Exception as error:  # loading a model may raise any error of its libraries
+        raise LabError(
+            f"the replay engine can't start ({type(error).__name__}): {error}"
+        ) from error
     found: dict[str, Any] = {}
     with Progress(console=console) as progress:
         for pattern in patterns:
@@ -194,7 +202,7 @@ async def _measure(
     from rich.progress import Progress
 
     from ..errors import ServerAnswerError
-    from ..three_arm.generate import GenerateClient
+    from ..three_arm.clients import GenerateClient
     from .figures import pattern_json
     from .sglang import SglangReuseBench
     from .workload import assembled, texts_of

@@ -8,17 +8,14 @@ beginning back at its end. Times are of the CPU.
 
 from __future__ import annotations
 
-import argparse
 import tracemalloc
 from array import array
 from collections.abc import Callable
 from functools import partial
 from statistics import median
 from time import thread_time
-from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from leyline_engine.contract import EditPayload, ReuseMode, ReusePayload
 from leyline_engine.records.retention import source_of
@@ -26,7 +23,9 @@ from leyline_engine.records.sources import SourceTurn
 from leyline_replay.admission import Admission
 from leyline_replay.dry_run import DryCache, Found
 
-from ..tables import figures_table
+from ..console import write_json
+from ..harness.arguments import Arguments, numbers
+from ..harness.report import show
 
 VOCABULARY = 128_000
 INDEX = ReusePayload(mode=ReuseMode.LIVE, within=())
@@ -136,22 +135,23 @@ def measure(length: int, new: int, recalled: int, repeat: int) -> dict[str, floa
     }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the sizes."""
-    parser.add_argument("--sizes", default="10000,50000,100000", help="prompt lengths, in tokens")
+def main() -> None:
+    """Measure each size, print, write."""
+    parser = Arguments(__doc__)
+    parser.add_argument("--sizes", type=numbers, default="10000,50000,100000", help="in tokens")
     parser.add_argument("--new", type=int, default=1000, help="tokens that each turn adds")
     parser.add_argument("--recalled", type=int, default=2000, help="tokens of a recall")
     parser.add_argument("--repeat", type=int, default=8)
-
-
-def run(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure each size, and print a row for it."""
-    columns = ("first turn", "each turn", "a recall", "entries", "memory")
-    table = figures_table("", ("prompt",), columns)
-    results: dict[str, Any] = {}
-    for size in map(int, given.sizes.split(",")):
-        row = results[str(size)] = measure(size, given.new, given.recalled, given.repeat)
-        times = (f"{row[name]:.2f} ms" for name in ("first_ms", "turn_ms", "recall_ms"))
-        table.add_row(f"{size:,}", *times, f"{row['entries']:,}", f"{row['kilobytes']:,} KB")
-    Console().print(table)
-    return results
+    given = parser.parse_args()
+    found = {size: measure(size, given.new, given.recalled, given.repeat) for size in given.sizes}
+    names = ("first_ms", "turn_ms", "recall_ms")
+    rows = [
+        (
+            f"{size:,}",
+            *(f"{row[name]:.2f} ms" for name in names),
+            *(f"{row['entries']:,}", f"{row['kilobytes']:,} KB"),
+        )
+        for size, row in found.items()
+    ]
+    show(("prompt", "first turn", "each turn", "a recall", "entries", "memory"), rows)
+    write_json(given.json, found)

@@ -10,7 +10,6 @@ margin is the engine's own. There are two workloads:
 
 from __future__ import annotations
 
-import argparse
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,6 @@ from enum import StrEnum
 from functools import partial
 from random import Random
 from typing import Any
-
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from leyline_engine.contract import EditPayload, ReuseMode, ReusePayload
 from leyline_lab.fidelity.recall_task import (
@@ -41,7 +36,9 @@ from leyline_lab.training.train import WORDS
 from leyline_replay.engine import GenerationRequest, ReplayEngine
 from leyline_replay.models.loader import LoadedModel, load_model
 
-from ..tables import figures_table, share
+from ..console import write_json
+from ..harness.arguments import Arguments
+from ..harness.report import progress, show
 from ..traces.texts import demo_material
 
 MODELS = ("leyline-recall", "leyline-recall-notes")
@@ -219,35 +216,34 @@ def measure(loaded: LoadedModel, cases: Iterator[Case], step: Callable[[], None]
     }
 
 
-def table(results: dict[str, Any]) -> Table:
-    """Return the shares by model and threshold."""
-    shown = figures_table(
-        "First tokens that differ from a full prefill's, before and after the gate",
-        ("prompts",),
-        ("threshold", "gated", "wrong before", "wrong after", "if random"),
-    )
+def print_results(results: dict[str, Any]) -> None:
+    """Print the shares by model and threshold, then the wrong ones by place."""
+    rows: list[Sequence[object] | None] = []
     for model, entry in results.items():
         for row in entry["thresholds"]:
             shares = (row["gated"], entry["wrong"], row["wrong_after"], row["wrong_if_random"])
-            shown.add_row(model, f"{row['threshold']:g}", *map(share, shares))
-        shown.add_section()
-    return shown
+            rows.append((model, f"{row['threshold']:g}", *(f"{each:.1%}" for each in shares)))
+        rows.append(None)
+    columns = ("prompts", "threshold", "gated", "wrong before", "wrong after", "if random")
+    title = "First tokens that differ from a full prefill's, before and after the gate"
+    show(columns, rows, title=title)
+    for model, entry in results.items():
+        places = ", ".join(f"{k} {v:.1%}" for k, v in entry["wrong_by_place"].items())
+        chance = entry["separation"]
+        said = "" if chance is None else f"; separation {chance:.2f}"
+        print(f"{model}: {entry['prompts']} prompts, wrong by place: {places}{said}")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add models and sizes."""
+def main() -> None:
+    """Measure each model and workload, print, write."""
+    parser = Arguments(__doc__)
     parser.add_argument("--models", nargs="+", default=MODELS, help="names or folders")
     parser.add_argument("--count", type=int, default=400, help="prompts of each workload")
     parser.add_argument("--turns", type=int, default=6, help="other turns in a block of the task")
-
-
-def run(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure each model and workload, and print them."""
-    console = Console()
+    given = parser.parse_args()
     results: dict[str, Any] = {}
     text = demo_material().text
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("prompts", total=2 * len(given.models) * given.count)
+    with progress("prompts", 2 * len(given.models) * given.count) as step:
         for name in given.models:
             loaded = load_model(name, device="cpu", dtype="float32")
             ids = loaded.tokenizer.encode(text, add_special_tokens=False)
@@ -258,13 +254,6 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             for workload, draw in draws.items():
                 rng = Random(f"margin-{workload}")
                 cases = (draw(rng) for _ in range(given.count))
-                results[f"{loaded.name}, {workload}"] = measure(
-                    loaded, cases, lambda: progress.advance(bar)
-                )
-    console.print(table(results))
-    for model, entry in results.items():
-        places = ", ".join(f"{k} {v:.1%}" for k, v in entry["wrong_by_place"].items())
-        chance = entry["separation"]
-        said = "" if chance is None else f"; separation {chance:.2f}"
-        console.print(f"{model}: {entry['prompts']} prompts, wrong by place: {places}{said}")
-    return results
+                results[f"{loaded.name}, {workload}"] = measure(loaded, cases, step)
+    print_results(results)
+    write_json(given.json, results)

@@ -7,14 +7,11 @@ fill the index beside it.
 
 from __future__ import annotations
 
-import argparse
 from array import array
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from leyline_engine.contract import ATTENTION_SINK, token_digest
 from leyline_engine.records.sources import SourceTurn
@@ -22,7 +19,9 @@ from leyline_engine.reuse.fingerprints import Fingerprinter, MatcherKind, finger
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.reuse.matching import ReuseMatcher
 
-from ..tables import figures_table
+from ..console import write_json
+from ..harness.arguments import Arguments, numbers
+from ..harness.report import show
 from .index import VOCABULARY
 
 OTHERS = 4
@@ -83,23 +82,28 @@ def measure(prints: Fingerprinter, length: int, new: int, repeat: int) -> dict[s
     }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the sizes."""
-    parser.add_argument("--sizes", default="10000,50000,100000", help="prompt lengths, in tokens")
+def main() -> None:
+    """Measure each matcher and size, print, write."""
+    parser = Arguments(__doc__)
+    parser.add_argument("--sizes", type=numbers, default="10000,50000,100000", help="in tokens")
     parser.add_argument("--new", type=int, default=1000, help="uncached tokens of each prompt")
     parser.add_argument("--repeat", type=int, default=15)
-
-
-def run(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure each matcher and size, and print a row for it."""
-    columns = ("prompt", "search", "update", "found of the new")
-    table = figures_table("", ("matcher",), columns)
-    results: dict[str, Any] = {}
-    for kind in (MatcherKind.WINNOW, MatcherKind.CDC):
-        for size in map(int, given.sizes.split(",")):
-            row = measure(fingerprinter(kind, 1), size, given.new, given.repeat)
-            results.setdefault(kind.value, {})[str(size)] = row
-            times = (f"{row[name]:.2f} ms" for name in ("search_ms", "update_ms"))
-            table.add_row(kind.value, f"{size:,}", *times, f"{row['found']:.1%}")
-    Console().print(table)
-    return results
+    given = parser.parse_args()
+    found = {
+        kind.value: {
+            size: measure(fingerprinter(kind, 1), size, given.new, given.repeat)
+            for size in given.sizes
+        }
+        for kind in (MatcherKind.WINNOW, MatcherKind.CDC)
+    }
+    rows = [
+        (
+            *(kind, f"{size:,}"),
+            *(f"{row[name]:.2f} ms" for name in ("search_ms", "update_ms")),
+            f"{row['found']:.1%}",
+        )
+        for kind, by_size in found.items()
+        for size, row in by_size.items()
+    ]
+    show(("matcher", "prompt", "search", "update", "found of the new"), rows)
+    write_json(given.json, found)

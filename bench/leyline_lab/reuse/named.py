@@ -8,7 +8,6 @@ are taken out of the requests on their way.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -19,7 +18,6 @@ from time import process_time
 from typing import Any
 
 import httpx
-from rich.console import Console
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -37,8 +35,10 @@ from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.embedded import create_embedded_engine
 from leyline_proxy.upstream.lifespan import lifespan_of
 
+from ..console import write_json
 from ..engines.stack import CHAT_PATH as CHAT
-from ..tables import figures_table
+from ..harness.arguments import Arguments, numbers
+from ..harness.report import show
 from ..traces.texts import demo_material
 
 LENGTHS = (60, 120, 240, 480, 2000)
@@ -173,26 +173,24 @@ def _turn(prompt: Rendered) -> RetainedTurn:
     return RetainedTurn("t0", 0, Prepared((), ()), prompt, (), (), None, digest, "run", names=names)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the sizes."""
+def main() -> None:
+    """Measure what is reused, then the cost of names, print, write."""
+    parser = Arguments(__doc__)
     parser.add_argument("--texts", type=int, default=12, help="texts that both agents read")
-    parser.add_argument("--sizes", default="10000,50000,100000", help="prompt lengths, in tokens")
-
-
-def run(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure what is reused, then the cost of names, and print both."""
+    parser.add_argument("--sizes", type=numbers, default="10000,50000,100000", help="in tokens")
+    given = parser.parse_args()
     configure_logging("error", "console")
-    console = Console()
     found = list(rows(given.texts))
+    reused_rows = [
+        (
+            *(f"{row[name]:,}" for name in ("tokens", "prompt", "read")),
+            *(f"{row[arm]:,} ({row[arm] / row['prompt']:.1%})" for arm in ARMS),
+        )
+        for row in found
+    ]
     title = "tokens of the second agent's prompt"
-    table = figures_table(title, (), ("a text", "prompt", "texts", *ARMS))
-    for row in found:
-        shares = [f"{row[arm]:,} ({row[arm] / row['prompt']:.1%})" for arm in ARMS]
-        table.add_row(str(row["tokens"]), f"{row['prompt']:,}", f"{row['read']:,}", *shares)
-    console.print(table)
-    costs = {size: cost_ms(size, 30) for size in map(int, given.sizes.split(","))}
-    table = figures_table("CPU of the proxy", (), ("prompt", "to name", "to learn"))
-    for size, (name, learn) in costs.items():
-        table.add_row(f"{size:,}", f"{name:.2f} ms", f"{learn:.2f} ms")
-    console.print(table)
-    return {"texts": given.texts, "lengths": found, "cost_ms": costs}
+    show(("a text", "prompt", "texts", *ARMS), reused_rows, title=title, words=0)
+    costs = {size: cost_ms(size, 30) for size in given.sizes}
+    cost_rows = [(f"{n:,}", *(f"{each:.2f} ms" for each in cost)) for n, cost in costs.items()]
+    show(("prompt", "to name", "to learn"), cost_rows, title="CPU of the proxy", words=0)
+    write_json(given.json, {"texts": given.texts, "lengths": found, "cost_ms": costs})

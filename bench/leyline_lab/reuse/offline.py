@@ -11,9 +11,9 @@ sessions before it in the file, as if one engine had served them one after the o
 
 from __future__ import annotations
 
-import argparse
 import json
 import textwrap
+from argparse import RawDescriptionHelpFormatter
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,13 +21,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-
 from leyline_engine.contract import common_prefix
 from leyline_engine.reuse.winnowing import Winnower
 
+from ..console import write_json
+from ..harness import markdown as pages
+from ..harness.arguments import Arguments
+from ..harness.report import progress, show
 from ..pictures import (
     BLUE,
     GREEN,
@@ -40,7 +40,6 @@ from ..pictures import (
     new_figure,
     save_figure,
 )
-from ..tables import figures_table
 from ..traces.recordings import Message, RecordedSession, read_trace
 from .arms import Arm, new_arms
 
@@ -240,25 +239,14 @@ def measured(
     yield Row(name, "file", together)
 
 
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """Return the columns of rows."""
+    return ["sessions", "history", *TOKEN_COLUMNS, *rows[0].counts.found]
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """Return the table as it is on the benchmarks' page."""
-    names = list(rows[0].counts.found)
-    lines = [
-        f"| {' | '.join(['sessions', 'history', *TOKEN_COLUMNS, *names])} |",
-        f"|---|---|{'---:|' * (len(TOKEN_COLUMNS) + len(names))}",
-    ]
-    lines += [f"| {' | '.join(cells(row))} |" for row in rows]
-    return "\n".join(lines)
-
-
-def table(rows: Sequence[Row]) -> Table:
-    """Return the table for a terminal."""
-    title = "Tokens found, in % of those that an exact prefix leaves"
-    columns = (*TOKEN_COLUMNS, *rows[0].counts.found)
-    shown_table = figures_table(title, ("sessions", "history"), columns)
-    for row in rows:
-        shown_table.add_row(*cells(row), end_section=row.history == "file")
-    return shown_table
+    return pages.table(columns_of(rows), map(cells, rows), words=2)
 
 
 def cells(row: Row) -> list[str]:
@@ -331,37 +319,34 @@ def thousands(tokens: int) -> str:
     return f"{tokens / 1e6:.1f}M" if tokens >= 1_000_000 else f"{tokens / 1000:.0f}K"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the files and the outputs."""
+def main() -> None:
+    """Measure each file, print, write, draw."""
+    parser = Arguments(__doc__, plot=True)
     listed = "\n".join(f"  {name:<26}{text}" for name, text in ARMS.items())
     parser.epilog = f"methods:\n{listed}"
+    parser.formatter_class = RawDescriptionHelpFormatter
     parser.add_argument(
         "--traces", type=Path, required=True, metavar="DIR", help="sessions_* and edited_* files"
     )
-    parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw the shares")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-
-
-def run(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure each file, print the table, and draw it."""
+    given = parser.parse_args()
     paths = [path for kind in KINDS for path in sorted(given.traces.glob(f"{kind}_*.jsonl*"))]
     if not paths:
-        raise SystemExit(f"{given.traces} has no files sessions_*.jsonl or edited_*.jsonl(.gz)")
+        parser.error(f"{given.traces} has no files sessions_*.jsonl or edited_*.jsonl(.gz)")
     renderer, rows = Renderer(), list[Row]()
     specials, fingerprints = renderer.specials, Winnower().select
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=len(paths))
+    with progress("files", len(paths)) as step:
         for path in paths:
             name = path.name.partition(".")[0]
-            progress.update(task, description=name)
             sessions = [list(rendered(one, renderer)) for one in read_trace(path).sessions]
             rows += measured(name, sessions, lambda: new_arms(specials, fingerprints))
-            progress.advance(task)
+            step(name)
+    write_json(given.json, document(rows))
     if given.plot:
         draw(rows, given.plot)
-    console = Console()
-    console.width = max(console.width, 150)  # a narrower table can't be read
-    console.print(
-        markdown(rows) if given.markdown else table(rows), markup=False, soft_wrap=given.markdown
-    )
-    return document(rows)
+    if given.markdown:
+        print(markdown(rows))
+        return
+    title = "Tokens found, in % of those that an exact prefix leaves"
+    lines = [line for row in rows for line in ([cells(row)] + [None] * (row.history == "file"))]
+    show(columns_of(rows), lines, title=title, words=2, width=150)

@@ -30,8 +30,8 @@ from leyline_engine.rotary.rotation import Rotary
 from leyline_replay.engine import GenerationRequest, ReplayEngine
 from leyline_replay.models.loader import load_model
 
+from .figures import BenchRequest, Closeness, Sample
 from .recovery import recoverable_tokens, tokens_by_arm
-from .samples import BenchRequest, Closeness, Sample
 from .tenants import live_paths
 
 SCOPE = "bench"

@@ -26,11 +26,10 @@ from leyline_engine.contract import (
     ReusePayload,
     TokenCounts,
 )
-from leyline_lab.reuse.samples import BenchRequest, Closeness, Sample
+from leyline_lab.reuse.figures import BenchRequest, Closeness, Sample
 
 from ..errors import ServerAnswerError
-from ..three_arm.client import ServerAnswer, TokenLogprobs
-from ..three_arm.generate import GenerateClient
+from ..three_arm.clients import GenerateClient, ServerAnswer, TokenLogprobs
 
 UNROTATED = "unrotated"
 """Prefix of the names of the control's sessions; its plugin recognises them."""

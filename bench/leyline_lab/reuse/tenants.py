@@ -15,20 +15,16 @@ slot. Shareable tokens are counted independently of the engine's index.
 
 from __future__ import annotations
 
-import argparse
 import random
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
 from leyline_engine.contract import (
     ATTENTION_SINK,
@@ -44,7 +40,10 @@ from leyline_replay.engine import GenerationRequest, ReplayEngine
 from leyline_replay.models.loader import LoadedModel, load_model
 from leyline_replay.sequence import Sequence as Running
 
-from ..tables import figures_table, share
+from ..console import write_json
+from ..harness.arguments import Arguments
+from ..harness.report import progress, show
+from ..tables import share
 from ..traces.texts import demo_material
 from .verbatim_runs import MIN_RUN, Mask, Windows
 
@@ -56,7 +55,7 @@ EXPONENT = 1.1
 NAMES = ("Ash", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Ginkgo", "Hazel")
 ROUNDS = ("cold", "warm")
 _SPARE = 4096
-_SHARED = ("shareable", "shared", "foreign")
+_COLUMNS = ("tenants", "at once", "caches", "group", "prompt", "own", "taken")
 _NOBODY = -1
 
 
@@ -303,36 +302,32 @@ def measure(
     return found
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the numbers of tenants and requests."""
+def main() -> None:
+    """Measure each workload, print, write."""
+    parser = Arguments(__doc__)
     parser.add_argument("--tenants", type=int, nargs="+", default=[2, 4, 8], metavar="N")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[4, 8], metavar="N")
     parser.add_argument("--requests", type=int, default=12, help="of each tenant, per round [12]")
-
-
-def run(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure each workload, and print it."""
+    given = parser.parse_args()
     if not 1 < min(given.tenants) <= max(given.tenants) <= len(NAMES):
-        raise SystemExit(f"--tenants takes 2 to {len(NAMES)}")
+        parser.error(f"--tenants takes 2 to {len(NAMES)}")
     model = load_model(None, dtype="float32")
-    found = []
-    columns = ("tenants", "at once", "caches", "group", "prompt", "own", "taken", *_SHARED)
-    table = figures_table("Content that tenants share (tokens)", (), columns, gap=0)
-    sets = [(many, width) for many in given.tenants for width in given.concurrency]
-    with Progress(console=Console(stderr=True)) as progress:
-        for tenants, concurrency in sets:
-            total = 4 * tenants * given.requests
-            task = progress.add_task(f"{tenants} tenants, {concurrency} at once", total=total)
-            advance = partial(progress.advance, task)
-            result = measure(model, tenants, concurrency, given.requests, advance)
-            found.append(result)
-            for label, name in product(ROUNDS, ("on", "off")):
-                row = result[name][label]
-                table.add_row(
-                    *(str(tenants), str(concurrency), label, name),
-                    *(f"{row[key]:,}" for key in ("prompt", "own", "group", "shareable")),
-                    share(row["share"], nothing="–"),
-                    f"{row['foreign_slots']:,}",
-                )
-    Console().print(table)
-    return {"workloads": found}
+    total = 4 * sum(given.tenants) * len(given.concurrency) * given.requests
+    with progress("requests", total) as step:
+        found = [
+            measure(model, tenants, concurrency, given.requests, step)
+            for tenants, concurrency in product(given.tenants, given.concurrency)
+        ]
+    rows = [
+        (
+            *(result["tenants"], result["concurrency"], label, name),
+            *(f"{row[key]:,}" for key in ("prompt", "own", "group", "shareable")),
+            *(share(row["share"], nothing="–"), f"{row['foreign_slots']:,}"),
+        )
+        for result in found
+        for label, name in product(ROUNDS, ("on", "off"))
+        for row in [result[name][label]]
+    ]
+    title = "Content that tenants share (tokens)"
+    show((*_COLUMNS, "shareable", "shared", "foreign"), rows, title=title, words=0, width=100)
+    write_json(given.json, {"workloads": found})

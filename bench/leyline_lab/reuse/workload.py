@@ -23,7 +23,8 @@ from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import Any
 
-from leyline_lab.reuse.samples import BenchRequest
+from leyline_lab.reuse.figures import BenchRequest
+from leyline_lab.traces.texts import Material
 
 REQUESTS_PER_SESSION = 6
 FEW_SESSIONS = 4
@@ -36,15 +37,6 @@ _ROLES = (
     "reader of logs",
 )
 _PLANS = ("free", "team", "enterprise, billed by the year", "trial until the end of the month")
-
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """Recorded text that patterns cut their parts from."""
-
-    text: str
-    tools: tuple[Mapping[str, Any], ...]
-    """Schemas of tools."""
 
 
 @dataclass(frozen=True, slots=True)

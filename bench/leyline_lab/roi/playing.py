@@ -32,7 +32,7 @@ from leyline_proxy.plan.synthesis import TurnPlan, synthesize
 from leyline_proxy.render.dialects import RenderError
 from leyline_proxy.render.renderer import ChatRenderer
 
-from ..errors import MissingExtraError
+from ..packages import replay_engine
 from ..traces.recordings import RecordedSession, Trace, TraceRequest
 from .results import FileRoi, Served, SessionRoi
 
@@ -64,7 +64,7 @@ class Player:
             done: called after each request.
 
         Raises:
-            MissingExtraError: a library of the engine is not installed.
+            EngineUnavailable: a library of the replay engine is not installed.
         """
         cache = _new_cache(self.cache_tokens, self.page_tokens)
         sessions: list[SessionRoi] = []
@@ -87,10 +87,8 @@ class _RefusedError(Exception):
 
 
 def _new_cache(tokens: int | None, page_tokens: int) -> DryCache:
-    try:
+    with replay_engine():
         from leyline_replay.dry_run import DryCache
-    except ImportError as error:
-        raise MissingExtraError(error.name or "numpy") from error
     return DryCache(tokens=tokens, page_tokens=page_tokens)
 
 

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..sums import Sums
+
 WORTH_IT = 0.01
 """Smallest share of the prompt tokens for which reuse is worth being turned on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class Served(Sums):
     """Prompt tokens by their origin."""
 
     prefix: int = 0
@@ -35,16 +37,6 @@ class Served:
     def prompt(self) -> int:
         """All tokens."""
         return self.prefix + self.edits + self.reuse + self.prefill
-
-    def __add__(self, other: Served) -> Served:
-        return Served(
-            self.prefix + other.prefix,
-            self.edits + other.edits,
-            self.clean + other.clean,
-            self.session + other.session,
-            self.tenant + other.tenant,
-            self.prefill + other.prefill,
-        )
 
     def share(self, tokens: int) -> float:
         """Return a number of tokens as a share of the prompt; 0 for an empty one."""

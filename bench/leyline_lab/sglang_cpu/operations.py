@@ -1,12 +1,80 @@
-"""Operations of single models that SGLang has for accelerators alone, in plain PyTorch."""
+"""PyTorch in place of SGLang's Triton kernels: experts, adapters, and other operations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Forward = Callable[[Any, Tensor, Any, Any], Tensor]
+
+
+def register_experts() -> None:
+    """Let SGLang's plain experts skip those that other ranks hold."""
+    from sglang.srt.layers.moe import fused_moe_native
+
+    forward = fused_moe_native.moe_forward_native
+    fused_moe_native.moe_forward_native = _of_local_experts(forward)
+
+
+def _of_local_experts(forward: Forward) -> Forward:
+    """Return a forward of experts to which a token may name experts of other ranks, as -1.
+
+    SGLang's own takes every number for an expert of its layer.
+    """
+
+    def forward_local(layer: Any, hidden: Tensor, chosen: Any, config: Any) -> Tensor:
+        if not bool((chosen.topk_ids < 0).any()):
+            return forward(layer, hidden, chosen, config)
+        result = torch.zeros_like(hidden)
+        for expert in chosen.topk_ids[chosen.topk_ids >= 0].unique().tolist():
+            rows, places = torch.nonzero(chosen.topk_ids == expert, as_tuple=True)
+            alone = chosen._replace(
+                topk_weights=chosen.topk_weights[rows, places, None],
+                topk_ids=chosen.topk_ids[rows, places, None],
+            )
+            result.index_add_(0, rows, forward(layer, hidden[rows], alone, config))
+        return result
+
+    return forward_local
+
+
+def register_adapters() -> None:
+    """Let SGLang's modules for adapters make tensors on a machine without pinned memory."""
+    from sglang.srt.lora import layers
+    from sglang.srt.lora.backend import torch_backend
+
+    for module in (layers, torch_backend):
+        module.torch = _Unpinned(module.torch)
+    Tensor.pin_memory = _as_it_is  # type: ignore[method-assign,assignment]
+
+
+class _Unpinned(ModuleType):
+    """PyTorch, but that no tensor is made in pinned memory, which only an accelerator brings."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        super().__init__(torch.__name__)
+        self._torch = torch
+        for name in ("empty", "tensor", "zeros"):
+            setattr(self, name, partial(_unpinned, getattr(torch, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)
+
+
+def _unpinned(
+    make: Callable[..., Any], *args: Any, pin_memory: bool = False, **options: Any
+) -> Any:
+    del pin_memory
+    return make(*args, **options)
+
+
+def _as_it_is(tensor: Tensor, *_: object) -> Tensor:
+    return tensor
 
 
 def register_operations() -> None:

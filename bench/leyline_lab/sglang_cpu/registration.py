@@ -7,10 +7,12 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
-from leyline_lab.sglang_cpu.adapters import register_adapters
-from leyline_lab.sglang_cpu.experts import register_experts
 from leyline_lab.sglang_cpu.host_tier import register_host_tier
-from leyline_lab.sglang_cpu.operations import register_operations
+from leyline_lab.sglang_cpu.operations import (
+    register_adapters,
+    register_experts,
+    register_operations,
+)
 
 ATTENTION_BACKEND = "torch_native"
 

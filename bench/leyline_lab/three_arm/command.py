@@ -16,7 +16,7 @@ from ..options import ApiKey, JsonOut, Plot, ServerFlag
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .client import BenchClient
+    from .clients import BenchClient
     from .figures import BenchArm
     from .running import BenchOptions, Level
 
@@ -111,9 +111,8 @@ def command(
     from rich.console import Console
 
     from .measured import Measured
-    from .picture import draw
+    from .report import draw, print_levels
     from .running import BenchOptions
-    from .table import print_levels
 
     vllm = engine is BenchEngine.VLLM
     kept = kv_cache_dtype.value

@@ -9,9 +9,7 @@ from pathlib import Path
 
 from ..engines.sglang import server_with_control
 from ..engines.vllm import DEFAULT_BLOCK, vllm_server
-from .client import BenchClient
-from .completions import CompletionsClient
-from .generate import GenerateClient
+from .clients import BenchClient, CompletionsClient, GenerateClient
 from .running import BenchOptions
 
 

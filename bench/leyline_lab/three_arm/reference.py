@@ -19,7 +19,7 @@ from leyline_engine.contract import RECEIPT_PATH, EditPayload, TurnRecord, edit_
 from leyline_proxy.upstream.embedded import create_embedded_engine
 
 from ..errors import ServerAnswerError
-from .client import TOP, ServerAnswer, StepLogprobs
+from .clients import TOP, ServerAnswer, StepLogprobs
 from .workload import (
     BUILD_TOKENS,
     Cut,

@@ -17,7 +17,7 @@ from typing import Any
 from leyline_engine.contract import EditPayload
 
 from ..errors import ServerAnswerError
-from .client import BenchClient, ServerAnswer
+from .clients import BenchClient, ServerAnswer
 from .figures import BenchArm, FloorSample, Phase, PhaseFigures, Sample, level_json
 from .reference import Reference, Steps, logit_delta
 from .workload import (

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.resources import as_file, files
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 from ..errors import TraceError
-from ..reuse.workload import Material
 from .recordings import Message, RecordedSession, Tool, read_trace
 
 ENOUGH = 400_000
@@ -17,6 +17,15 @@ ENOUGH = 400_000
 MAX_TOOLS = 8
 _LONGEST = 4_000
 """Maximum number of characters of one message, so that no single file makes up all the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Recorded text that workloads cut their parts from."""
+
+    text: str
+    tools: tuple[Mapping[str, Any], ...]
+    """Schemas of tools."""
 
 
 def demo_material() -> Material:

@@ -17,9 +17,10 @@ from leyline_lab.fidelity.recall_task import (
     Hidden,
     Message,
     Question,
+    Sight,
+    Thought,
     Turn,
 )
-from leyline_lab.fidelity.thoughts import Sight, Thought
 
 _TOOL_LIST: Final = (
     "# Tools\n\nCall a function by writing one block per call:\n"

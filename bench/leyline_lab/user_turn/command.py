@@ -123,9 +123,8 @@ def command(
 
     from leyline_proxy.telemetry.logging import configure_logging
 
-    from .picture import draw
+    from .report import draw, print_arms
     from .run import Workload
-    from .table import print_arms
 
     configure_logging("error", "json")
     with reported("leyline bench", ValueError) as console:

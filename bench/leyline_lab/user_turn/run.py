@@ -18,7 +18,7 @@ from leyline_lab.fidelity.recall_task import SYSTEM_PROMPT, TOOLS
 from ..engines.stack import Stack, StackOptions, running_stack
 from ..replay.driver import ChatDriver, StreamedAnswer
 from ..replay.results import RequestResult
-from ..three_arm.client import TOP
+from ..three_arm.clients import TOP
 from ..three_arm.reference import Steps, logit_delta
 from ..traces.recordings import TraceRequest
 from .figures import (

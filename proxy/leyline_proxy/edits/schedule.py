@@ -11,8 +11,8 @@ and a batch of edits then costs as much as one. Edits that reclaim tokens wait u
 decoding, memory), as a share of its prefill. The number of a session's remaining turns isn't known;
 the estimate without tuning is the number so far (a session's age is the best guess of its rest if
 nothing else is known of it). ``need`` makes room early where that is cheap: an edit near the end of
-the prompt costs little, and saves an expensive one later. ``bench/edit_timing.py`` found the
-defaults.
+the prompt costs little, and saves an expensive one later. ``python -m leyline_lab edit-timing``
+found the defaults.
 
 Edits that forget never wait, nor do edits of messages that the engine hasn't seen.
 """

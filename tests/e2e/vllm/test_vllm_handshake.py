@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 from support.sglang_stack import API_KEY, HINTS_SECRET
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.doctor.engines import EngineNeeds, examine_engine
 from leyline_proxy.doctor.findings import Status
 from leyline_proxy.http.app import create_app

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from starlette.applications import Starlette
-from support.engine_http import POOL, check_clean
+from support.engine_http import POOL
 
+from leyline_lab.stand_ins.serving import check_clean
 from leyline_replay.factory import serve_model
 from leyline_replay.http.app import ServingOptions
 from leyline_replay.models.loader import LoadedModel, load_model

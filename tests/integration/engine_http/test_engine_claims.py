@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 from starlette.applications import Starlette
-from support.engine_http import check_clean, client_of, hints, record_of, served
+from support.engine_http import client_of, hints, record_of, served
 from support.waiting import until
 
 from leyline_engine.claims.limits import Limits
@@ -32,6 +32,7 @@ from leyline_engine.contract import (
     SubmitClaim,
     sign_bytes,
 )
+from leyline_lab.stand_ins.serving import check_clean
 from leyline_replay.factory import create_engine_app, read_limits, serve_model
 from leyline_replay.http.app import ServingOptions
 from leyline_replay.models.loader import LoadedModel

@@ -6,8 +6,10 @@ from typing import Any
 
 import httpx
 from starlette.applications import Starlette
-from support.engine_http import MESSAGES, check_clean, hints, is_idle, record_of, served
+from support.engine_http import MESSAGES, hints, is_idle, record_of, served
 from support.waiting import until
+
+from leyline_lab.stand_ins.serving import check_clean
 
 SECRET = [*MESSAGES[:1], {"role": "user", "content": "The key is 4711. " * 20}]
 REDACTED = [*MESSAGES[:1], {"role": "user", "content": "The key is [REDACTED]."}]

@@ -10,8 +10,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
-from support.engine_http import check_clean, client_of, hints, is_idle, record_of
-from support.stack import serving
+from support.engine_http import client_of, hints, is_idle, record_of
 from support.waiting import wait
 
 from leyline_engine.claims.limits import Limits
@@ -27,6 +26,7 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.contract.metrics import ENGINE_METRICS
+from leyline_lab.stand_ins.serving import check_clean, serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_replay.factory import serve_model

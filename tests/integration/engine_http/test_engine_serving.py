@@ -11,18 +11,10 @@ import httpx
 import pytest
 import torch
 from starlette.applications import Starlette
-from support.engine_http import (
-    MESSAGES,
-    POOL,
-    chat,
-    check_clean,
-    client_of,
-    complete,
-    is_idle,
-    served,
-)
+from support.engine_http import MESSAGES, POOL, chat, client_of, complete, is_idle, served
 from support.waiting import until
 
+from leyline_lab.stand_ins.serving import check_clean
 from leyline_replay.factory import create_engine_app, serve_model
 from leyline_replay.models.loader import LoadedModel
 from leyline_replay.service import ServiceLimits

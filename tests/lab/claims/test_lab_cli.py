@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -121,20 +119,3 @@ def test_a_picture_of_no_known_kind_is_a_usage_error(tmp_path: Path) -> None:
     result = run("sweep", "--plot", str(tmp_path / "sweep.doc"))
     assert result.exit_code == 2
     assert "sweep.doc has no suffix of a picture" in " ".join(result.output.split())
-
-
-def test_without_matplotlib_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures are there all the same."""
-    real = builtins.__import__
-
-    def absent(name: str, *rest: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", absent)
-    out = tmp_path / "sweep.json"
-    result = run("sweep", "--json", str(out), "--plot", str(tmp_path / "sweep.png"))
-    assert result.exit_code == 2
-    assert "pip install matplotlib" in " ".join(result.output.split())
-    assert len(json.loads(out.read_text(encoding="utf-8"))["rows"]) == 28

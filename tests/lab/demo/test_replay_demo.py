@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.random_models import RandomKind, build_random
 from typer.testing import CliRunner
 
 from leyline_lab.demo import DEFAULT_POLICY
@@ -16,6 +15,7 @@ from leyline_lab.demo.run import run_against, shipped_trace
 from leyline_lab.engines.stack import StackOptions, running_stack
 from leyline_lab.replay.driver import ChatDriver
 from leyline_lab.replay.results import Arm, summarise
+from leyline_lab.stand_ins.random_models import RandomKind, build_random
 from leyline_proxy.cli.main import build_app
 
 

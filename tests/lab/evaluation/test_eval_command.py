@@ -22,9 +22,9 @@ from leyline_lab.evaluation import (
 )
 from leyline_lab.evaluation.composed import Composed
 from leyline_lab.evaluation.recalled import RecallOfCut
+from leyline_lab.fidelity.experiment import EvaluationSessions
 from leyline_lab.fidelity.recall_prompts import long_session
 from leyline_lab.fidelity.replay_eval import ReplayEvaluation
-from leyline_lab.fidelity.steps import EvaluationSessions
 from leyline_policies import load_pipeline
 from leyline_proxy.cli.main import build_app
 

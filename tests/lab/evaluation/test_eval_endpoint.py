@@ -14,19 +14,18 @@ from click.testing import Result
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from support.http_thread import ThreadServer, serving
-from support.random_models import RandomKind, build_random
 from typer.testing import CliRunner
 
 from leyline_lab.evaluation import endpoint, remote, sessions
 from leyline_lab.evaluation.remote import Access, endpoint_evaluation
 from leyline_lab.fidelity import tables
-from leyline_lab.fidelity.experiment import Record, Scale
+from leyline_lab.fidelity.experiment import EvaluationSessions, Record, Scale
 from leyline_lab.fidelity.recall_prompts import long_session
 from leyline_lab.fidelity.replay_subject import ReplaySubject
 from leyline_lab.fidelity.single_prompt import SinglePrompt
-from leyline_lab.fidelity.steps import EvaluationSessions
 from leyline_lab.fidelity.subject import Answer
 from leyline_lab.fidelity.tables import RECALL_MODELS, answer_tables
+from leyline_lab.stand_ins.random_models import RandomKind, build_random
 from leyline_policies import load_pipeline
 from leyline_proxy.cli.main import build_app
 from leyline_replay.factory import serve_model

@@ -12,10 +12,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from leyline_lab.errors import SubjectError
-from leyline_lab.evaluation.addresses import is_address
-from leyline_lab.evaluation.rendering import ModelRenderer, folder_renderer
+from leyline_lab.evaluation.opening import is_address
+from leyline_lab.evaluation.rendering import ModelRenderer
 from leyline_lab.evaluation.sessions import evaluation_sessions
 from leyline_lab.fidelity.replay_subject import render_chat
+from leyline_lab.traces.renderer import folder_renderer
 from leyline_proxy.upstream.renderer_document import RendererDocument
 from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 from leyline_replay.text.chat import PromptEncoder

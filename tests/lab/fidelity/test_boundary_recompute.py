@@ -15,10 +15,10 @@ from leyline_engine.contract import Recompute
 from leyline_lab.fidelity.boundary_recompute import KINDS, TURNS, BoundaryRecompute
 from leyline_lab.fidelity.comparison import FULL, NAIVE, REPREFILL
 from leyline_lab.fidelity.experiment import Record, ResultTable, Scale
+from leyline_lab.fidelity.judges import says
 from leyline_lab.fidelity.recall_prompts import FACTS, draw_question
 from leyline_lab.fidelity.recompute_rows import SETTINGS, Setting, rows_of
 from leyline_lab.fidelity.replay_subject import ReplaySubject
-from leyline_lab.fidelity.says import says
 from leyline_replay.models.loader import load_model
 
 MODEL = "leyline-recall"

@@ -14,18 +14,19 @@ from hypothesis import strategies as st
 from leyline_engine.contract import Outcome, Receipt
 from leyline_lab.engines.sglang_evaluation import evaluation_command
 from leyline_lab.errors import NothingCopiedError, SubjectError
+from leyline_lab.evaluation.remote import LeavingOut
 from leyline_lab.fidelity.comparison import compare, compare_all, divergence
 from leyline_lab.fidelity.experiment import (
+    EvaluationSessions,
     Experiment,
     Record,
     ResultTable,
     Scale,
+    SessionStep,
 )
-from leyline_lab.fidelity.leaving_out import LeavingOut
 from leyline_lab.fidelity.random_subjects import random_model
 from leyline_lab.fidelity.recall_prompts import long_session
 from leyline_lab.fidelity.replay_subject import ReplaySubject
-from leyline_lab.fidelity.steps import EvaluationSessions, SessionStep
 from leyline_lab.fidelity.subject import Answer
 from leyline_lab.fidelity.tables import answer_tables
 

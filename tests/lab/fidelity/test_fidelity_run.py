@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from leyline_lab.errors import JournalError
 from leyline_lab.fidelity.experiment import Record, ResultTable, Scale
-from leyline_lab.fidelity.journal import Journal
-from leyline_lab.fidelity.running import count_left, measure_all
+from leyline_lab.fidelity.journal import Journal, count_left, measure_all
 from leyline_lab.fidelity.statistics import difference, mean, share
 
 MODEL = {"model": "tiny", "fingerprint": "f"}

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from leyline_engine.contract import apply_directives
+from leyline_lab.fidelity.experiment import SessionStep, spread
+from leyline_lab.fidelity.judges import called_tool
 from leyline_lab.fidelity.rendering import Rendered, edits_between
 from leyline_lab.fidelity.replay_subject import render_chat
-from leyline_lab.fidelity.steps import SessionStep, spread
-from leyline_lab.fidelity.tool_names import called_tool
 from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 from leyline_replay.text.chat import PromptEncoder
 

@@ -18,10 +18,10 @@ from leyline_lab.fidelity.comparison import (
     SPLICE,
 )
 from leyline_lab.fidelity.experiment import Record, Scale
+from leyline_lab.fidelity.recall_prompts import ThoughtQuestion, draw_thinking
 from leyline_lab.fidelity.rendering import edit_of_extension
 from leyline_lab.fidelity.replay_subject import ReplaySubject
 from leyline_lab.fidelity.stripped_thinking import StrippedThinking
-from leyline_lab.fidelity.thinking_prompts import Asked, draw_thinking
 from leyline_replay.models.loader import load_model
 from leyline_replay.models.trained import DEFAULT_MODEL_NAME, THINKING_MODEL_NAME
 
@@ -43,7 +43,7 @@ def records() -> Mapping[str, Record]:
     return {case: experiment.measure(case) for case in wanted}
 
 
-def count(what: str, asked: Asked, arm: str) -> int:
+def count(what: str, asked: ThoughtQuestion, arm: str) -> int:
     """The number of cases in which an arm's answer is so."""
     return sum(
         int(record[f"{what}|{arm}"] or 0)
@@ -53,9 +53,10 @@ def count(what: str, asked: Asked, arm: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "asked", [pytest.param(Asked.THOUGHT, marks=pytest.mark.nightly), Asked.BEFORE_CALL]
+    "asked",
+    [pytest.param(ThoughtQuestion.THOUGHT, marks=pytest.mark.nightly), ThoughtQuestion.BEFORE_CALL],
 )
-def test_a_chosen_value_is_lost_by_a_prefill_and_not_by_a_splice(asked: Asked) -> None:
+def test_a_chosen_value_is_lost_by_a_prefill_and_not_by_a_splice(asked: ThoughtQuestion) -> None:
     """The whole history and the splice know it; a new prefill can't, and mostly looks it up."""
     assert count("right", asked, FULL) >= CASES - 2
     assert count("right", asked, REPREFILL) == 0
@@ -67,8 +68,8 @@ def test_a_chosen_value_is_lost_by_a_prefill_and_not_by_a_splice(asked: Asked) -
 def test_a_setting_that_stays_is_known_to_all_but_the_control() -> None:
     """An output that was read after the thinking moves, and can still be read."""
     for arm in (FULL, REPREFILL, SPLICE, LATER):
-        assert count("right", Asked.OUTPUT, arm) >= CASES - 2, arm
-    assert count("right", Asked.OUTPUT, NAIVE) <= 2
+        assert count("right", ThoughtQuestion.OUTPUT, arm) >= CASES - 2, arm
+    assert count("right", ThoughtQuestion.OUTPUT, NAIVE) <= 2
 
 
 def test_the_table_names_models_that_strip_nothing() -> None:
@@ -79,7 +80,7 @@ def test_the_table_names_models_that_strip_nothing() -> None:
     assert set(experiment.cases(Scale.QUICK)) < set(experiment.cases(Scale.FULL))
     table = experiment.table(records())
     assert {len(row) for row in table.rows} == {len(table.columns)}
-    assert len(table.rows) == len(Asked) * 4
+    assert len(table.rows) == len(ThoughtQuestion) * 4
     assert "as it must be" in table.finding
     assert f"strips no thinking: {DEFAULT_MODEL_NAME}." in table.finding
     alone = StrippedThinking(both[:1], [])
@@ -98,8 +99,8 @@ def test_answers_of_other_models_are_compared_only() -> None:
     assert "right" not in experiment.table({case: record}).finding
 
 
-@pytest.mark.parametrize("asked", list(Asked))
-def test_the_edit_cuts_the_thinking_alone(asked: Asked) -> None:
+@pytest.mark.parametrize("asked", list(ThoughtQuestion))
+def test_the_edit_cuts_the_thinking_alone(asked: ThoughtQuestion) -> None:
     """It makes the later prompt's beginning, and what it cuts is the thought."""
     thinking = subject(THINKING_MODEL_NAME)
     for seed in range(20):
@@ -117,13 +118,13 @@ def test_the_edit_cuts_the_thinking_alone(asked: Asked) -> None:
         assert cut == f"<think>\n{thought}\n</think>\n\n"
         left = thinking.tokenizer.decode(after.tokens)
         assert thought not in left
-        assert asked is not Asked.OUTPUT or f"={drawn.answer}" in left
+        assert asked is not ThoughtQuestion.OUTPUT or f"={drawn.answer}" in left
 
 
 def test_a_conversation_that_is_only_continued_needs_no_edit() -> None:
     """Neither does one that another template shows in another way to the end."""
     plain = subject(DEFAULT_MODEL_NAME)
-    drawn = draw_thinking(Random(0), Asked.THOUGHT, 2)
+    drawn = draw_thinking(Random(0), ThoughtQuestion.THOUGHT, 2)
     before = plain.render(drawn.before, opened=False)
     after = plain.render([*drawn.before, *drawn.then])
     assert edit_of_extension(before, after) is None

@@ -12,7 +12,10 @@ import typer
 from outside_agent import OPENING, STEPS
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-from support.scripted_model import (
+from typer.testing import CliRunner
+
+from leyline_lab.outside.command import command
+from leyline_lab.stand_ins.scripted_model import (
     SCRIPTED,
     Call,
     Prompt,
@@ -20,10 +23,7 @@ from support.scripted_model import (
     build_scripted,
     scripted_model,
 )
-from support.stack import serving
-from typer.testing import CliRunner
-
-from leyline_lab.outside.command import command
+from leyline_lab.stand_ins.serving import serving
 
 AGENT = Path(__file__).with_name("outside_agent.py")
 ENGINES = 4

@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from leyline_lab.errors import EndpointError, MissingError, PlanError
+from leyline_lab.files import sole_user, write_whole
 from leyline_lab.outside.arms import (
     PROFILE_SETTING,
     OutsideArm,
@@ -23,7 +24,6 @@ from leyline_lab.outside.arms import (
 from leyline_lab.outside.benchmarks import Endpoint
 from leyline_lab.outside.command import command
 from leyline_lab.outside.endpoint import Engine
-from leyline_lab.outside.files import sole_user, write_whole
 from leyline_lab.outside.running import EngineWatch, check_docker, check_engine
 from leyline_lab.outside.tasks import Selection
 from leyline_proxy.settings import Settings, load_settings

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from leyline_lab.errors import EndpointError
+from leyline_lab.fidelity.statistics import paired, share
 from leyline_lab.outside.accounts import Account, account_of
 from leyline_lab.outside.arms import OutsideArm
 from leyline_lab.outside.benchmarks import DebugGym
@@ -22,7 +23,6 @@ from leyline_lab.outside.outcomes import (
     write_part,
 )
 from leyline_lab.outside.plan import Plan, Run
-from leyline_lab.outside.statistics import paired, wilson
 from leyline_lab.outside.summary import summarize
 from leyline_lab.outside.tasks import TaskScore
 
@@ -43,7 +43,7 @@ def test_wilson_equals_published_intervals(
     solved: int, count: int, low: float, high: float
 ) -> None:
     """The examples of Newcombe 1998 (Statistics in Medicine 17, 857), by the score method."""
-    found = wilson(solved, count)
+    found = share(solved, count)
     assert (round(found.low, 4), round(found.high, 4)) == (low, high)
 
 

@@ -16,7 +16,8 @@ import pytest
 from outside_agent import WAIT
 from outside_kit import Harness
 from support.fake_engine import MODEL, Answer, FakeEngine, chat_json
-from support.stack import serving
+
+from leyline_lab.stand_ins.serving import serving
 
 ONE_ARM = ("--results", "debug-gym", "--arms", "re-prefill", "--model", MODEL)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import gzip
 import io
 import json
@@ -14,10 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from leyline_lab.errors import MissingExtraError, TraceError
-from leyline_lab.policy_trial.plot import draw_trial, mean_by_turn, sum_by_turn
+from leyline_lab.errors import TraceError
+from leyline_lab.policy_trial.report import (
+    draw_trial,
+    mean_by_turn,
+    print_trial,
+    sum_by_turn,
+    tokens,
+    verdict,
+)
 from leyline_lab.policy_trial.rules import RuleCheck, check_rules
-from leyline_lab.policy_trial.table import print_trial, tokens, verdict
 from leyline_lab.policy_trial.trial import (
     Prefill,
     SessionTrial,
@@ -412,19 +417,3 @@ def test_picture_is_drawn(report: TrialReport, tmp_path: Path) -> None:
     uneven = TrialReport((_try([_talk(1)]), _try(requests_of(_talk(2)))))
     assert mean_by_turn(uneven, lambda turn: turn.original_tokens) == [200, 310]
     assert sum_by_turn(uneven, lambda turn: turn.prefill.prefix) == [400, 510]
-
-
-def test_missing_matplotlib_names_the_extra(
-    report: TrialReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without matplotlib the error says what to install."""
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtraError, match="pip install matplotlib"):
-        draw_trial(report, tmp_path / "x.png", "")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from leyline_lab.errors import MissingExtraError
 from leyline_lab.replay.plot import by_turn, draw, print_bars
 from leyline_lab.replay.results import (
     Arm,
@@ -81,22 +78,6 @@ def test_picture_is_written(tmp_path: Path) -> None:
         out = tmp_path / "new" / name
         draw(drawn, out, "A session")
         assert out.read_bytes().startswith(b"\x89PNG")
-
-
-def test_missing_matplotlib_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the library the message says what to install."""
-    real = builtins.__import__
-
-    def guarded(name: str, *rest: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", guarded)
-    with pytest.raises(MissingExtraError, match="pip install matplotlib"):
-        draw(made_up_runs(), tmp_path / "x.png", "A session")
 
 
 def test_bars_have_one_line_per_turn(console: Console) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.random_models import RandomKind, build_random
 
 from leyline_lab.engines.stack import StackOptions
 from leyline_lab.replay.arms import replay
 from leyline_lab.replay.results import Arm, ReplayReport
+from leyline_lab.stand_ins.random_models import RandomKind, build_random
 from leyline_lab.traces.recordings import read_trace
 
 TRACES = Path(__file__).parents[3].parent / "shared" / "traces"

@@ -10,11 +10,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from leyline_lab.reuse.figures import pattern_json
+from leyline_lab.reuse.figures import Closeness, Sample, pattern_json
 from leyline_lab.reuse.replay_engine import compare as compare_logits
-from leyline_lab.reuse.samples import Closeness, Sample
+from leyline_lab.reuse.report import print_patterns
 from leyline_lab.reuse.sglang import compare as compare_steps
-from leyline_lab.reuse.table import print_patterns
 
 SAMPLES = [
     Sample(100, 0, 0, 0, {"cdc": 0}, live_ms=90, radix_ms=1, live=Closeness((0.0,), (True,))),

@@ -7,9 +7,9 @@ from array import array
 import pytest
 from support.replay_engine import LIVE, make_engine, random_tokens, register, run
 
+from leyline_lab.reuse.figures import Closeness
 from leyline_lab.reuse.recovery import recoverable_tokens, tokens_by_arm
 from leyline_lab.reuse.replay_engine import live_sequences
-from leyline_lab.reuse.samples import Closeness
 
 DOC = random_tokens(150, 9)
 HEAD = random_tokens(50, 1)

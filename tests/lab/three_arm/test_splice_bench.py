@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from leyline_lab import splice_kernel
+from leyline_lab.harness.statistics import median_interval
+from leyline_lab.splice_kernel import _extrapolate
 from leyline_proxy.cli import build_app
 
 
@@ -40,14 +41,13 @@ def test_an_unknown_model_is_told_and_no_traceback(tmp_path: Path) -> None:
 
 def test_the_interval_encloses_the_median_by_rank() -> None:
     """Fifteen repetitions: the median is the eighth, its 95 % interval the fourth to twelfth."""
-    timing = splice_kernel._timing([float(value) for value in range(15, 0, -1)])
-    assert (timing.low, timing.median, timing.high) == (4.0, 8.0, 12.0)
-    assert splice_kernel._timing([1.0, 2.0, 3.0, 9.0]).median == 2.5
+    assert median_interval([float(value) for value in range(15, 0, -1)]) == (8.0, 4.0, 12.0)
+    assert median_interval([1.0, 2.0, 3.0, 9.0])[0] == 2.5
 
 
 def test_longer_prefills_follow_the_parabola_of_those_that_ran() -> None:
     """Linear and quadratic cost are distinguished; noise can't bend the curve downwards."""
     seen = {1000: 3.0 + 2.0, 2000: 6.0 + 8.0}
-    assert splice_kernel._extrapolate(seen, 4000) == pytest.approx(12.0 + 32.0)
-    assert splice_kernel._extrapolate({1000: 5.0}, 4000) == pytest.approx(20.0)
-    assert splice_kernel._extrapolate({1000: 5.0, 2000: 9.0}, 4000) == pytest.approx(18.0)
+    assert _extrapolate(seen, 4000) == pytest.approx(12.0 + 32.0)
+    assert _extrapolate({1000: 5.0}, 4000) == pytest.approx(20.0)
+    assert _extrapolate({1000: 5.0, 2000: 9.0}, 4000) == pytest.approx(18.0)

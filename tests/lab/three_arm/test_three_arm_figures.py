@@ -18,9 +18,8 @@ from leyline_lab.three_arm.figures import (
     goals,
     level_json,
 )
-from leyline_lab.three_arm.picture import draw
 from leyline_lab.three_arm.reference import Steps, logit_delta
-from leyline_lab.three_arm.table import print_levels
+from leyline_lab.three_arm.report import draw, print_levels
 from leyline_lab.three_arm.workload import MustPrefill
 
 MUST = MustPrefill(replacements=4, tail=1, sink=0, boundary=1, staged=1, pages=1)

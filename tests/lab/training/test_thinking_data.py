@@ -14,12 +14,13 @@ from leyline_engine.contract import normalize_messages
 from leyline_lab.fidelity.recall_task import (
     Message,
     Mix,
+    Sight,
+    Thought,
     Turn,
     ask,
     choose,
     session,
 )
-from leyline_lab.fidelity.thoughts import Sight, Thought
 from leyline_lab.training.encoding import Encoder, Row, collate
 from leyline_lab.training.evaluate import kind
 from leyline_replay.models.tiny_chat_template import THINKING_CHAT_TEMPLATE

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.shrunken import names
+
+from leyline_lab.sglang_models.shrunken import names
 
 REPOSITORY = Path(__file__).parents[3]
 VERDICTS: dict[str, dict[str, Any]] = json.loads(
@@ -48,10 +49,10 @@ def test_every_configuration_has_a_verdict() -> None:
 
 
 def run_bench(folder: Path, wanted: Sequence[str], *flags: str) -> dict[str, dict[str, Any]]:
-    """Measure models as ``bench/models.py`` does, in a process of its own."""
+    """Measure models as the laboratory does, in a process of its own."""
     file = folder / "verdicts.json"
-    bench = REPOSITORY / "bench" / "models.py"
-    command = [sys.executable, str(bench), *wanted, *flags, "--json", str(file)]
+    lab = [sys.executable, "-P", "-m", "leyline_lab", "models"]
+    command = [*lab, *wanted, *flags, "--json", str(file)]
     subprocess.run(command, check=True, timeout=900)
     verdicts: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
     return verdicts

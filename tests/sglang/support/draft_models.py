@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from sglang_models import shipped_model
-from support.random_models import RandomKind, build_model, random_config
 from transformers import AutoTokenizer
 
+from leyline_lab.stand_ins.random_models import RandomKind, build_model, random_config
 from leyline_replay.models.tiny import add_sglang_keys
 
 FLAGS = ("--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1")

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 from sglang_models import shipped_model
-from support.random_models import build_model
-from support.shrunken import small_config
 from transformers import AutoConfig, AutoTokenizer
+
+from leyline_lab.sglang_models.shrunken import small_config
+from leyline_lab.stand_ins.random_models import build_model
 
 _VOCABULARY = 4096
 """The shipped tokenizer's."""

@@ -27,7 +27,6 @@ from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
-from store_kit import LAYERS, ROTARY, Batch, Receipts, Store, rotary_facts
 
 from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import (
@@ -49,6 +48,14 @@ from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica
 from leyline_engine.sglang.rows.layouts import read_pool
 from leyline_engine.sglang.stage_row import StageRow
+from leyline_lab.engine_cost.scheduler.store import (
+    LAYERS,
+    ROTARY,
+    Batch,
+    Receipts,
+    Store,
+    rotary_facts,
+)
 
 SALT = b"salt of the test"
 """Of the names of lineages."""

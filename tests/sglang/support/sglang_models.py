@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 
-from support.random_models import RandomKind, build_model, random_config
 from transformers import AutoTokenizer
 
+from leyline_lab.stand_ins.random_models import RandomKind, build_model, random_config
 from leyline_replay.models.tiny import add_sglang_keys
 from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from support.fake_engine import FakeEngine
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.doctor.checks import Situation, checks_for
 from leyline_proxy.doctor.findings import Status
 from leyline_proxy.doctor.routers import examine_router

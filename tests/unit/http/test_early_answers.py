@@ -11,8 +11,8 @@ from contextlib import suppress
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 from support.fake_engine import FakeEngine
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http import early_answers
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.early_answers import EarlyAnswers

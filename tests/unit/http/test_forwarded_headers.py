@@ -11,8 +11,8 @@ import openai
 import pytest
 from starlette.types import Receive, Scope, Send
 from support.fake_engine import JSON, MODEL, Answer, FakeEngine, chat_json, proxy_before
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.headers import MODELS, NATIVE, OTHER, TAKEN

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from starlette.types import Send
 from support.fake_engine import MODEL, Answer, FakeEngine, chat_stream, chunk
 from support.metrics_page import metric
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.server import ProxyServer, listening
 from leyline_proxy.settings import Settings

@@ -14,8 +14,8 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 from support.fake_engine import JSON, MODEL, Answer, FakeEngine
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 

@@ -22,8 +22,8 @@ import zstandard
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from support.fake_engine import MODEL, FakeEngine, proxy_before
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.errors import BadRequestError
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.limits import read_body

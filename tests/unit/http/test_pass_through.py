@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 from support.fake_engine import CAPABILITY, JSON, MODEL, FakeEngine, proxy_before
-from support.stack import serving
 
 from leyline_engine.contract import Capability
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.settings.other_paths import STATELESS

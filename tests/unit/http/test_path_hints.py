@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from support.fake_engine import JSON, MODEL, FakeEngine, proxy_before
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.path_hints import KnownPaths, hint, is_gemini
 from leyline_proxy.settings import Settings

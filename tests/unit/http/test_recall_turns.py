@@ -24,8 +24,8 @@ from support.fake_engine import (
     proxy_before,
 )
 from support.sse import sse
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_policies.stubs import address_of
 from leyline_proxy.http.app import create_app
 from leyline_proxy.model.asides import RECALL_TOOL

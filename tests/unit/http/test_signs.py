@@ -23,8 +23,8 @@ from support.fake_engine import (
     proxy_before,
 )
 from support.sockets import socket_proxy, until
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.limits import until_disconnect
 from leyline_proxy.http.signs import Signs

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from support.fake_engine import MODEL, FakeEngine, proxy_before
 from support.redis_server import redis_server
-from support.stack import serving
 from test_native_apis import MESSAGES, Upstream, before
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 

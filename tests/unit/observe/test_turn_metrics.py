@@ -17,10 +17,10 @@ from support.fake_engine import (
     tool_session,
 )
 from support.metrics_page import samples
-from support.stack import serving
 
 from leyline_engine.contract import Outcome, Reason, Receipt, TokenCounts
 from leyline_engine.contract.capability import KVFacts, RotaryFacts
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.model.vocabulary import CAUSES
 from leyline_proxy.settings import Settings

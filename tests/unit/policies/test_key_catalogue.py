@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.bench_scripts import BENCH, bench
 
+from leyline_lab.policy_tables import detectors
+from leyline_lab.policy_tables.key_samples import samples
 from leyline_policies.builtin import catalogue
 from leyline_policies.builtin.catalogue import CHECKS, load_catalogue
 from leyline_policies.builtin.detectors import KEYS, load_detectors
 from leyline_policies.builtin.search import Search
 
-SCRIPT = bench("detectors", "key_samples", "policy_table")
 SEED = secrets.randbits(32)
-SAMPLES = [*SCRIPT.samples(SEED)]
-DOCUMENT = (BENCH.parent / "docs" / "policies.md").read_text("utf-8")
+SAMPLES = [*samples(SEED)]
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "policies.md").read_text("utf-8")
 HEX = "3f786850e387550fdab836ed7e6dc881de23001b"
 NEAR_MISSES = [
     # Sums, names and numbers that are long and random, but open nothing.
@@ -73,7 +73,7 @@ NEAR_MISSES = [
 
 def test_every_sample_is_found() -> None:
     """Nothing is left of any secret in a documented format, whatever is around it."""
-    left = SCRIPT.missed(SAMPLES)
+    left = detectors.missed(SAMPLES)
     assert not left, f"seed {SEED}: {len(left)} missed, such as {left[0]}"
 
 
@@ -100,7 +100,7 @@ def test_every_kind_has_ten_forms() -> None:
 
 def test_samples_are_missed_without_their_detector() -> None:
     """A sample counts as found only if its secret is gone: with no detector, none is."""
-    assert len(SCRIPT.missed(SAMPLES[::50], ["iban"])) == len(SAMPLES[::50])
+    assert len(detectors.missed(SAMPLES[::50], ["iban"])) == len(SAMPLES[::50])
 
 
 @pytest.mark.parametrize("text", NEAR_MISSES, ids=range(len(NEAR_MISSES)))
@@ -163,7 +163,7 @@ def test_rules_say_where_they_are_from() -> None:
 
 def test_the_documented_table_is_the_code_s() -> None:
     """Each detector of keys has its row, with as many samples as there are, all found."""
-    shown = DOCUMENT.partition(SCRIPT.BEGIN)[2].partition("<!--")[0]
+    shown = DOCUMENT.partition(detectors.BEGIN)[2].partition("<!--")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \| ([\d.]+%) \| (\d+) \|$", shown, re.MULTILINE)
     counts = {kind: sum(sample.kind == kind for sample in SAMPLES) for kind in KEYS}
     assert {kind: int(count.replace(",", "")) for kind, count, *_ in rows} == counts
@@ -175,7 +175,7 @@ def test_recorded_sessions_lose_nothing(traces_dir: Path) -> None:
     """There are no false alarms in what real agents have read and written, as the table says."""
     search = Search(load_detectors(["keys"]))
     found = []
-    for text in SCRIPT.texts(traces_dir):
+    for text in detectors.texts(traces_dir):
         search.begin()
         found += [text[start:end] for start, end in search.spans(text)]
     assert found == []

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 from support.claims_engine import ClaimsEngine
 from support.fake_engine import MODEL, proxy_before
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.model.history import HARNESS_HEADERS
 from leyline_proxy.settings import Settings, TenantSettings

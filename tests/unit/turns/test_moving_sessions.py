@@ -13,10 +13,10 @@ import httpx
 import msgspec
 import pytest
 from support.fake_engine import CAPABILITY, MODEL, Answer, FakeEngine, chat_json, forgotten
-from support.stack import serving
 from support.waiting import wait
 
 from leyline_engine.contract import Receipt, TokenCounts
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.model.session import Place, Session
 from leyline_proxy.sessions.summary import SessionOverview

@@ -9,10 +9,10 @@ import httpx
 import msgspec
 from support.fake_engine import CAPABILITY, MODEL, FakeEngine
 from support.redis_server import free_port
-from support.stack import serving
 from support.switching_router import SwitchingRouter
 
 from leyline_engine.contract import CARRIED, with_carriage
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 import zstandard
 from support.fake_engine import DONE, MODEL, Answer, FakeEngine, chat_json, chunk, proxy_before
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 

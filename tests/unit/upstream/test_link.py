@@ -16,8 +16,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.upstream.aiohttp_transport import AiohttpTransport
 from leyline_proxy.upstream.link import Link
 

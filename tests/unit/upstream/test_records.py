@@ -23,9 +23,9 @@ from support.fake_engine import (
     proxy_before,
 )
 from support.metrics_page import samples
-from support.stack import serving
 
 from leyline_engine.contract import Receipt, TurnRecord
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.errors import UpstreamUnreachableError
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings

@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 from support.clock import Clock
 from support.fake_engine import DONE, MODEL, Answer, FakeEngine, chunk, proxy_before
 from support.replicas import replica_over
-from support.stack import serving
 from support.waiting import until
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.errors import UpstreamBusyError, UpstreamUnreachableError
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from support.fake_engine import DONE, MODEL, Answer, FakeEngine, chat_stream, chunk, proxy_before
 from support.sse import sse
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.rendezvous import ranked

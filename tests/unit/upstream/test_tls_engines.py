@@ -13,8 +13,8 @@ import httpx
 import pytest
 from support.certificates import Authority, Pair
 from support.fake_engine import MODEL, FakeEngine, chat_json, chat_stream
-from support.stack import serving
 
+from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.tls.reloading import ReloadedContext

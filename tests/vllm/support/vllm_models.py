@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.random_models import RandomKind, build_model, random_config
 from transformers import AutoTokenizer
 
+from leyline_lab.stand_ins.random_models import RandomKind, build_model, random_config
 from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 
 

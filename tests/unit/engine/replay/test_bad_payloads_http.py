@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from starlette.applications import Starlette
-from support.engine_http import check_clean, client_of, record_of
+from support.engine_http import client_of, record_of
 from support.replay_engine import (
     SCOPE,
     VOCAB,
@@ -39,6 +39,7 @@ from leyline_engine.contract import (
     sign_envelope,
     token_digest,
 )
+from leyline_lab.stand_ins.serving import check_clean
 from leyline_replay.factory import serve_model
 from leyline_replay.http.app import ServingOptions
 from leyline_replay.models.loader import LoadedModel

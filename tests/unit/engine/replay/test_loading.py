@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.random_models import RandomKind, build_model, build_random, random_config
 
+from leyline_lab.stand_ins.random_models import RandomKind, build_model, build_random, random_config
 from leyline_replay.models.loader import ModelLoadError, load_model
 
 TOOLS = [{"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}]

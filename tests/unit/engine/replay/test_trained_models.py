@@ -11,10 +11,10 @@ from leyline_lab.fidelity.comparison import (
     REPREFILL,
     SPLICE,
 )
+from leyline_lab.fidelity.experiment import SessionStep
 from leyline_lab.fidelity.recall_task import Note
 from leyline_lab.fidelity.replay_subject import ReplaySubject
 from leyline_lab.fidelity.single_prompt import SinglePrompt
-from leyline_lab.fidelity.steps import SessionStep
 from leyline_replay.models.loader import LoadedModel, load_model
 from leyline_replay.models.tiny_chat_template import CHAT_TEMPLATE, THINKING_CHAT_TEMPLATE
 from leyline_replay.models.trained import TRAINED_MODEL_NAMES, trained_model_dir

@@ -1,0 +1,1 @@
+"""Real clients against the proxy: how each is started, and the faults of its session."""

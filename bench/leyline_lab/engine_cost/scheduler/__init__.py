@@ -1,0 +1,1 @@
+"""SGLang's scheduler without a model, for measuring the time of its own steps."""

@@ -1,0 +1,160 @@
+"""Stages of edited turns in recorded sessions, by the price of one more forward.
+
+Each gap between copies that an engine on SGLang makes takes a forward of its own, a stage. Where
+the run of copies after a gap is shorter than the price, it is prefilled with its neighbours. The
+sessions are played to caches without a model, as ``leyline roi`` does, and each edited turn is
+planned once for each price. The last columns are the work in tokens if the price is the true one:
+what is prefilled, and the price of each forward. They compare plans that join gaps by this price
+with plans that join none.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from leyline_engine.admit.plan import Plan, plan_turn
+from leyline_engine.contract import ATTENTION_SINK, EditPayload
+from leyline_policies import load_pipeline
+from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_replay.admission import Admission
+from leyline_replay.dry_run import DryCache
+
+from ..console import write_json
+from ..harness.arguments import Arguments, numbers
+from ..harness.report import show
+from ..roi import playing
+from ..traces.recordings import read_trace
+from ..traces.renderer import load_renderer
+
+_MIN_COPY = 32
+
+
+class Recording(DryCache):
+    """A cache that keeps the plans of edited turns."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.plans: list[Plan] = []
+
+    def _publish(
+        self, admission: Admission, prompt: array[int], output: array[int], payload: EditPayload
+    ) -> None:
+        if admission.plan.spliced:
+            self.plans.append(admission.plan)
+        super()._publish(admission, prompt, output, payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The edited turns of one file under one price."""
+
+    file: str
+    page: int
+    price: int
+    turns: int
+    stages: float
+    """Mean per turn."""
+    most: int
+    copied: int
+    prefilled: int
+
+
+def priced(file: str, plans: list[Plan], price: int, page: int) -> Figures:
+    """Plan all turns again under a price, in tokens."""
+    found = []
+    for plan in plans:
+        available = [plan.length * 2 + (1 << 20)] * (1 + max(c.source for c in plan.copies))
+        found.append(
+            plan_turn(
+                plan.length,
+                plan.prefix,
+                plan.copies,
+                available,
+                sink=ATTENTION_SINK,
+                min_copy=_MIN_COPY,
+                stage_cost=price,
+                page=page,
+            )
+        )
+    stages = [plan.stages for plan in found]
+    return Figures(
+        file,
+        page,
+        price,
+        len(found),
+        round(sum(stages) / max(1, len(stages)), 2),
+        max(stages, default=0),
+        sum(plan.copied for plan in found),
+        sum(plan.prefilled for plan in found),
+    )
+
+
+def work(plans: Figures, price: int) -> int:
+    """Return tokens and forwards together, in tokens, at a price that the plans needn't know."""
+    return plans.prefilled + round(price * (1 + plans.stages) * plans.turns)
+
+
+def play(path: Path, policy: str, undeclared: list[str], page: int) -> list[Plan]:
+    """Return the plans of a file's edited turns."""
+    caches: list[Recording] = []
+
+    def opened(tokens: int | None, page_tokens: int) -> DryCache:
+        caches.append(Recording(tokens=tokens, page_tokens=page_tokens))
+        return caches[-1]
+
+    rules = UndeclaredRules.parse(undeclared)
+    player = playing.Player(
+        load_renderer("shipped"), load_pipeline(policy), rules, page_tokens=page
+    )
+    with patch.object(playing, "_new_cache", opened):
+        player.play(read_trace(path), path.name)
+    return caches[0].plans
+
+
+def rows(found: list[Figures]) -> Iterator[list[str] | None]:
+    """Yield a row for each price, file by file."""
+    unjoined = {each.file: each for each in found if each.price == 0}
+    for each in found:
+        if each.price == 0:
+            yield None
+        yield [
+            each.file,
+            str(each.price),
+            f"{each.turns:,}",
+            f"{each.stages:.2f}",
+            str(each.most),
+            f"{each.copied:,}",
+            f"{each.prefilled:,}",
+            f"{work(each, each.price):,}",
+            f"{work(unjoined[each.file], each.price):,}",
+        ]
+
+
+def main() -> None:
+    """Play, plan, print, write."""
+    parser = Arguments(__doc__)
+    parser.add_argument("traces", nargs="+", type=Path, help="recorded sessions")
+    parser.add_argument("--policy", default="keep_all", help="policy pipeline, as for serve")
+    parser.add_argument(
+        "--undeclared",
+        nargs="*",
+        default=["tool=amortize"],
+        metavar="ROLE=amortize",
+        help="the harness's own edits that are spliced",
+    )
+    parser.add_argument("--prices", type=numbers, default="0,64,128,256,512,1024", help="in tokens")
+    parser.add_argument("--page", type=int, default=1, help="tokens per page")
+    given = parser.parse_args()
+    found: list[Figures] = []
+    for path in given.traces:
+        plans = play(path, given.policy, given.undeclared, given.page)
+        name = path.name.removesuffix(".jsonl.gz")
+        found += [priced(name, plans, price, given.page) for price in sorted({0, *given.prices})]
+    counts = ("turns", "stages", "most", "copied", "prefilled")
+    show(("file", "price", *counts, "work", "unjoined"), rows(found))
+    write_json(given.json, [asdict(each) for each in found])

@@ -1,0 +1,1 @@
+"""The cost of the proxy: its time and memory by request, session, worker and policy."""
