@@ -13,7 +13,7 @@ from support.overflow_words import ANTHROPIC_CLIENTS, OPENAI_CLIENTS
 
 ASKED = "Read the settings of the first file, line by line, and report what each of them says. " * 3
 LATE = "From here on write all of your answers in plain English words."
-LONG = "A line of a file that is far too long for the model.\n" * 1500
+LINE = "A line of a file that is far too long for the model.\n"
 APIS = ("chat", "messages", "responses", "completions")
 Talk = list[dict[str, Any]]
 
@@ -80,18 +80,18 @@ class ClientRequests:
         without = self.chat([*before, *after], max_tokens=2)
         return without, self.chat([*before, instruction, *after], max_tokens=2)
 
-    def too_long(self, *, stream: bool) -> Iterator[tuple[str, int, int, Any]]:
+    def too_long(self, text: str, *, stream: bool) -> Iterator[tuple[str, int, int, Any]]:
         """Yield the APIs with the two numbers of the error that their SDK raises, and the error."""
         for api in APIS:
             try:
-                self.ask(api, [{"role": "user", "content": LONG}], 4, stream=stream, session="")
+                self.ask(api, [{"role": "user", "content": text}], 4, stream=stream, session="")
             except (openai.BadRequestError, anthropic.BadRequestError) as error:
                 found: Any = error.body
                 message = found["error"]["message"] if api == "messages" else found["message"]
                 numbers = [int(word) for word in message.split() if word.isdigit()]
                 yield api, max(numbers), min(numbers), error
             else:
-                raise AssertionError(f"{api} takes a prompt of {len(LONG)} characters")
+                raise AssertionError(f"{api} takes a prompt of {len(text)} characters")
 
     def _chat(self, talk: Talk, stream: bool, session: str, members: Mapping[str, Any]) -> Answered:
         own = {"max_tokens": members["max_tokens"]}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from support.client_requests import (
     LATE,
-    LONG,
+    LINE,
     ClientRequests,
     check_compacts,
     plain,
@@ -80,8 +80,8 @@ def test_late_instructions_are_read(requests: ClientRequests, role: str) -> None
 def test_a_prompt_that_is_too_long_has_both_numbers(requests: ClientRequests, stream: bool) -> None:
     """Each API raises its own error, with the tokens of the prompt and of the window."""
     totals = {}
-    for api, totals[api], window, error in requests.too_long(stream=stream):
+    for api, totals[api], window, error in requests.too_long(LINE * 1500, stream=stream):
         check_compacts(api, error)
-        assert len(LONG) / 3 > totals[api] > len(LONG) / 4 > window > 10_000, api
+        assert 23_000 > totals[api] > 22_000 > window > 10_000, api
     # The template adds the same to each chat.
     assert totals["chat"] == totals["messages"] == totals["responses"] > totals["completions"]
