@@ -20,7 +20,7 @@ Talk = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a client reads of an answer."""
+    """The parts of an answer that a client reads."""
 
     text: str
     ended: str

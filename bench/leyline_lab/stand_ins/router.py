@@ -49,7 +49,7 @@ def router(policy: str, workers: Sequence[str], *, cache_threshold: float = 0.3)
     """
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-c", _LAUNCH, str(port), policy, str(cache_threshold), *workers],
+        [sys.executable, "-P", "-c", _LAUNCH, str(port), policy, str(cache_threshold), *workers],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
