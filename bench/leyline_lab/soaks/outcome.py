@@ -1,4 +1,4 @@
-"""What the soaks share: their words, and the end of a run."""
+"""The words of the soaks, and the end of a run."""
 
 from __future__ import annotations
 
