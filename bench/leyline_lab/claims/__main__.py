@@ -1,6 +1,6 @@
 """``python -m leyline_lab.claims``: ``leyline claims`` where only the engine is installed."""
 
-from leyline_lab.commands.claims import app
+from leyline_lab.claims.cli import app
 
 if __name__ == "__main__":
     app()

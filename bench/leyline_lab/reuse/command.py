@@ -15,7 +15,6 @@ import typer
 from ..console import reported, write_json
 from ..errors import LabError
 from ..options import ApiKey, JsonOut, Plot, ServerFlag
-from ..packages import replay_engine
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -151,6 +150,7 @@ def _replay(
 ) -> dict[str, Any]:
     from rich.progress import Progress
 
+    from ..packages import replay_engine
     from .figures import pattern_json
     from .workload import assembled, texts_of
 

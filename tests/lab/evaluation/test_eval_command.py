@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from leyline_lab.fidelity.steps import EvaluationSessions
 from support.random_models import RandomKind, build_random
 from transformers import AutoConfig
 from typer.testing import CliRunner
@@ -23,6 +22,7 @@ from leyline_lab.evaluation import (
 )
 from leyline_lab.evaluation.composed import Composed
 from leyline_lab.evaluation.recalled import RecallOfCut
+from leyline_lab.fidelity.experiment import EvaluationSessions
 from leyline_lab.fidelity.recall_prompts import long_session
 from leyline_lab.fidelity.replay_eval import ReplayEvaluation
 from leyline_policies import load_pipeline

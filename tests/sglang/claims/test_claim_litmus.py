@@ -22,7 +22,7 @@ BOUNDARY = 130
 # One process for all commands: SGLang starts once.
 SCRIPT = """
 import sys
-from leyline_lab.commands.claims import app
+from leyline_lab.claims.cli import app
 
 for command, out in zip(("litmus", "sweep"), sys.argv[2:]):
     options = ["--engine", "sglang", "--page-size", sys.argv[1], "--json", out]

@@ -45,7 +45,7 @@ def litmus(*, engine: _Engine = "micro", page: _Page = None, json_out: _Json = N
     If a spoilt trace gives the same outcome as the whole trace, the case fails. Exits with 1 if a
     case fails.
     """
-    from ..claims import command
+    from . import command
 
     command.litmus(engine, page, json_out)
 
@@ -64,6 +64,6 @@ def sweep(
 
     Under each policy: is the request served, and what is left of the claimed pages?
     """
-    from ..claims import command
+    from . import command
 
     command.sweep(engine, page, json_out, plot)
