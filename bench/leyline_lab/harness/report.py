@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..tables import figures_table
 from . import machine
 
+_WIDEST = 400
 Step = Callable[..., None]
 """Counts one step; a text that it is given describes the next one."""
 
@@ -37,27 +38,22 @@ def show(
     columns: Sequence[str],
     rows: Iterable[Sequence[object] | None],
     *,
-    title: str | None = None,
-    caption: str | None = None,
+    title: str = "",
+    caption: str = "",
     words: int = 1,
-    width: int = 0,
 ) -> None:
     """Print a table, and the machine that its figures are of.
 
     Args:
-        rows: cells by row; None draws a line.
+        rows: cells by row; None leaves a line free.
         words: number of columns at the left that hold words; the others hold numbers.
-        width: least width in characters; a narrower table can't be read.
     """
-    table = figures_table(title or "", columns[:words], columns[words:], caption=caption or "")
-    for column in table.columns[1:]:
-        column.no_wrap = False
+    table = figures_table(title, columns[:words], columns[words:], caption=caption)
     for row in rows:
-        if row is None:
-            table.add_section()
-        else:
-            table.add_row(*map(str, row))
+        table.add_row(*map(str, row or ()))
     console = Console()
-    console.width = max(console.width, width)
+    # A table that is cut can't be read.
+    whole = console.measure(table, options=console.options.update(max_width=_WIDEST))
+    console.width = max(console.width, whole.maximum)
     console.print(table)
     console.print(machine.describe(), style="dim", highlight=False)

@@ -9,7 +9,7 @@ defines what counts. The sessions were recorded without policies: the models had
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from leyline_policies import Memo, Message, Policy, load_pipeline, text_of
@@ -23,6 +23,7 @@ from ..console import write_json
 from ..harness import markdown
 from ..harness.arguments import Arguments
 from ..harness.report import progress
+from ..sums import Sums
 from ..traces.recordings import RecordedSession, read_trace
 from .reclaimed import OPTIONS, spec
 
@@ -35,7 +36,7 @@ MEMORY = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Sums):
     """Counts of one policy."""
 
     sessions: int = 0
@@ -43,9 +44,6 @@ class Figures:
     quoted_parts: int = 0
     chars: int = 0
     quoted_chars: int = 0
-
-    def __add__(self, other: Figures) -> Figures:
-        return Figures(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 class Texts:

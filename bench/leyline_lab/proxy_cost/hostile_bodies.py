@@ -310,4 +310,4 @@ def main() -> None:
             print(f"{last.case}: {last.stall_ms:.0f} ms, {last.peak_mib} MiB", flush=True)
     write_json(given.json, [asdict(each) for each in found])
     title = "One client's hostile requests against one worker"
-    show(COLUMNS, rows(found), title=title, words=2, width=120)
+    show(COLUMNS, rows(found), title=title, words=2)

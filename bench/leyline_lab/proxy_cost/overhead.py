@@ -254,4 +254,4 @@ def main() -> None:
     if given.plot:
         draw(results, given.plot)
     title = "One connection, not streamed; a direct request's CPU is the upstream's"
-    show(COLUMNS, rows(results), title=title, width=120)
+    show(COLUMNS, rows(results), title=title)

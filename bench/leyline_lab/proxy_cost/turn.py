@@ -226,7 +226,7 @@ def main() -> None:
         draw(results, given.plot)
     columns = ("turn", "tokens", *STAGES, "total", "µs/1K tokens", f"({ASIDE})")
     title = "CPU time of the proxy per turn, ms (medians)"
-    show(columns, rows(results), title=title, width=140)
+    show(columns, rows(results), title=title)
     if len(results) > 1:
         growth = slopes(results)["total"]
         ratio = f"{growth / GOAL:.1f} times the goal of {GOAL:.0f}"

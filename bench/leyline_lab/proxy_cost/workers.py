@@ -68,4 +68,4 @@ def main() -> None:
     write_json(given.json, results)
     rows = [(name, n, *row.values()) for name, each in results.items() for n, row in each.items()]
     columns = next(iter(next(iter(results.values())).values()))
-    show(("prompt", "workers", *columns), rows, width=140)
+    show(("prompt", "workers", *columns), rows)

@@ -349,4 +349,4 @@ def main() -> None:
         return
     title = "Tokens found, in % of those that an exact prefix leaves"
     lines = [line for row in rows for line in ([cells(row)] + [None] * (row.history == "file"))]
-    show(columns_of(rows), lines, title=title, words=2, width=150)
+    show(columns_of(rows), lines, title=title, words=2)

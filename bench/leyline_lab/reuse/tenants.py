@@ -329,5 +329,5 @@ def main() -> None:
         for row in [result[name][label]]
     ]
     title = "Content that tenants share (tokens)"
-    show((*_COLUMNS, "shareable", "shared", "foreign"), rows, title=title, words=0, width=100)
+    show((*_COLUMNS, "shareable", "shared", "foreign"), rows, title=title, words=0)
     write_json(given.json, {"workloads": found})
