@@ -40,7 +40,7 @@ class Agreement:
     tokens: int
     """Tokens of the reference."""
     logit_delta: float | None
-    """Largest difference of log probabilities; see ``bench/reference.py``."""
+    """Largest difference of log probabilities; see :mod:`..three_arm.reference`."""
     equal: bool
 
 
