@@ -13,9 +13,8 @@ import torch
 from vllm_engine import BLOCK, CONTEXT, engine, layers_of, runner_of
 
 from leyline_engine.vllm.facts.layouts import flat_storage
-from leyline_engine.vllm.facts.measuring import measure_layouts
 from leyline_engine.vllm.facts.setup import capability, read_setup
-from leyline_engine.vllm.facts.worker_facts import WorkerFacts, read_worker_facts
+from leyline_engine.vllm.facts.worker_facts import WorkerFacts, measure_layouts, read_worker_facts
 from leyline_lab.stand_ins.random_models import RandomKind, build_random
 
 ENGINES = {RandomKind.LLAMA: "float32", RandomKind.QWEN3: "float16"}

@@ -28,6 +28,7 @@ from leyline_engine.contract import (
     ProblemCode,
     ReleaseClaim,
     SubmitClaim,
+    common_prefix,
 )
 from leyline_engine.records.sources import SessionKey, SourceRegistry, SourceTurn
 
@@ -35,13 +36,149 @@ from .answers import Change, Effect, UnknownClaimError
 from .book import ClaimBook
 from .events import Arrived, EventLedger, Evicted, Lost, RequestRefused, Run
 from .feasibility import Admission, Arithmetic, Demand, Feasibility
-from .following import followed
 from .limits import ClaimRefusedError, Limits
-from .names import PageNames
 from .place import ClaimPlace, length_with_kv
 from .protection import ClaimKey
 from .runs import count, first_pages, last_pages, without
 from .states import State, TransitionError
+
+
+def followed(
+    place: ClaimPlace,
+    turn: SourceTurn,
+    sources: Sequence[SourceTurn],
+    copies: Sequence[CopySegment],
+) -> tuple[int, int] | None:
+    """Return the span of ``turn`` that holds the rest of a claim.
+
+    Args:
+        place: the claim's tokens as they are held.
+        turn: the edited turn.
+        sources: turns that it took tokens from.
+        copies: the spans that it took, by index of ``sources``, whether copied or computed again.
+
+    Returns:
+        A half-open span, empty if nothing is left; None if the edit doesn't concern the claim: the
+        turn has its pages where they were, or took tokens from nothing that holds them.
+    """
+    now = turn.keys()
+    if place.covered_by(now, len(now)):
+        return None
+    for index, source in enumerate(sources):
+        theirs = source.keys()
+        if common_prefix(place.keys, theirs) >= place.end:
+            kept = common_prefix(theirs, now)
+            mine = [copy for copy in copies if copy.source == index]
+            pieces = _pieces(place.start, place.end, kept, mine)
+            return max(_joined(sorted(pieces)), key=lambda piece: piece[1] - piece[0])
+    return None
+
+
+def _pieces(
+    start: int, end: int, kept: int, copies: Sequence[CopySegment]
+) -> Iterator[tuple[int, int]]:
+    """Yield the parts of ``[start, end)`` at their new places; an empty one first."""
+    yield 0, 0
+    if start < kept:
+        yield start, min(end, kept)
+    for copy in copies:
+        first, last = max(start, copy.start), min(end, copy.end)
+        if first < last:
+            yield copy.dest + first - copy.start, copy.dest + last - copy.start
+
+
+def _joined(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the sorted pieces, with those that touch or overlap joined."""
+    found: list[tuple[int, int]] = []
+    for first, last in pieces:
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    return found
+
+
+Page = tuple[str, int]
+
+
+class PageNames:
+    """Names of pages, kept as long as somebody needs them.
+
+    Args:
+        page: tokens per page.
+    """
+
+    def __init__(self, page: int = 1) -> None:
+        self._page = page
+        self._names: dict[int, Page] = {}
+        self._slots: dict[Page, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, source: str, slots: Sequence[int]) -> tuple[Run, ...]:
+        """Return the runs of a whole path; pages without a name get one.
+
+        Args:
+            slots: of whole pages, from the root on, in key order.
+        """
+        firsts = slots[:: self._page]
+        title = self._title(source, firsts)
+        return tuple(_runs(self._named(title, place, slot) for place, slot in enumerate(firsts)))
+
+    def _title(self, source: str, slots: Sequence[int]) -> str:
+        """Return the source's name, altered if another session's or tenant's source has it here.
+
+        No source's own name has a space in it.
+        """
+        places = [place for place, slot in enumerate(slots) if slot not in self._names]
+        title, number = source, 1
+        while any((title, place) in self._slots for place in places):
+            number += 1
+            title = f"{source} #{number}"
+        return title
+
+    def _named(self, source: str, place: int, slot: int) -> Page:
+        known = self._names.get(slot)
+        if known is None:
+            known = (source, place)
+            self._names[slot], self._slots[known] = known, slot
+        return known
+
+    def known(self, slots: Sequence[int]) -> tuple[Run, ...]:
+        """Return the runs of those pages that have names.
+
+        Args:
+            slots: of whole pages.
+        """
+        pages = map(self._names.get, slots[:: self._page])
+        return tuple(_runs(page for page in pages if page is not None))
+
+    def forget(self, runs: Iterable[Run]) -> None:
+        """Drop the names of pages that are gone or have no holder."""
+        for run in runs:
+            for place in range(run.start, run.end):
+                slot = self._slots.pop((run.source, place), None)
+                if slot is not None:
+                    del self._names[slot]
+
+    def clear(self) -> None:
+        """Drop all names: nothing is cached any more."""
+        self._names.clear()
+        self._slots.clear()
+
+
+def _runs(pages: Iterable[Page]) -> Iterator[Run]:
+    current: Run | None = None
+    for source, place in pages:
+        if current is not None and (current.source, current.end) == (source, place):
+            current = Run(source, current.start, place + 1)
+            continue
+        if current is not None:
+            yield current
+        current = Run(source, place, place + 1)
+    if current is not None:
+        yield current
 
 
 class Shelf(Protocol):

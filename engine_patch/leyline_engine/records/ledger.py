@@ -15,22 +15,73 @@ Spans that the ledger had to drop because of its bounds count as read by everyth
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from leyline_engine.contract import CopySegment, LineageRun
-from leyline_engine.records.landings import (
-    NOWHERE,
-    first_readers,
-    moved_labels,
-    positions_of,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from leyline_engine.contract import CopySegment, LineageRun, SpanLabel
 from leyline_engine.records.lineage import first_unlabelled, run_extents, runs_before
 from leyline_engine.records.provenance import Provenance
 from leyline_engine.records.sources import SessionKey, SourceTurn
+
+NOWHERE = sys.maxsize
+
+Positions = NDArray[np.int64]
+
+
+def positions_of(values: Iterable[int], count: int) -> Positions:
+    """Return ``count`` positions as a vector."""
+    return np.fromiter(values, dtype=np.int64, count=count)
+
+
+def first_readers(taken: Sequence[CopySegment], starts: Positions) -> Positions:
+    """Return, per source position, the place of the first copied token that is at or after it.
+
+    Returns:
+        :data:`NOWHERE` where no copy reaches that far.
+    """
+    found = np.full(len(starts), NOWHERE, dtype=np.int64)
+    for copy in taken:
+        landing = np.where(
+            starts < copy.end, copy.dest + np.maximum(0, starts - copy.start), NOWHERE
+        )
+        np.minimum(found, landing, out=found)
+    return found
+
+
+def moved_labels(
+    labels: Sequence[SpanLabel], kept: Sequence[CopySegment], taken: Sequence[CopySegment]
+) -> Iterator[tuple[SpanLabel, int]]:
+    """Yield labels whose copied readers come before a whole place of theirs, with the first reader.
+
+    Args:
+        kept: pieces of the source that the prompt has.
+        taken: those that are copied.
+    """
+    starts = positions_of((label.start for label in labels), len(labels))
+    ends = positions_of((label.end for label in labels), len(labels))
+    readers = first_readers(taken, starts)
+    for at in np.flatnonzero(readers < _whole_places(kept, starts, ends)).tolist():
+        yield labels[at], int(readers[at])
+
+
+def _whole_places(kept: Sequence[CopySegment], starts: Positions, ends: Positions) -> Positions:
+    """Return, per source extent, its first place in the prompt.
+
+    Returns:
+        :data:`NOWHERE` where no piece has all of it.
+    """
+    found = np.full(len(starts), NOWHERE, dtype=np.int64)
+    for copy in kept:
+        inside = (copy.start <= starts) & (ends <= copy.end)
+        np.minimum(found, np.where(inside, copy.dest + starts - copy.start, NOWHERE), out=found)
+    return found
 
 
 class SpanKey(NamedTuple):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -20,11 +20,20 @@ from leyline_engine.admit.content_reuse import ContentReuse
 from leyline_engine.admit.edits import EditRefusedError, forgets
 from leyline_engine.admit.rules import Rules
 from leyline_engine.claims.limits import Limits
-from leyline_engine.contract import Capability, ClaimRefusal, Reason, Recompute
+from leyline_engine.contract import (
+    Capability,
+    ClaimRefusal,
+    LedgerAnswer,
+    Reason,
+    Recompute,
+    decode_question,
+)
 from leyline_engine.energy import EnergyAccount
 from leyline_engine.metrics import EngineMetrics
 from leyline_engine.proof.prover import Prover
 from leyline_engine.records.ledger import SpanLedger
+from leyline_engine.records.ledger_reading import read_ledger
+from leyline_engine.records.pending import PendingForgets
 from leyline_engine.records.publications import Publications, Space
 from leyline_engine.records.sources import SourceRegistry
 from leyline_engine.reuse.fingerprints import MatcherKind
@@ -35,13 +44,11 @@ from leyline_engine.server.claim_desk import NO_ADMIT
 from leyline_engine.sglang.accounts import Accounts
 from leyline_engine.sglang.admission import Admission
 from leyline_engine.sglang.census import open_census
-from leyline_engine.sglang.chores import Chores
 from leyline_engine.sglang.claim_desk import SchedulerClaims
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.forgetting import Forgetter
 from leyline_engine.sglang.hints import take_hints
 from leyline_engine.sglang.indexing import TurnIndexer
-from leyline_engine.sglang.ledger_desk import LedgerDesk
 from leyline_engine.sglang.margin_gate import MarginGate
 from leyline_engine.sglang.matching import Matcher
 from leyline_engine.sglang.metrics import Readings
@@ -53,6 +60,76 @@ from leyline_engine.sglang.splicer import Splicer, planner, release
 from leyline_engine.sglang.stage_row import StageRow
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sglang.turn_forgets import TurnForgets
+
+
+class LedgerDesk:
+    """Answers of one scheduler. It changes nothing, so that ranks stay alike.
+
+    Args:
+        pending: forgets that wait for running requests.
+        replica: this one of the server's data-parallel replicas.
+    """
+
+    def __init__(
+        self,
+        registry: SourceRegistry,
+        ledger: SpanLedger,
+        pending: PendingForgets,
+        replica: Replica,
+    ) -> None:
+        self._registry = registry
+        self._ledger = ledger
+        self._pending = pending
+        self._replica = replica
+
+    def answer(self, question: str) -> LedgerAnswer | None:
+        """Return who holds or has read spans; None if the session is another replica's.
+
+        Args:
+            question: JSON of a :class:`~.contract.LedgerQuestion`.
+
+        Raises:
+            msgspec.DecodeError: it isn't one.
+        """
+        asked = decode_question(question.encode())
+        session = (asked.scope, asked.session)
+        if not self._replica.owns(session):
+            return None
+        return read_ledger(asked, self._ledger, self._registry, self._pending.of(session))
+
+
+_PORTIONS = 2
+"""Portions per step and worker, of a millisecond or less each."""
+
+
+class Worker(Protocol):
+    """Has work that can wait, which it does in order."""
+
+    def work(self) -> bool:
+        """Do a portion; returns False if there is none."""
+
+
+class Chores:
+    """The workers of one scheduler; none waits for another's work.
+
+    Args:
+        workers: those whose work is shared out.
+    """
+
+    def __init__(self, workers: Iterable[Worker]) -> None:
+        self._workers = tuple(workers)
+
+    def step(self) -> bool:
+        """Let each worker do its portions for this step; returns False if none had any."""
+        worked = False
+        for worker in self._workers:
+            with contained("catching up on bookkeeping"):
+                for _ in range(_PORTIONS):
+                    if not worker.work():
+                        break
+                    worked = True
+        return worked
+
 
 log = logging.getLogger(__name__)
 

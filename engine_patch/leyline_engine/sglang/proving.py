@@ -23,11 +23,59 @@ from leyline_engine.records.provenance import Provenance
 from leyline_engine.records.publications import NOBODY, Publication, Publications
 from leyline_engine.records.sources import SessionKey, SourceRegistry, SourceTurn
 from leyline_engine.reuse.index import ReuseIndex
+from leyline_engine.rows.host import CopiedRows
 from leyline_engine.rows.pool import SplicePool
-from leyline_engine.sglang.host_copies import HostCopies
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.rows.host import HOST
 from leyline_engine.sglang.turn import Turn
+
+
+class HostCopies:
+    """The copies of one tree's rows.
+
+    Args:
+        tree: a :class:`.host_tree.HostedRadixCache` if there are any.
+        rows: the host's rows; None for a tree without copies.
+    """
+
+    def __init__(self, tree: Any, rows: CopiedRows | None) -> None:
+        self._tree = tree
+        self._rows = rows
+
+    def parts(self) -> list[Part]:
+        """Return the tensors to look at."""
+        return [] if self._rows is None else self._rows.parts()
+
+    def runs(
+        self, path: Publication, start: int = 0, *, alone: bool = False
+    ) -> Iterator[tuple[int, Slots]]:
+        """Yield the copies of a path's slots after ``start``: where a run begins, and its numbers.
+
+        Args:
+            alone: True for copies of what the device has no more.
+        """
+        if self._rows is None:
+            return
+        places, copies = self._tree.copies_of(path, alone=alone)
+        after = places >= start
+        places, numbers = places[after], self._rows.numbers(copies[after])
+        breaks = np.flatnonzero(np.diff(places) != 1) + 1
+        for run, slots in zip(np.split(places, breaks), np.split(numbers, breaks), strict=True):
+            if len(run):
+                yield int(run[0]), slots
+
+    def after(self, path: Publication, start: int) -> set[int]:
+        """Return the numbers of a path's copies after ``start``."""
+        return {slot for _, slots in self.runs(path, start) for slot in slots.tolist()}
+
+    def filled_free(self) -> Mapping[str, Slots]:
+        """Return the free rows that hold anything, by place."""
+        return {} if self._rows is None else {HOST: self._rows.filled_free()}
+
+    def rows_by_place(self) -> Mapping[str, int]:
+        """Return the number of rows by place."""
+        return {} if self._rows is None else {HOST: len(self._rows)}
+
 
 TREE, RUNNING = "pool.tree", "pool.running"
 

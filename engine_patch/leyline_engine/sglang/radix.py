@@ -8,13 +8,15 @@ anyone. Everything else is as in stock SGLang.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 from weakref import WeakSet
 
+import numpy as np
 import torch
+from sglang.srt.disaggregation.kv_events import BlockStored
 from sglang.srt.mem_cache.base_prefix_cache import (
     CacheRequestHandle,
     CacheRequestOutcome,
@@ -29,18 +31,85 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from leyline_engine.admit.plan import page_floor
-from leyline_engine.records.lineage import first_spliced
+from leyline_engine.contract import PRIVATE_ID
+from leyline_engine.records.lineage import MAX_TOKEN, TOKEN_BITS, first_spliced
 from leyline_engine.records.publications import Publication, Space
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.scheduler.containment import contained
 from leyline_engine.sglang.census import Census
 from leyline_engine.sglang.condemned import CondemnedPaths, Unpublished
-from leyline_engine.sglang.events import AnnouncesLineages
 from leyline_engine.sglang.rows.pages import free_slots, unwritten_slots, whole_pages
 from leyline_engine.sglang.shelf import RadixShelf
 from leyline_engine.sglang.tree_keys import TreeKeys, limited
 from leyline_engine.sglang.turn import Turn
+
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+class LineageStored(BlockStored, tag="BlockStored"):  # type: ignore[call-arg]
+    """SGLang's event with one more member; readers that don't know it ignore it."""
+
+    lineage: str | None = None
+    """Mark of the lineage of the last token; it means nothing outside of this engine's run.
+    None for a block that anybody may find."""
+
+
+class AnnouncesLineages:
+    """A tree whose events show routers whose the blocks are; a base of SGLang's tree."""
+
+    def take_events(self) -> list[Any]:
+        """Return what has changed since the last call, for the publisher."""
+        taken: list[Any] = super().take_events()  # type: ignore[misc]
+        return announced(taken)
+
+
+def announced(events: Iterable[Any]) -> list[Any]:
+    """Return events as routers get them: blocks with folded keys under private ids."""
+    return [_announced(event) if isinstance(event, BlockStored) else event for event in events]
+
+
+def _announced(event: BlockStored) -> BlockStored:
+    keys = _flat(event.token_ids)
+    last = max(keys, default=0)
+    if last <= MAX_TOKEN:
+        return event
+    ids = private_ids(keys)
+    tokens: list[Any] = ids
+    if len(ids) != len(event.token_ids):  # pairs, of speculative decoding
+        tokens = list(zip(ids[::2], ids[1::2], strict=True))
+    return LineageStored(
+        block_hashes=event.block_hashes,
+        parent_block_hash=event.parent_block_hash,
+        token_ids=tokens,
+        block_size=event.block_size,
+        lora_id=event.lora_id,
+        medium=event.medium,
+        cache_salt=event.cache_salt,
+        session_id=event.session_id,
+        lora_name=event.lora_name,
+        lineage=f"{keys[-1] >> TOKEN_BITS or last >> TOKEN_BITS:010x}",
+    )
+
+
+def private_ids(keys: Sequence[int]) -> list[int]:
+    """Return keys with each folded one as a private id; token ids stay as they are."""
+    plain = np.array(keys, dtype=np.int64)
+    mixed = plain.view(np.uint64).copy()
+    with np.errstate(over="ignore"):
+        for multiplier, shift in zip(_MULTIPLIERS, (30, 27), strict=True):
+            mixed ^= mixed >> np.uint64(shift)
+            mixed *= np.uint64(multiplier)
+        mixed ^= mixed >> np.uint64(31)
+    private = (mixed.view(np.int64) & (PRIVATE_ID - 1)) | PRIVATE_ID
+    found: list[int] = np.where(plain > MAX_TOKEN, private, plain).tolist()
+    return found
+
+
+def _flat(tokens: Sequence[Any]) -> list[int]:
+    if tokens and isinstance(tokens[0], tuple | list):
+        return [key for pair in tokens for key in pair]
+    return list(tokens)
 
 
 class Listener(Protocol):

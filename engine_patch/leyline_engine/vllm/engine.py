@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from leyline_engine.admit.edits import EditRefusedError, forgets
 from leyline_engine.admit.hints import Hints
 from leyline_engine.admit.plan import plan_turn
 from leyline_engine.admit.rules import Rules
-from leyline_engine.contract import Capability, Reason, Recompute
+from leyline_engine.contract import Capability, ClaimRefusal, Reason, Recompute
 from leyline_engine.metrics import EngineMetrics
 from leyline_engine.records.ledger import SpanLedger
 from leyline_engine.records.publications import (
@@ -29,21 +30,143 @@ from leyline_engine.records.publications import (
 from leyline_engine.records.sources import SourceRegistry, SourceTurn
 from leyline_engine.scheduler.containment import contained
 from leyline_engine.server.channel import Sender
+from leyline_engine.server.claim_desk import NO_ADMIT, explain
 from leyline_engine.vllm.accounts import Accounts
 from leyline_engine.vllm.admission import Admission
-from leyline_engine.vllm.arrivals import Arrivals
-from leyline_engine.vllm.block_keys import PathHasher, space_of
+from leyline_engine.vllm.block_keys import PathHasher, RequestKeys, space_of
 from leyline_engine.vllm.blocks import UNPUBLISHED, BlockCache
 from leyline_engine.vllm.claim_desk import OpenClaims, SchedulerClaims
 from leyline_engine.vllm.control import ControlDesk
 from leyline_engine.vllm.forgetting import Forgetter
 from leyline_engine.vllm.orders import Orders, Slots, block_slots
-from leyline_engine.vllm.refusing import Refuser
 from leyline_engine.vllm.retained import RetainedKeys
 from leyline_engine.vllm.stepping import Stepper, uncount_cached
 from leyline_engine.vllm.turn import Phase, Turn
 from leyline_engine.vllm.turn_forgets import TurnForgets
 from leyline_engine.vllm.withholding import Withholder
+
+
+class Refuser:
+    """Decides which requests of one scheduler end because of claims.
+
+    Args:
+        cache: the blocks.
+        claims: what they hold.
+        admission: looks prompts up.
+        forget: carries out the forgets of turns.
+        accounts: takes the reason into receipts.
+        turns: turns that wait or run, by request.
+    """
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        claims: SchedulerClaims,
+        admission: Admission,
+        forget: TurnForgets,
+        *,
+        accounts: Accounts,
+        metrics: EngineMetrics,
+        turns: Mapping[str, Turn],
+    ) -> None:
+        self._cache = cache
+        self._claims = claims
+        self._admission = admission
+        self._forgets = forget
+        self._accounts = accounts
+        self._metrics = metrics
+        self._turns = turns
+
+    def waiting(self, requests: Iterable[Any]) -> list[tuple[Any, str]]:
+        """Return the waiting requests that can't run any more, with the reason; none if nothing has
+        changed since the last look."""
+        if not self._claims.recheck:
+            return []
+        self._claims.recheck = False
+        found = [(each, self.refused(each)) for each in requests]
+        return [(request, reason) for request, reason in found if reason]
+
+    def refused(self, request: Any) -> str:
+        """Return why a waiting request can't run before a claim ends; empty if it can."""
+        refusal = None
+        with contained("asking whether claims leave room"):
+            refusal = self._refusal(request, self._turns.get(request.request_id))
+        return "" if refusal is None else explain(refusal)
+
+    def _refusal(self, request: Any, turn: Turn | None) -> ClaimRefusal | None:
+        def found() -> list[Any]:
+            return self._found(request, turn)
+
+        if turn is not None and forgets(turn.payload) and self._claims.bars(request, turn, found):
+            # The request may forget what is in its way, and no claim keeps that.
+            self._admission.look_up(turn)
+            self._forgets.carry_out(turn)
+        refusal = self._claims.refuse_request(request, turn, found)
+        if refusal is not None:
+            self._metrics.refused()
+            if turn is not None:
+                began = request.num_output_tokens > 0
+                self._accounts.refused(turn, len(turn.prompt), refusal, began=began)
+        return refusal
+
+    def _found(self, request: Any, turn: Turn | None) -> list[Any]:
+        """Return the cached blocks of a waiting request's beginning."""
+        within = (int(request.num_tokens) - 1) // self._cache.block
+        if turn is not None and turn.phase is Phase.NEW and not turn.withheld:
+            within = self._admission.look_up(turn)
+        return self._cache.find(request.block_hashes, within)
+
+
+class Arrivals:
+    """Reads the envelopes of one scheduler's requests.
+
+    Args:
+        turns: takes the turns, by request.
+        claims: may keep what a session computes out of the cache.
+        read: reads a request's envelope.
+        block: tokens per block.
+    """
+
+    def __init__(
+        self,
+        turns: dict[str, Turn],
+        claims: SchedulerClaims,
+        withholder: Withholder,
+        read: Callable[[Any], Hints],
+        block: int,
+    ) -> None:
+        self._turns = turns
+        self._claims = claims
+        self._withholder = withholder
+        self._read = read
+        self._block = block
+
+    def receive(self, request: Any) -> None:
+        """Read a new request's envelope, if it has one."""
+        hints = self._read(request)
+        if hints.message_id is None:
+            if hints.nameless:
+                self._withholder.stranger(request, 0, "")
+            return
+        refusal = None if hints.invalid is None else EditRefusedError(hints.invalid, hints.detail)
+        turn = Turn(
+            request,
+            hints.message_id,
+            RequestKeys(request, self._block),
+            hints.payload,
+            refusal,
+            hints.skipped,
+            prove=hints.prove,
+            prompt=array("q", request.prompt_token_ids),
+        )
+        self._turns[request.request_id] = turn
+        if hints.nameless:
+            self._withholder.turn(turn, 0, "")
+        elif not self._claims.admits(turn):
+            self._withholder.turn(turn, 0, "")
+            if turn.payload is not None and turn.payload.sources:
+                turn.refusal = EditRefusedError(Reason.REFUSED_BY_CLAIM, NO_ADMIT)
+
 
 log = logging.getLogger(__name__)
 

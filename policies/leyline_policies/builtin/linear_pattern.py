@@ -10,12 +10,62 @@ from __future__ import annotations
 import importlib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from leyline_policies.builtin.code_points import LAST, Range, case_variants, categories
+Range = tuple[int, int]
+"""First and last code point."""
+
+LAST = 0x10FFFF
+_CASED_END = 0x1F000
+"""No letter from here on has another case."""
+_DOTTED, _DOTLESS = 0x130, 0x131
+_EQUAL_CAPITALS = ((0x390, 0x1FD3), (0x3B0, 0x1FE3), (0xFB05, 0xFB06))
+"""Letters alike by capitals of several letters."""
+
+
+@lru_cache(maxsize=1)
+def categories() -> Mapping[str, tuple[Range, ...]]:
+    """Return the ranges of ``word``, ``digit`` and ``space``; of those in ASCII as ``a:word``…"""
+    import regex
+
+    everything = "".join(map(chr, range(LAST + 1)))
+    found = {"word": r"\w+", "digit": r"\d+", "space": r"\s+"}
+    found |= {f"a:{name}": f"(?a){text}" for name, text in found.items()}
+    return {
+        name: tuple((run.start(), run.end() - 1) for run in regex.finditer(text, everything))
+        for name, text in found.items()
+    }
+
+
+@lru_cache(maxsize=1)
+def case_variants() -> Mapping[int, frozenset[int]]:
+    """Return for each code point that has variants all that are alike but for case, itself too."""
+    groups: dict[int, frozenset[int]] = {}
+    for code in {*range(_CASED_END)} - {_DOTTED, _DOTLESS}:
+        char = chr(code)
+        others = {char.lower(), char.upper(), char.title()} - {char}
+        if others:
+            _join(groups, {code, *(ord(other) for other in others if len(other) == 1)})
+    for pair in _EQUAL_CAPITALS:
+        _join(groups, {*pair})
+    small, capital = map(ord, "iI")
+    # Not alike among themselves: each is a letter's other case in Turkish only.
+    return groups | {
+        small: frozenset({small, capital, _DOTTED}),
+        capital: frozenset({small, capital, _DOTLESS}),
+        _DOTTED: frozenset({small, _DOTTED}),
+        _DOTLESS: frozenset({capital, _DOTLESS}),
+    }
+
+
+def _join(groups: dict[int, frozenset[int]], alike: set[int]) -> None:
+    joined = frozenset(alike).union(*(groups.get(code, frozenset()) for code in alike))
+    if len(joined) > 1:
+        groups.update(dict.fromkeys(joined, joined))
+
 
 MAX_PROGRAM = 2_000
 """Maximum number of a program's instructions. At worst, a character costs time for each of them."""

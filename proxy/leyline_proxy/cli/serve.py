@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar, get_args, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.models import OptionInfo
 
 from .banner import HeldOutput, announce, logs_after_banner, waiting
-from .listening import ListenError, listen
-from .panels import in_panels
-from .serve_help import EPILOG, PANELS, SETTINGS
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -24,6 +23,116 @@ if TYPE_CHECKING:
 
     from ..settings import Settings
     from ..settings.faults import Sources
+
+EPILOG = """[bold]Examples[/bold]
+
+Try it, no GPU needed:  leyline serve
+
+In front of SGLang:  leyline serve --upstream http://gpu1:30000
+
+In front of several engines:
+
+leyline serve --upstream a=http://gpu1:30000 --upstream b=http://gpu2:30000
+
+Shorten old tool output:
+
+leyline serve --policy "truncate_older_than:n=2,max_chars=200"
+
+A harness truncates its history:  leyline serve --undeclared tool=amortize
+
+Two teams:  leyline serve --api-key red:KEY1 --api-key blue:KEY2
+
+Every flag is also a setting LEYLINE_NAME in the environment and a key in the file of --config.
+Flags override the environment, and the environment overrides the file.
+"""
+PANELS = {
+    "Address": "host port allowed_host admin_port tls_cert tls_key",
+    "Engines": "upstream router affinity_header engine engine_option model",
+    "Policies": "policy policies_file fidelity_profile on_fault edit_timing request_policy",
+    "Cache": (
+        "splice undeclared reasoning_edits compaction_edits reuse reuse_margin retained_turns "
+        "warm_start_path"
+    ),
+    "Tenants": "api_key api_keys_file",
+    "Audit log": "audit_file audit_key_file audit_turns audit_redis",
+    "Operation": "config workers session_store trace log_level log_format",
+}
+"""Titles, and the names of parameters."""
+
+SETTINGS = {
+    "allowed_host": "allowed_hosts",
+    "api_key": "api_keys",
+    "engine_option": "engine_options",
+    "request_policy": "allow_request_policy",
+}
+"""Settings of flags with another name."""
+
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def in_panels(panels: Mapping[str, str]) -> Callable[[C], C]:
+    """Return a decorator that shows a command's options in panels.
+
+    Args:
+        panels: the names of parameters, separated by blanks, by their panel's title.
+    """
+    of = {name: title for title, names in panels.items() for name in names.split()}
+
+    def shown(command: C) -> C:
+        hints = get_type_hints(command, include_extras=True)
+        for name, title in of.items():
+            option = next(each for each in get_args(hints[name]) if isinstance(each, OptionInfo))
+            option.rich_help_panel = title
+        command.__annotations__ = hints
+        return command
+
+    return shown
+
+
+class ListenError(Exception):
+    """A socket can't listen where it should; the text names the fix."""
+
+
+def listen(host: str, port: int, flag: str) -> socket.socket:
+    """Return a socket that is bound to an address.
+
+    Args:
+        flag: the setting of the port: ``--port`` or ``--admin-port``.
+
+    Raises:
+        ListenError: the address is taken, or isn't this machine's, or a name that nobody knows.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        why = f"Can't listen on {place} ({error.strerror})."
+        raise ListenError(f"{why} {_fix(error, host, port, flag)}") from error
+    return sock
+
+
+def _fix(error: OSError, host: str, port: int, flag: str) -> str:
+    host_flag = flag.replace("port", "host")
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return (
+            f"{host} is no address of this machine. {host_flag} 0.0.0.0 takes all of its "
+            f"addresses, {host_flag} 127.0.0.1 calls from this machine alone."
+        )
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"Another program listens there, maybe another proxy: stop it (ss -ltnp shows it), "
+            f"or take another port: {flag} {port + 1 if port < 65535 else 8790}, or {flag} 0 for a "
+            "free one."
+        )
+    if error.errno == errno.EACCES:
+        return f"Ports below 1024 need a privilege. {flag} 8790 needs none."
+    return f"{flag} 0 takes a free port."
+
 
 USAGE_ERROR = 2
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from importlib.metadata import version
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..hub.fleet import connected
 from ..settings import Settings
@@ -19,14 +20,62 @@ from ..telemetry.tracing import Tracing
 from ..upstream.lifespan import lifespan_of
 from ..wiring.services import Services, build_services
 from ..wiring.workers import Worker
-from .dispatch import TurnDispatch
+from .api import Api
 from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
 from .guard import guard_against_pages
-from .head_requests import HeadRequests
 from .metrics import keep_observing
 from .openapi import describe
+from .response_socket import ResponseSockets
 from .routes import APIS, install_routes
+from .turn import TurnExchange
+
+_READ = frozenset({"/", "/healthz", "/readyz", "/metrics", "/v1/models"})
+
+
+class HeadRequests:
+    """ASGI middleware that answers ``HEAD`` like ``GET``; the server leaves out the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one ASGI connection on."""
+        path = scope["path"].removeprefix(scope.get("root_path", "")) if "path" in scope else ""
+        if scope["type"] == "http" and scope["method"] == "HEAD" and path in _READ:
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
+
+
+class TurnDispatch:
+    """ASGI middleware that sends a POST to an API's path for turns straight to its exchange, and
+    takes all WebSocket connections.
+
+    The routes of these paths stay, for the API's description and for other methods. An exchange
+    answers every error itself, so that it bypasses none of the framework's handlers.
+
+    Args:
+        apis: APIs by path.
+    """
+
+    def __init__(self, app: ASGIApp, services: Services, apis: Mapping[str, Api]) -> None:
+        self._app = app
+        self._services = services
+        self._apis = apis
+        self._sockets = ResponseSockets(services)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Dispatch one ASGI connection."""
+        if scope["type"] == "http" and scope["method"] == "POST":
+            api = self._apis.get(scope["path"])
+            if api is not None:
+                request = Request(scope, receive, send)
+                await TurnExchange(self._services, request, api)(scope, receive, send)
+                return
+        elif scope["type"] == "websocket":
+            await self._sockets(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 def create_app(
@@ -44,7 +93,7 @@ def create_app(
 
     Raises:
         leyline_policies.PolicyError: an unknown policy or a bad parameter.
-        leyline_proxy.request.options.OptionError: a bad rule for undeclared edits.
+        leyline_proxy.request.parse.OptionError: a bad rule for undeclared edits.
         ValueError: neither an engine nor an upstream; an unreadable key file.
     """
     services = build_services(settings, engine_app, tracing, worker)

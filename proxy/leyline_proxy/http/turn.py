@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import httpx
 import msgspec
@@ -18,16 +20,17 @@ from starlette.types import Receive, Scope, Send
 from leyline_engine.contract import RECORD_MEMBER
 
 from ..apis.chat_answers import AnswerError
-from ..apis.events import Events
+from ..apis.events import Events, encoded
 from ..apis.native import NativeApi
 from ..apis.prewarm import emptied
 from ..apis.recall_calls import asked_in
 from ..errors import ClientDisconnected, ProxyError, UpstreamUnreachableError
+from ..model.fields import OPTIONS_FIELD
 from ..observe.turn_traces import note_failover, note_planned
 from ..plan.outgoing import without_reserved
 from ..request.parse import ChatRequest, decode_body
 from ..request.tool_order import native_in_first_order
-from ..request.wire import put_members, repeats_members, take_member
+from ..request.wire import add_members, put_members, repeats_members, take_member
 from ..telemetry.tracing.usage import note_answer
 from ..tenants import Tenant
 from ..turns.accounting import account_headers
@@ -37,17 +40,64 @@ from ..turns.turn import Turn
 from ..upstream.client import GATEWAY_FAILURES, read
 from ..upstream.headers import downstream_headers
 from ..wiring.services import Services
-from .api import Api, read_call, unfit_answer
+from .api import Api, ApiCall, read_call, unfit_answer
 from .compacting import Compacting, Written
 from .exchange import Exchange
 from .forwarding import open_chat
 from .limits import until_disconnect
-from .paused import paused_answer
 from .recalling import RecallLoop
 from .refusal import answer_of, overflow_in, refusal_of_answer
 from .relay import TurnRelay
-from .sse import STREAM_HEADERS, is_text
+from .sse import DONE, STREAM_HEADERS, is_text
 from .time_limit import within
+
+
+async def paused_answer(call: ApiCall, written: Written, *, stream: bool) -> Response | bytes:
+    """Return the answer in the client's API, whole or as the bytes of its events.
+
+    It is an answer without words; the usage is that of the summary.
+    """
+    members = written.account.members
+    members[OPTIONS_FIELD]["compaction"] = written.report.document()
+    usage = _usage(written)
+    choice = {"index": 0, "finish_reason": "stop", "logprobs": None}
+    said = {"role": "assistant", "content": ""}
+    if not stream:
+        answer = {**_head(written, "chat.completion"), "choices": [{**choice, "message": said}]}
+        shown = call.whole(orjson.dumps({**answer, "usage": usage}), answer)
+        added = call.members(written.account, usage)
+        body = add_members(shown, {name: msgspec.json.encode(v) for name, v in added.items()})
+        await call.settled(written.turn, body)
+        return Response(body, media_type="application/json")
+    chunk = {**_head(written, "chat.completion.chunk"), "choices": [{**choice, "delta": said}]}
+    chunk |= {"usage": usage, **members}
+    events = call.events(written.turn)
+    if events is None:
+        return b"data: %b\n\ndata: %b\n\n" % (msgspec.json.encode(chunk), DONE)
+    told = encoded(events.feed(chunk)) + encoded(events.close())
+    await call.settled(written.turn, None)
+    return told
+
+
+def _head(written: Written, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{written.turn.message_id}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": written.turn.request.model,
+    }
+
+
+def _usage(written: Written) -> dict[str, Any]:
+    counted = written.report.usage or {}
+    prompt, output = counted.get("prompt_tokens", 0), counted.get("completion_tokens", 0)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": counted.get("cached_tokens", 0)},
+    }
+
 
 log = structlog.get_logger("leyline.http")
 

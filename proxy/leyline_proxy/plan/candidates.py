@@ -9,6 +9,7 @@ from leyline_engine.contract import Recompute, find_quotes, uncovered
 
 from ..model.diff import MessageDiff, diff_messages
 from ..model.history import FRAME, shortest_partial
+from ..model.messages import text_of
 from ..model.prepared import DECLARED, Prepared
 from ..model.rendered import Rendered
 from ..model.session import EditMode, EditRecord, RetainedTurn
@@ -16,10 +17,37 @@ from ..model.spans import SpanNames
 from ..model.undeclared import UndeclaredRules
 from .causes import Cause, CauseFinder, strictest
 from .forgetting import Demand, new_demands
-from .left_out import left_out
 from .quotes import Quotes, compacted_messages
 from .stripped import Decode, strips_thinking
 from .token_diff import Hunk, Kept, SourceView, TokenDiff, continued, diff_tokens
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+def left_out(hunk: Hunk, turn: RetainedTurn, prepared: Prepared, decode: Decode) -> int | None:
+    """Return the caller's message of a turn's answer if the caller left out a text of it.
+
+    Some clients keep only an answer's calls, and drop the text in front of them. The template can't
+    have dropped a text that it wasn't given.
+
+    Args:
+        hunk: a difference that no message explains and that strips no thinking.
+        prepared: this turn's messages.
+
+    Returns:
+        The message's index in the caller's list of this turn, or None if the caller has the text.
+    """
+    before, place = turn.prepared.client_fingerprints, len(turn.prepared.client)
+    removes = hunk.end > hunk.start >= len(turn.rendered.tokens) and hunk.new_end == hunk.new_start
+    goes_on = prepared.client_fingerprints[:place] == before and len(prepared.client) > place
+    if not removes or not goes_on:
+        return None
+    message = prepared.client[place]
+    text = decode(turn.tokens[hunk.start : hunk.end]).strip()
+    if message.get("role") != "assistant" or not text:
+        return None
+    told = (text_of(message), *(str(message.get(name) or "") for name in _REASONING))
+    return None if any(text in each for each in told) else place
 
 
 @dataclass(frozen=True, slots=True)

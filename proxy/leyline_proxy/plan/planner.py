@@ -11,25 +11,176 @@ from typing import Any, TypeVar
 
 import structlog
 
-from leyline_engine.contract import TOKENS_PATH
+from leyline_engine.contract import TOKENS_PATH, Recompute
+from leyline_policies.verbs import QUARANTINE
 
 from ..admission.turn_threads import TurnThreads
 from ..edits.editing import Edited
 from ..edits.editor import Editor
 from ..edits.policy_facts import reading_renderer, token_counter
-from ..errors import ProxyError, UnsupportedError, UpstreamUnreachableError
+from ..edits.prepare import unedited
+from ..errors import BadRequestError, ProxyError, UnsupportedError, UpstreamUnreachableError
 from ..model.messages import has_media
 from ..model.prepared import Prepared, Quarantined
+from ..model.session import RetainedTurn
+from ..model.spans import SpanNames
+from ..model.verdicts import MAX_VERDICTS, Verdict, VerdictIndex, demanded, keyed_print
+from ..render import steering_digest
 from ..request.context_management import CONTEXT_FIELD, applied_edits
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.replica import Replica
 from ..upstream.tokens import TokensRefusedError, tokens_of
+from .candidates import consider, quoting
 from .draft import Draft, LongPromptError, draft_turn
+from .naming import name_spans
 from .plan_input import PlanInput
-from .planning import Planned, plan_turn
-from .reaching import with_reach
-from .verdicts import found_verdicts, standing_verdicts
+from .planning import Planned, decode_of, edited_by_messages, plan_turn
+from .quotes import find_quotes
+from .reach import Moved, Reach, reach_by_messages, reach_of
+
+_ALLOW = "allow"
+
+
+def standing_verdicts(given: PlanInput, key: bytes) -> Mapping[int, Verdict]:
+    """Return the verdicts of earlier turns on this turn's messages, by index in the client's list.
+
+    The caller's ``allow`` lifts a policy's verdict, not a verdict of the caller's own.
+
+    Raises:
+        BadRequestError: the request has more verdicts than the session may have.
+    """
+    session, request = given.session, given.request
+    found: dict[int, Verdict] = {}
+    if session is not None and session.verdicts:
+        index = VerdictIndex(session.verdicts)
+        client = unedited(request.messages, request.fingerprints)
+        # The newest list suffices: an older text that returns is found by its hash.
+        last = (session.last,) if session.last is not None else ()
+        names = name_spans(given.turn, client, last, session.departed, None).client
+        for place, value in enumerate(request.fingerprints):
+            verdict = index.find(names[place], keyed_print(value, key))
+            said = request.annotations.get(place)
+            lifted = said is not None and said.verdict == _ALLOW
+            if verdict is not None and not (lifted and verdict.by == "policy"):
+                found[place] = verdict
+    _check_room(given, found)
+    return found
+
+
+def found_verdicts(
+    given: PlanInput,
+    prepared: Prepared,
+    names: SpanNames | None,
+    standing: Mapping[int, Verdict],
+    key: bytes,
+) -> tuple[Verdict, ...]:
+    """Return the verdicts on all messages that the turn has in quarantine.
+
+    Args:
+        names: of the turn's messages; None if unknown.
+        standing: those of earlier turns.
+    """
+    found: list[Verdict] = []
+    for place, (policy, why) in sorted(prepared.quarantined.items()):
+        known, said = standing.get(place), given.request.annotations.get(place)
+        own = names.client[place].id if names is not None else f"{given.turn}.{place}"
+        is_said = said is not None and said.verdict == QUARANTINE
+        found.append(
+            Verdict(
+                spans=(own,) if known is None else (known.span, own),
+                prints=(keyed_print(prepared.client_fingerprints[place], key),),
+                policy=policy,
+                why=why,
+                by="annotation" if is_said else "policy",
+                turn=given.turn,
+                message=place,
+                role=str(prepared.client[place].get("role", "")),
+            )
+        )
+    return tuple(found)
+
+
+def _check_room(given: PlanInput, standing: Mapping[int, Verdict]) -> None:
+    """Refuse verdicts that the session could not remember."""
+    new = [
+        place
+        for place, said in given.request.annotations.items()
+        if said.verdict == QUARANTINE and place not in standing
+    ]
+    known = demanded(given.session.verdicts) if given.session is not None else 0
+    if new and known + len(new) > MAX_VERDICTS:
+        raise BadRequestError(
+            f"A session remembers {MAX_VERDICTS} messages in quarantine. Leave their text out of "
+            "the messages instead.",
+            param=f"messages[{new[0]}].leyline.verdict",
+            code="quarantine_limit",
+        )
+
+
+def with_reach(given: PlanInput, planned: Planned) -> Planned:
+    """Return the plan with its prompt's reach.
+
+    The plan itself considers only turns that the engine in use can hold. This adds turns that are
+    on another engine, were lost with a run of this one, or have unknown tokens.
+    """
+    names, status = planned.names, given.status
+    blind = planned.rendered is None and status.capability is None
+    context = steering_digest(given.request.body) if blind else ""
+    last, moved = _nearest(given)
+    if names is None or last is None:
+        return _with(planned, Reach(context=context)) if blind else planned
+    here = last.replica == given.replica and last.model_fingerprint == status.retains_as
+    if not moved and here and not blind:
+        return planned
+    if not moved and not here:
+        moved = "engine" if last.replica == given.replica else "failover"
+    # Another model may have another tokenizer.
+    if last.rendered.tokens and (moved != "model" or here):
+        return planned if blind else _with(planned, _compared(given, planned, names, last, moved))
+    context = context or steering_digest(given.request.body)
+    told = blind and last is given.last  # from the plan, which also has only messages
+    edits = planned.plan.edits if told else edited_by_messages(last, planned.prepared)
+    first = edits[0].cause if edits else ""
+    return _with(planned, reach_by_messages(last, planned.prepared, first, context, moved))
+
+
+def _nearest(given: PlanInput) -> tuple[RetainedTurn | None, Moved]:
+    """Return the retained turn to compare with: of this model, of the session, or of the one that
+    it continues under another id."""
+    model = given.request.computed_by
+    own = next((turn for turn in reversed(given.comparable) if turn.model == model), None)
+    if own is not None:
+        return own, ""
+    if given.last is not None:
+        return given.last, "model"
+    before = given.before.turns if given.before is not None else ()
+    return next((turn for turn in reversed(before) if turn.model == model), None), "session"
+
+
+def _compared(
+    given: PlanInput, planned: Planned, names: SpanNames, last: RetainedTurn, moved: Moved
+) -> Reach:
+    if planned.rendered is None:
+        return Reach()
+    turns = [turn for turn in given.retained if turn.model == last.model]
+    quotes = find_quotes(turns, planned.rendered, planned.prepared.sent_fingerprints)
+    found = consider(
+        last,
+        planned.prepared,
+        planned.rendered,
+        given.rules,
+        names,
+        recompute=Recompute(),
+        decode=decode_of(given.status),
+        quotes=quotes,
+    )
+    return reach_of(found, moved, quoting(turns, quotes))
+
+
+def _with(planned: Planned, reach: Reach) -> Planned:
+    return replace(planned, plan=replace(planned.plan, reach=reach))
+
 
 log = structlog.get_logger("leyline.turn")
 

@@ -87,7 +87,7 @@ class TenantDirectory:
         """Replace the file's keys; requests under way aren't affected.
 
         Raises:
-            leyline_policies.PolicyError, leyline_proxy.request.options.OptionError: a new
+            leyline_policies.PolicyError, leyline_proxy.request.parse.OptionError: a new
                 tenant's rules are wrong; nothing has changed then.
         """
         keys = (*self._fixed, *filed)
@@ -211,7 +211,7 @@ def build_directory(settings: Settings, tokens: Tokens | None = None) -> TenantD
 
     Raises:
         leyline_policies.PolicyError: an unknown policy or a bad parameter.
-        leyline_proxy.request.options.OptionError: a bad rule for undeclared edits.
+        leyline_proxy.request.parse.OptionError: a bad rule for undeclared edits.
         ValueError: an unreadable or wrong key file, or one without a key.
     """
     fixed = configured_keys(settings)

@@ -75,7 +75,7 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
 
     Raises:
         leyline_policies.PolicyError: an unknown policy or a bad parameter.
-        leyline_proxy.request.options.OptionError: a bad rule for undeclared edits.
+        leyline_proxy.request.parse.OptionError: a bad rule for undeclared edits.
     """
     own = settings.tenants.get(name, TenantSettings())
     policy = settings.policy if own.policy is None else own.policy

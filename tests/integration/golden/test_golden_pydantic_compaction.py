@@ -30,7 +30,7 @@ from pydantic_sessions import MODEL, chars, compacted, converted, recorded, requ
 
 from leyline_policies import Context, Message, load_pipeline
 from leyline_policies.builtin.fallback import Fallback
-from leyline_policies.builtin.judging import judgements_in
+from leyline_policies.builtin.relevance import judgements_in
 from leyline_policies.builtin.sliding_window import SlidingWindow
 from leyline_policies.context import apply
 

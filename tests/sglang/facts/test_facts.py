@@ -30,8 +30,7 @@ from leyline_engine.rotary.measured_keys import Measured
 from leyline_engine.rotary.rotation import Pairing, Rotary
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.facts.allow_list import Setup, refusals
-from leyline_engine.sglang.facts.modules import measure_modules
-from leyline_engine.sglang.facts.setup import EngineFacts, read_facts, read_setup
+from leyline_engine.sglang.facts.setup import EngineFacts, measure_modules, read_facts, read_setup
 from leyline_engine.sglang.rows.layouts import read_pool
 
 

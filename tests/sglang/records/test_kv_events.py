@@ -27,7 +27,7 @@ from leyline_engine.contract import (
     apply_directives,
 )
 from leyline_engine.records.lineage import fold_keys
-from leyline_engine.sglang.events import private_ids
+from leyline_engine.sglang.radix import private_ids
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from leyline_engine.contract import LineageRun
 from leyline_engine.records.lineage import fold_keys
-from leyline_engine.sglang.turn_keys import TurnKeys
+from leyline_engine.sglang.turn import TurnKeys
 
 TOKENS = st.lists(st.integers(0, 99), max_size=6).map(lambda ids: array("q", ids))
 MAPS = st.lists(

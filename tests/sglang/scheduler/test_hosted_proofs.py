@@ -9,7 +9,7 @@ from secret_kit import TOLD, telling
 from test_scheduler_proofs import OTHER, ask, position_free, proven, survivors
 
 from leyline_engine.contract import EditPayload, Proof
-from leyline_engine.sglang.host_copies import HostCopies
+from leyline_engine.sglang.proving import HostCopies
 from leyline_engine.sglang.rows.host import HOST
 
 pytestmark = pytest.mark.usefixtures("server_args", "position_free")

@@ -44,7 +44,7 @@ from leyline_engine.sglang import accounts as accounts_module
 from leyline_engine.sglang import admission as admission_module
 from leyline_engine.sglang import plugin
 from leyline_engine.sglang import splicer as splicer_module
-from leyline_engine.sglang import turn_keys as turn_keys_module
+from leyline_engine.sglang import turn as turn_module
 from leyline_engine.sglang.forgetting import Forgetter
 
 pytestmark = pytest.mark.usefixtures("server_args")
@@ -184,7 +184,7 @@ FORGET = {
     "take tickets": Stage("take", _pending),
     "withhold readers": Stage("read_by", _ledger),
     "settle": Stage("settle", _forgetter, 2),
-    "fold the keys": Stage("fold_keys", lambda _: turn_keys_module),
+    "fold the keys": Stage("fold_keys", lambda _: turn_module),
 }
 
 

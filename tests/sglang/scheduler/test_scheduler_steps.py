@@ -24,7 +24,7 @@ from leyline_engine.contract import (
 from leyline_engine.records.publications import Space
 from leyline_engine.settings import copy_limits
 from leyline_engine.sglang import forgetting
-from leyline_engine.sglang.chores import Chores
+from leyline_engine.sglang.engine import Chores
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Send
 from support.fake_engine import MODEL, FakeEngine, proxy_before
 
-from leyline_proxy.admission.pace import Pace
+from leyline_proxy.admission.gate import Pace
 
 CROWD = 30
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}

@@ -21,7 +21,7 @@ from leyline_proxy.apis.anthropic.errors import FieldError as BlockError
 from leyline_proxy.apis.anthropic.history import BLOCKS
 from leyline_proxy.apis.foreign import Rule, Treatment
 from leyline_proxy.apis.responses.errors import FieldError as ItemError
-from leyline_proxy.apis.responses.history import ITEMS
+from leyline_proxy.apis.responses.items import ITEMS
 
 DOCS = Path(__file__).parents[3] / "docs" / "http-api.md"
 SECRET = "E" * 400  # what only the provider can read

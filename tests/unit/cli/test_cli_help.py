@@ -11,8 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from leyline_proxy.cli import build_app
-from leyline_proxy.cli.serve import serve
-from leyline_proxy.cli.serve_help import PANELS
+from leyline_proxy.cli.serve import PANELS, serve
 
 _WIDTH = 80
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from leyline_proxy.cli.listening import ListenError, listen
+from leyline_proxy.cli.serve import ListenError, listen
 
 
 def test_a_taken_port_names_another() -> None:

@@ -13,7 +13,6 @@ from support.clock import Clock
 from support.metrics_page import value_of
 
 from leyline_engine.contract import Outcome, Receipt, TokenCounts
-from leyline_proxy.live.documents import MAX_SESSIONS, sessions_document
 from leyline_proxy.live.feed import (
     FeedLimits,
     LiveFeed,
@@ -21,6 +20,7 @@ from leyline_proxy.live.feed import (
     TooManyViewersError,
     Viewer,
 )
+from leyline_proxy.live.stream import MAX_SESSIONS, sessions_document
 from leyline_proxy.live.trend import MAX_TENANTS, STEP_S, STEPS, Trends
 from leyline_proxy.model.session import EditRecord, Session, TurnSummary
 from leyline_proxy.sessions.summary import overview

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from leyline_engine.contract import Outcome, Receipt, TokenCounts
-from leyline_proxy.observe.attributes import of_receipt
+from leyline_proxy.observe.turn_traces import of_receipt
 
 
 def test_tokens_that_nobody_counted_are_no_zeros() -> None:

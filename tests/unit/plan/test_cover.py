@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_proxy.plan.cover import MIN_SWITCH, Piece, cover
+from leyline_proxy.plan.synthesis import MIN_SWITCH, Piece, cover
 from leyline_proxy.plan.token_diff import Kept
 
 LENGTH = 600

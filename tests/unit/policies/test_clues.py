@@ -12,8 +12,7 @@ from hostile_texts import hostile_texts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_policies.builtin.clues import clues_of
-from leyline_policies.builtin.detectors import KEYS, PII, Rule, load_detectors
+from leyline_policies.builtin.detectors import KEYS, PII, Rule, clues_of, load_detectors
 from leyline_policies.builtin.quarantine import RULES, Quarantine, plain
 from leyline_policies.builtin.search import Search, in_small_letters
 

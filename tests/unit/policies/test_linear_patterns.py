@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 
 from leyline_policies import Message, SpecError, load_pipeline
 from leyline_policies.allowance import MAX_PATTERNS, Allowance
-from leyline_policies.builtin.code_points import case_variants
 from leyline_policies.builtin.drop_failed_calls import DropFailedCalls
-from leyline_policies.builtin.linear_pattern import MAX_WORK, NotLinearError, linear_pattern
+from leyline_policies.builtin.linear_pattern import (
+    MAX_WORK,
+    NotLinearError,
+    case_variants,
+    linear_pattern,
+)
 from leyline_policies.builtin.patterns import PatternTimeoutError, UserPattern, compile_pattern
 from leyline_policies.builtin.quarantine import Quarantine
 from leyline_policies.builtin.redact import Redact

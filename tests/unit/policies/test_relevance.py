@@ -10,9 +10,13 @@ from talking import Talk
 from tool_talks import SYSTEM, USER, asks, call, contents, result, steps
 
 from leyline_policies import Message, SpecError, load_pipeline, pair_calls
-from leyline_policies.builtin.judging import Judgement, judgements_in, question_on
-from leyline_policies.builtin.relevance import Relevance
-from leyline_policies.builtin.steps import steps_of
+from leyline_policies.builtin.relevance import (
+    Judgement,
+    Relevance,
+    judgements_in,
+    question_on,
+    steps_of,
+)
 from leyline_policies.context import Context, apply
 
 POLICY = Relevance(trigger_tokens=100, target_tokens=70, keep_tokens=20, truncated_result_chars=10)

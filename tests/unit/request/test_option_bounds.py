@@ -14,9 +14,8 @@ from support.linear import check_linear
 
 from leyline_proxy.errors import BadRequestError
 from leyline_proxy.model.messages import Message, text_of
-from leyline_proxy.request.declared import MAX_REPLACEMENT
+from leyline_proxy.request.declared import MAX_REPLACEMENT, replace_spans
 from leyline_proxy.request.parse import ChatRequest, parse_chat
-from leyline_proxy.request.text_edit import replace_spans
 from leyline_proxy.settings import Settings
 from leyline_proxy.tenants import Tenant, build_directory
 

@@ -29,7 +29,7 @@ from leyline_proxy.plan.forgetting import spans_to_forget
 from leyline_proxy.plan.naming import name_spans
 from leyline_proxy.sessions.redis import RedisLink, RedisOptions, RedisSessionStore, Seal
 from leyline_proxy.sessions.redis import store as store_module
-from leyline_proxy.sessions.redis.losses import Losses
+from leyline_proxy.sessions.redis.store import Losses
 from leyline_proxy.sessions.redis.stored import STALE_S
 
 SECRET = "a secret of sixteen characters or more"

@@ -25,7 +25,7 @@ from starlette.datastructures import Headers
 from support.fake_engine import MODEL, FakeEngine, proxy_before
 from support.tracing import Recorder, collector
 
-from leyline_proxy.observe.attributes import messages_sent
+from leyline_proxy.observe.turn_traces import messages_sent
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.tracing.exporting import ReportingExporter, console_exporter
 from leyline_proxy.telemetry.tracing.otel import OtelTracing

@@ -26,7 +26,7 @@ from leyline_proxy.plan.busts import CacheAccount, Loss, settle
 from leyline_proxy.plan.naming import name_spans
 from leyline_proxy.plan.reach import Cut, Reach, Stretch, cause_label
 from leyline_proxy.plan.synthesis import TurnPlan, synthesize
-from leyline_proxy.turns.paying import paid_for
+from leyline_proxy.turns.settler import paid_for
 from leyline_proxy.turns.turn import Turn
 
 SPECS = ["keep_all", "truncate_older_than:n=1,max_chars=20", "redact:pattern='sk-[a-z0-9]+'"]

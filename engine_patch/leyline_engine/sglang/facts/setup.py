@@ -19,19 +19,87 @@ from leyline_engine.contract import (
     engine_actions,
     this_plugin,
 )
-from leyline_engine.rotary.explained_keys import UnsupportedRotaryError
+from leyline_engine.rotary.explained_keys import (
+    Frequencies,
+    ProbedLayer,
+    UnsupportedRotaryError,
+    explain,
+)
 from leyline_engine.rotary.fingerprint import model_fingerprint
-from leyline_engine.rotary.measured_keys import Measured
+from leyline_engine.rotary.measured_keys import Measured, measure_model
 from leyline_engine.rotary.rotation import ModelRotary
+from leyline_engine.rotary.tables import read_frequencies, rotary_modules
 from leyline_engine.rows.origins import OriginsError, origin_rows
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.facts.allow_list import KV_DTYPES, Setup, refusals
 from leyline_engine.sglang.facts.drafts import UnsupportedDraftError, read_drafts
-from leyline_engine.sglang.facts.measuring import measure_keys
-from leyline_engine.sglang.facts.modules import measure_modules
-from leyline_engine.sglang.facts.probe import ProbeError
+from leyline_engine.sglang.facts.probe import ProbeError, probe_layers
 from leyline_engine.sglang.rows.host import open_host_rows
 from leyline_engine.sglang.rows.layouts import UnsupportedPoolError, read_pool
+
+_POSITIONS = (0, 1, 17, 977, 4093)
+
+
+def measure_modules(model: torch.nn.Module, longest: int, dtype: torch.dtype) -> ModelRotary:
+    """Return the one rotation that a model's rotary modules apply, on the CPU.
+
+    Args:
+        model: a draft.
+        longest: number of positions that are used.
+        dtype: dtype in which the model passes keys to them.
+
+    Raises:
+        UnsupportedRotaryError: there is none, they differ, or one doesn't do what its table says.
+    """
+    modules = rotary_modules(model)
+    if not modules:
+        raise UnsupportedRotaryError("layers without a rotary embedding")
+    read = {each.key: each for each in (read_frequencies(m, longest) for m in modules)}
+    if len(read) > 1:
+        raise UnsupportedRotaryError("the layers' rotary embeddings differ")
+    (frequencies,) = read.values()
+    last = min(longest, *(int(module.cos_sin_cache.shape[0]) for module in modules)) - 1
+    positions = torch.tensor(sorted({min(position, last) for position in _POSITIONS}))
+    turned = [_turned(module, positions, frequencies, dtype) for module in modules]
+    explained = explain(turned, positions, [frequencies], dtype)
+    if explained.start:
+        raise UnsupportedRotaryError("a band that isn't at the key's beginning")
+    return explained.rotary
+
+
+def _turned(
+    module: Any, positions: torch.Tensor, frequencies: Frequencies, dtype: torch.dtype
+) -> ProbedLayer:
+    """Return a random key as a module turns it to every position."""
+    table = module.cos_sin_cache
+    width = int(getattr(module, "head_size", 2 * frequencies.inv_freq.numel()))
+    key = torch.randn(1, 1, width, generator=torch.Generator().manual_seed(1))
+    keys = key.to(table.device, dtype).repeat(len(positions), 1, 1)
+    with torch.inference_mode():
+        _, turned = module(positions.to(table.device), keys.clone(), keys.clone())
+    return ProbedLayer(turned.reshape(keys.shape)[None].to("cpu", torch.float32), None)
+
+
+def measure_keys(context: Any, tree: Any, dtype: torch.dtype) -> Measured:
+    """Probe the model and find the one rotation that explains the keys in its pool.
+
+    Args:
+        context: SGLang's ``TreeCacheBuildContext``.
+        tree: its tree cache, which is empty.
+        dtype: of the pool.
+
+    Raises:
+        UnsupportedRotaryError: the keys turn otherwise, or can't be measured.
+        ProbeError: the server has no room for the probe.
+    """
+    return measure_model(
+        context.tp_worker.model_runner.model,
+        partial(probe_layers, context, tree),
+        longest=int(context.model_config.context_len),
+        vocabulary=int(context.model_config.vocab_size),
+        dtypes=(dtype, context.model_config.dtype),
+    )
+
 
 _NO_OTHER = "serve another model, or one with its original configuration"
 """Remedy where the loaded model itself isn't understood: no flag changes it."""

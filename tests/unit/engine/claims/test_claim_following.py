@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_engine.claims.following import followed
+from leyline_engine.claims.keeper import followed
 from leyline_engine.claims.place import ClaimPlace
 from leyline_engine.contract import CopySegment, LineageRun
 from leyline_engine.records.sources import SourceTurn

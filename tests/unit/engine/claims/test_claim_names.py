@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.claims.events import Run
-from leyline_engine.claims.names import PageNames
+from leyline_engine.claims.keeper import PageNames
 from leyline_engine.claims.runs import count, pages_of
 
 

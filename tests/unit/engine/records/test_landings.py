@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from leyline_engine.contract import CopySegment, SpanLabel
-from leyline_engine.records.landings import moved_labels
+from leyline_engine.records.ledger import moved_labels
 
 LABELS = [SpanLabel("a", 0, 10), SpanLabel("b", 10, 20), SpanLabel("c", 20, 30)]
 
