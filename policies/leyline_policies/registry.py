@@ -135,7 +135,7 @@ class Registry:
         if candidates is None:
             known = self.names()
             raise UnknownPolicyError(
-                f"no policy is called {shown(name)}{did_you_mean(name, known) or ';'} "
+                f"no policy is called {shown(name)}{did_you_mean(name, known)} "
                 f"(known: {', '.join(known)})"
             )
         if len(candidates) > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def print_trial(
             "forgets fails; the figures are those of the unedited prompt"
         )
         console.print(shown, style="red", highlight=False)
-    _print_rules(console, rules)
+    _print_rules(console, rules, [each for found in totals.origins.values() for each in found])
     console.print(verdict(totals), highlight=False)
 
 
@@ -69,15 +69,22 @@ def _print_origins(console: Console, origins: Sequence[FaultOrigin]) -> None:
             console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _print_rules(console: Console, rules: RuleCheck | None) -> None:
-    """Print the rules that policies break, and the number of turns that were searched for them."""
+def _print_rules(
+    console: Console, rules: RuleCheck | None, printed: Collection[FaultOrigin]
+) -> None:
+    """Print the rules that policies break, and the number of turns that were searched for them.
+
+    Args:
+        printed: origins that are already on the page.
+    """
     if rules is None:
         return
     for broken in rules.broken:
         shown = f"rule broken: {broken.policy}, {broken.rule} ({broken.demand})"
         console.print(shown, style="red", markup=False, highlight=False, soft_wrap=True)
         console.print(f"  {broken.place}: {broken.detail}", markup=False, highlight=False)
-        _print_origins(console, [broken.origin] if broken.origin is not None else [])
+        if broken.origin is not None and broken.origin not in printed:
+            _print_origins(console, [broken.origin])
     breaking = {broken.policy for broken in rules.broken}
     if keeping := [name for name in rules.checked if name not in breaking]:
         text = f"rules: kept on {rules.turns:,} of {rules.of:,} turns ({', '.join(keeping)})"

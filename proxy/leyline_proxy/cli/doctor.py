@@ -150,11 +150,14 @@ def _findings(flags: Mapping[str, Any], prometheus: str | None, timeout: float) 
     try:
         part = ReadablePart(serve.read_settings(flags))
     except (OSError, ValueError) as error:
-        broken = config_findings(faults_of(error, serve.sources_of(flags)))
+        sources = serve.sources_of(flags)
+        broken = config_findings(faults_of(error, sources))
         readable = readable_part(partial(serve.read_settings, flags), error)
         if readable is None:
             return broken
         part = readable
+        for each in part.later:
+            broken += config_findings(faults_of(each, sources))
     checks = checks_for(Situation(part.settings, flags["config"], prometheus, timeout))
     checks = without_missing(checks, part)
     console = Console(stderr=True)

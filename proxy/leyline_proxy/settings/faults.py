@@ -260,9 +260,14 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
     return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
-def _unreadable_variable(error: SettingsError, sources: Sources) -> Fault:
+def unreadable_setting(error: SettingsError) -> str:
+    """Return the name of the setting whose variable isn't JSON; empty if the error names none."""
     found = _FIELD.search(str(error))
-    name = found[1] if found else ""
+    return found[1] if found else ""
+
+
+def _unreadable_variable(error: SettingsError, sources: Sources) -> Fault:
+    name = unreadable_setting(error)
     place = sources.variable(name) or name
     return Fault(
         place,

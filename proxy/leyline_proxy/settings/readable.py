@@ -1,15 +1,17 @@
-"""The settings that can be read although others have errors, for a report that goes on."""
+"""The settings that can be read although others have errors, for a report that continues."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import SettingsError
 
-from .faults import settings_named
+from .faults import settings_named, unreadable_setting
 from .proxy import Settings
 
 _MOST = 32
@@ -30,6 +32,8 @@ class ReadablePart:
     """Names of settings that were left out: they have their defaults."""
     invented: frozenset[str] = frozenset()
     """Names of secrets that were missing, and have values made up for this reading."""
+    later: tuple[Exception, ...] = ()
+    """Errors that only showed once those of the first reading were out of the way."""
 
 
 def readable_part(read: Read, error: Exception) -> ReadablePart | None:
@@ -40,9 +44,13 @@ def readable_part(read: Read, error: Exception) -> ReadablePart | None:
     """
     missing: set[str] = set()
     invented: dict[str, Any] = {}
-    while isinstance(error, ValidationError) and len(missing) < _MOST:
+    later: list[Exception] = []
+    while isinstance(error, ValidationError | SettingsError) and len(missing) < _MOST:
         found = len(missing) + len(invented)
-        for item in error.errors(include_input=False, include_url=False):
+        hid_others = isinstance(error, SettingsError)
+        if isinstance(error, SettingsError):
+            missing.add(unreadable_setting(error))
+        for item in _items(error):
             named = [str(item["loc"][0])] if item["loc"] else settings_named(str(item["msg"]))
             if _STAND_IN in named and not item["loc"] and _STAND_IN not in invented:
                 missing.add(_STAND_IN)
@@ -55,7 +63,16 @@ def readable_part(read: Read, error: Exception) -> ReadablePart | None:
             settings = read(missing, invented)
         except (OSError, ValueError) as again:
             error = again
+            if hid_others or isinstance(again, SettingsError):
+                later.append(again)
         else:
             names = frozenset(missing - invented.keys())
-            return ReadablePart(settings, names, frozenset(invented))
+            return ReadablePart(settings, names, frozenset(invented), tuple(later))
     return None
+
+
+def _items(error: ValidationError | SettingsError) -> Sequence[ErrorDetails]:
+    """Return what a reading found wrong, but for variables that can't be decoded."""
+    if isinstance(error, SettingsError):
+        return ()
+    return error.errors(include_input=False, include_url=False)

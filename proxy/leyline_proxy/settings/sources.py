@@ -6,7 +6,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+)
 
 from .file import read_config
 from .proxy import Settings
@@ -30,6 +35,14 @@ class _Others(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         """Return the values of all other settings."""
+        if isinstance(self._source, EnvSettingsSource):
+            # It decodes every variable that it knows, and one may be no JSON.
+            prefix = self._source.env_prefix.lower()
+            self._source.env_vars = {
+                key: text
+                for key, text in self._source.env_vars.items()
+                if key.lower().removeprefix(prefix).partition("__")[0] not in self._without
+            }
         return {name: value for name, value in self._source().items() if name not in self._without}
 
 

@@ -128,7 +128,7 @@ def test_wrong_type_names_the_value(settings: str, message: str) -> None:
             "truncate_older:n=2",
             ["'truncate_older'", "did you mean 'truncate_older_than'", "known:"],
         ),
-        ("zzz", ["no policy is called 'zzz'", "keep_all"]),
+        ("zzz", ["no policy is called 'zzz' (known: ", "keep_all"]),
         ("truncate_older_than:max_char=2", ["'max_char'", "did you mean 'max_chars'"]),
         ("keep_all:n=1", ["keep_all has no parameter 'n'", "takes no parameters"]),
         ("truncate_older_than:n=1,n=2", ["n is set twice"]),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from leyline_policies import SpecError
 from leyline_proxy.settings import Settings, load_settings
@@ -250,3 +251,30 @@ def test_the_rest_of_the_settings_can_be_read(
     assert part.settings.session_store.get_secret_value() == f"redis://:{SECRET}@h/0"
     assert part.settings.upstream == "http://gpu"
     assert readable_part(read, FileNotFoundError("no file")) is None
+
+
+def test_variables_that_are_no_json_hide_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is left out, with its parts; the errors that they hid come to light."""
+    environ = {
+        "LEYLINE_UPSTREAMS": "{not json",
+        "LEYLINE_PRICES": "[",
+        "LEYLINE_PRICES__PROMPT": "1",
+        "LEYLINE_PORT": "x",
+        "LEYLINE_RETAINED_TURNS": "7",
+    }
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+    def read(without: Collection[str] = (), given: Mapping[str, Any] | None = None) -> Settings:
+        return load_settings(without=without, **(given or {}))
+
+    with pytest.raises(SettingsError) as caught:
+        read()
+    part = readable_part(read, caught.value)
+    assert part is not None
+    assert part.missing == {"upstreams", "prices", "port"}
+    assert (part.settings.port, part.settings.retained_turns) == (8790, 7)
+    found = [caught.value, *part.later]
+    said = "\n".join(str(each) for error in found for each in faults_of(error, Sources()))
+    for name in ("upstreams", "prices", "port"):
+        assert said.count(f"{name}: ") == 1, said
