@@ -418,7 +418,7 @@ def test_a_session_has_room_for_so_many(
 ) -> None:
     """A verdict that could not be remembered is refused, and names the message."""
     _, origin = engine
-    for module in ("plan.verdicts", "turns.quarantine", "model.verdicts"):
+    for module in ("plan.planner", "turns.quarantine", "model.verdicts"):
         monkeypatch.setattr(f"leyline_proxy.{module}.MAX_VERDICTS", 1)
     with proxy(origin, redis) as client:
         ask(client, "chat", "full", talk(3, "Fill it.", {"verdict": "quarantine"}))
