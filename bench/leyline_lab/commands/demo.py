@@ -54,7 +54,7 @@ def demo(
 
     [bold]splice[/bold]  Leyline: the text after an edit is moved.
 
-    It takes some minutes on a CPU, mostly for prefill; --limit 10 plays a quarter of the
+    It takes one to two minutes on two CPU cores; --limit 10 plays a quarter of the
     turns.
 
     Afterwards, a bundled model is asked for settings that it read in a second,
@@ -103,5 +103,5 @@ def _outlook(turns: int, url: str | None) -> str:
         return f"Playing {turns} turns to {url}."
     return (
         f"Playing {turns} turns twice: radix is an ordinary prefix cache, splice is Leyline, and "
-        "off (no cache) is computed. This takes some minutes on a CPU; the bars show how many."
+        "off (no cache) is computed. This takes one to two minutes on two CPU cores."
     )
