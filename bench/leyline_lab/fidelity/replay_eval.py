@@ -8,12 +8,12 @@ from importlib.metadata import version
 from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.chained_rotations import ChainedRotations
 from leyline_lab.fidelity.experiment import LENGTHS, EvaluationSessions, Experiment, Scale
-from leyline_lab.fidelity.random_subjects import RANDOM_MODELS, random_model
 from leyline_lab.fidelity.removal import Removal
 from leyline_lab.fidelity.replay_subject import ReplaySubject
 from leyline_lab.fidelity.rotary_sweep import RotarySweep
 from leyline_lab.fidelity.storage_floor import StorageFloor
 from leyline_lab.fidelity.tables import answer_tables
+from leyline_lab.stand_ins.random_models import RANDOM_MODELS, random_model
 from leyline_replay.models.loader import ModelLoadError, load_model
 from leyline_replay.models.trained import TRAINED_MODEL_NAMES
 

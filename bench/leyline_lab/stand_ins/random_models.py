@@ -5,10 +5,11 @@ An answer means nothing, but it depends on every token of the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
 import torch
 from transformers import (
@@ -21,6 +22,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from leyline_replay.models.loader import LoadedModel, model_fingerprint
 from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 
 MAX_CONTEXT = 131072
@@ -77,6 +79,23 @@ _CONFIGS: dict[RandomKind, Callable[[dict[str, Any]], PreTrainedConfig]] = {
     RandomKind.LLAMA: lambda base: LlamaConfig(**base, num_key_value_heads=2, head_dim=32),
     RandomKind.QWEN3: lambda base: Qwen3Config(**base, num_key_value_heads=2, head_dim=32),
 }
+
+
+RANDOM_MODELS: Final[Mapping[str, RandomKind]] = {
+    "random-mla": RandomKind.MLA,
+    "random-gqa": RandomKind.LLAMA,
+}
+"""Models that ``leyline eval`` measures beside those that ship: latent KV, and two heads of keys
+for four of queries."""
+
+
+def random_model(name: str) -> LoadedModel:
+    """Return one of ``RANDOM_MODELS`` in fp32 on the CPU, with the shipped models' tokenizer."""
+    model = build_model(random_config(RANDOM_MODELS[name])).requires_grad_(False)
+    tokenizer = AutoTokenizer.from_pretrained(trained_model_dir(DEFAULT_MODEL_NAME))
+    with TemporaryDirectory() as folder:  # the loader's digest is of a folder
+        model.config.save_pretrained(folder)
+        return LoadedModel(name, model, tokenizer, model_fingerprint(model, Path(folder)), "")
 
 
 def build_random(

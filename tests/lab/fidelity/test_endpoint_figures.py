@@ -24,11 +24,11 @@ from leyline_lab.fidelity.experiment import (
     Scale,
     SessionStep,
 )
-from leyline_lab.fidelity.random_subjects import random_model
 from leyline_lab.fidelity.recall_prompts import long_session
 from leyline_lab.fidelity.replay_subject import ReplaySubject
 from leyline_lab.fidelity.subject import Answer
 from leyline_lab.fidelity.tables import answer_tables
+from leyline_lab.stand_ins.random_models import random_model
 
 NAN = float("nan")
 

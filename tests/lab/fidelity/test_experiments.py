@@ -28,7 +28,6 @@ from leyline_lab.fidelity.comparison import (
 )
 from leyline_lab.fidelity.experiment import Experiment, Record, Scale, SessionStep
 from leyline_lab.fidelity.random_edits import RandomEdits, draw_spans
-from leyline_lab.fidelity.random_subjects import RANDOM_MODELS, random_model
 from leyline_lab.fidelity.recall_prompts import draw_prompt, long_session
 from leyline_lab.fidelity.recall_task import Note
 from leyline_lab.fidelity.replay_subject import ReplaySubject
@@ -36,6 +35,7 @@ from leyline_lab.fidelity.single_prompt import SinglePrompt
 from leyline_lab.fidelity.stubs import FAITHFUL, STUBS, Stubs
 from leyline_lab.fidelity.subject import Answer, Subject
 from leyline_lab.fidelity.trajectories import Trajectories
+from leyline_lab.stand_ins.random_models import RANDOM_MODELS, random_model
 
 STEPS = 14
 LENGTH = 4
