@@ -580,6 +580,7 @@ def test_narrow_windows_scroll_inside_alone(browser: Browser, proxy: Proxy) -> N
 @pytest.mark.nightly
 def test_a_restart_under_the_page_is_survived(browser: Browser, proxy: Proxy) -> None:
     """An open page doesn't hold the shutdown, says that it reconnects, and continues by itself."""
+    proxy.replay(1, session="before")
     with opened(browser, proxy.origin) as watched:
         page = watched.page
         expect(page.locator("#status-text")).to_have_text("Live")
