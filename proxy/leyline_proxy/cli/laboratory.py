@@ -25,7 +25,7 @@ class CommandGroup:
     entry_points: str
     """Group of their entry points; each has the command's name."""
     help: Mapping[str, str]
-    """What each of the laboratory's commands does, by its name."""
+    """A sentence on each of the laboratory's commands, by name."""
 
 
 COMMANDS = CommandGroup(

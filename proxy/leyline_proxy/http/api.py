@@ -175,10 +175,14 @@ class ApiCall(ABC):
         return error_event(error)
 
     def refused(
-        self, upstream: httpx.Response, body: bytes, headers: Mapping[str, str]
+        self, upstream: httpx.Response, body: bytes, headers: Mapping[str, str], *, prompt: int = 0
     ) -> Response:
-        """Return an engine's answer with a status other than 200, in the shape of the API."""
-        return refusal_response(upstream, body, headers)
+        """Return an engine's answer with a status other than 200, in the shape of the API.
+
+        Args:
+            prompt: tokens of the prompt as the proxy counts them; 0 if it doesn't know.
+        """
+        return refusal_response(upstream, body, headers, prompt=prompt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from ..turns.accounting import tokens_of_usage
 from ..turns.prompt_size import members_size, text_size
 from ..turns.settled import generated_tokens
 from ..wiring.services import Services
+from .refusal import refusal_of_event
 from .relay import Relay
 from .sse import DONE, ChunkFacts, chunk_facts, event_data, with_data
 
@@ -98,10 +99,7 @@ class ChargedRelay(Relay):
 
     async def refusal(self, error: Mapping[str, Any]) -> ProxyError:
         """Return the error, with the field that a bare completion has."""
-        refused = await super().refusal(error)
-        if refused.overflow is not None:
-            refused.param = "prompt"
-        return refused
+        return refusal_of_event(error, param="prompt")
 
     async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
         """Return the event."""

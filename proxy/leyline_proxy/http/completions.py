@@ -28,10 +28,9 @@ from ..upstream.headers import downstream_headers, headers_of_route
 from ..upstream.replica import Replica
 from ..wiring.services import Services
 from .bare_charges import BareCharge, ChargedRelay, prompt_tokens_of, usage_in
-from .errors import error_response
 from .exchange import Exchange
 from .limits import beside, until_disconnect
-from .refusal import answer_of, overflow_in, refusal_of_answer, refusal_response
+from .refusal import answer_of, refusal_of_answer, refusal_response
 from .time_limit import within
 
 COMPLETIONS_PATH = "/v1/completions"
@@ -109,13 +108,10 @@ class CompletionExchange(Exchange):
         ) as upstream:
             if upstream.status_code != httpx.codes.OK:
                 refused = await read(upstream)
-                too_long = overflow_in(upstream.status_code, refused, param="prompt")
                 if self.started:
-                    raise too_long or refusal_of_answer(upstream.status_code, refused)
+                    raise refusal_of_answer(upstream.status_code, refused, param="prompt")
                 self.settle_status()
-                if too_long is not None:
-                    return error_response(too_long, dict(self.extra_headers))
-                return refusal_response(upstream, refused, self.extra_headers)
+                return refusal_response(upstream, refused, self.extra_headers, param="prompt")
             if streamed is None:
                 body = await read(upstream)
                 if self._prewarms:

@@ -155,10 +155,11 @@ class MessagesCall(ApiCall):
         return encoded([self._document(error)])
 
     def refused(
-        self, upstream: httpx.Response, body: bytes, headers: Mapping[str, str]
+        self, upstream: httpx.Response, body: bytes, headers: Mapping[str, str], *, prompt: int = 0
     ) -> Response:
         """Return the engine's words in Anthropic's shape."""
-        refused = self.error(refusal_of_answer(upstream.status_code, body), headers)
+        error = refusal_of_answer(upstream.status_code, body, prompt=prompt)
+        refused = self.error(error, headers)
         if "retry-after" in upstream.headers:
             refused.headers["retry-after"] = upstream.headers["retry-after"]
         return refused

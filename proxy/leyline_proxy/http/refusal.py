@@ -30,11 +30,23 @@ _STATUS_OF_TYPE = {
 _OWN_CREDENTIALS = frozenset({401, 403, 407})
 
 
-def refusal_response(upstream: httpx.Response, body: bytes, headers: Mapping[str, str]) -> Response:
+def refusal_response(
+    upstream: httpx.Response,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    prompt: int = 0,
+    param: str = "messages",
+) -> Response:
     """Return the engine's non-200 answer, with its own body if that is OpenAI-shaped and doesn't
-    say in other words than OpenAI's that the prompt is too long."""
+    say in other words than OpenAI's that the prompt is too long.
+
+    Args:
+        prompt: see :func:`overflow_in`.
+        param: see :func:`overflow_in`.
+    """
     status = upstream.status_code
-    if (error := overflow_in(status, body)) is not None:
+    if (error := overflow_in(status, body, prompt=prompt, param=param)) is not None:
         return error_response(error, dict(headers))
     if httpx.codes.is_error(status) and status not in _OWN_CREDENTIALS and _is_shaped(body):
         kept = {**downstream_headers(upstream.headers), **headers}
@@ -42,8 +54,15 @@ def refusal_response(upstream: httpx.Response, body: bytes, headers: Mapping[str
     return error_response(refusal_of_answer(status, body), dict(headers))
 
 
-def refusal_of_answer(status: int, body: bytes) -> ProxyError:
-    """Return the engine's non-200 answer as an error with its message."""
+def refusal_of_answer(
+    status: int, body: bytes, *, prompt: int = 0, param: str = "messages"
+) -> ProxyError:
+    """Return the engine's non-200 answer as an error with its message.
+
+    Args:
+        prompt: see :func:`overflow_in`.
+        param: see :func:`overflow_in`.
+    """
     if status in _OWN_CREDENTIALS:
         # The caller's key never went upstream, so a 401 would mislead the caller.
         return UpstreamUnreachableError(
@@ -52,7 +71,7 @@ def refusal_of_answer(status: int, body: bytes) -> ProxyError:
         )
     if not httpx.codes.is_error(status):
         return UpstreamUnreachableError(f"The engine answered with status {status}.")
-    return overflow_in(status, body) or _shape(status, body)
+    return overflow_in(status, body, prompt=prompt, param=param) or _shape(status, body)
 
 
 def overflow_in(
@@ -101,8 +120,12 @@ def _lenient(body: bytes) -> object:
         return None
 
 
-def refusal_of_event(error: Mapping[str, Any]) -> ProxyError:
-    """Return the error event that an engine sent before the first token, with its own status."""
+def refusal_of_event(error: Mapping[str, Any], *, param: str = "messages") -> ProxyError:
+    """Return the error event that an engine sent before the first token, with its own status.
+
+    Args:
+        param: see :func:`overflow_in`.
+    """
     kind = str(error.get("type") or "upstream_error")
     code = error.get("code")
     status = code if isinstance(code, int) and not isinstance(code, bool) else None
@@ -115,7 +138,7 @@ def refusal_of_event(error: Mapping[str, Any]) -> ProxyError:
         status = 502
     message = str(error.get("message") or "The engine refused the request.")
     if (overflow := overflow_of(status if told else None, message, error)) is not None:
-        return PromptTooLongError(overflow, message)
+        return PromptTooLongError(overflow, message, param=param)
     return UpstreamRefusalError(
         status, message, kind=kind, code=code if isinstance(code, str) else "upstream_error"
     )

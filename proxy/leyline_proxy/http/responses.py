@@ -345,10 +345,10 @@ class ResponsesCall(ApiCall):
         return encoded(events.fail(shown.status, shown.message, code=shown.code, param=shown.param))
 
     def refused(
-        self, upstream: httpx.Response, body: bytes, headers: Mapping[str, str]
+        self, upstream: httpx.Response, body: bytes, headers: Mapping[str, str], *, prompt: int = 0
     ) -> Response:
         """Return the engine's own error, with the client's fields."""
-        if (error := overflow_in(upstream.status_code, body)) is not None:
+        if (error := overflow_in(upstream.status_code, body, prompt=prompt)) is not None:
             return self.error(error, headers)
         refused = refusal_response(upstream, body, headers)
         document = answer_of(bytes(refused.body))

@@ -46,7 +46,7 @@ from .exchange import Exchange
 from .forwarding import open_chat
 from .limits import until_disconnect
 from .recalling import RecallLoop
-from .refusal import answer_of, overflow_in, refusal_of_answer
+from .refusal import answer_of, refusal_of_answer
 from .relay import TurnRelay
 from .sse import DONE, STREAM_HEADERS, is_text
 from .time_limit import within
@@ -416,13 +416,10 @@ class TurnExchange(Exchange):
             )
         rendered = turn.planned.rendered
         prompt = len(rendered.tokens) if rendered is not None else 0
-        too_long = overflow_in(upstream.status_code, body, prompt=prompt)
         if self.started:
-            raise too_long or refusal_of_answer(upstream.status_code, body)
+            raise refusal_of_answer(upstream.status_code, body, prompt=prompt)
         self.settle_status()
-        if too_long is not None:
-            return self._call.error(too_long, self.extra_headers)
-        return self._call.refused(upstream, body, self.extra_headers)
+        return self._call.refused(upstream, body, self.extra_headers, prompt=prompt)
 
 
 def _passes_natively(api: NativeApi, turn: Turn) -> bool:

@@ -47,9 +47,9 @@ def readable_part(read: Read, error: Exception) -> ReadablePart | None:
     later: list[Exception] = []
     while isinstance(error, ValidationError | SettingsError) and len(missing) < _MOST:
         found = len(missing) + len(invented)
-        hid_others = isinstance(error, SettingsError)
-        if isinstance(error, SettingsError):
-            missing.add(unreadable_setting(error))
+        unreadable = unreadable_setting(error) if isinstance(error, SettingsError) else None
+        if unreadable is not None:
+            missing.add(unreadable)
         for item in _items(error):
             named = [str(item["loc"][0])] if item["loc"] else settings_named(str(item["msg"]))
             if _STAND_IN in named and not item["loc"] and _STAND_IN not in invented:
@@ -63,7 +63,7 @@ def readable_part(read: Read, error: Exception) -> ReadablePart | None:
             settings = read(missing, invented)
         except (OSError, ValueError) as again:
             error = again
-            if hid_others or isinstance(again, SettingsError):
+            if unreadable is not None or isinstance(again, SettingsError):
                 later.append(again)
         else:
             names = frozenset(missing - invented.keys())
