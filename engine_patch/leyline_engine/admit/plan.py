@@ -13,13 +13,21 @@ A tree of larger pages holds whole pages only. Copies that follow one another ar
 is clipped to the whole pages that it covers; what is left of it is prefilled with its neighbours.
 The source needs no such edges: rows are copied one by one, into the slot that position modulo page
 asks for.
+
+Where a model keeps state per sequence, runs end at anchors of their sources, and forwards start at
+anchors alone; see :mod:`.anchors`. Rows that are cached after the last anchor need no copy::
+
+    prompt  0 ── prefix ── anchor ── cached rows ── x ═══ copy ═══ e    no forward from the anchor
+    prompt  0 ── prefix ── anchor ──── gap ──────── x ── literal ── d ═══ copy ═══ e
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import lcm
 
+from leyline_engine.admit.anchors import StateCopy, StateTerms, state_copies
 from leyline_engine.contract import (
     MAX_EXTENTS,
     CopySegment,
@@ -50,12 +58,16 @@ class Plan:
 
     length: int
     prefix: int
+    """Tokens in the tree. With state, the first copy may follow rows after the last anchor."""
     copies: tuple[CopySegment, ...]
     prefills: tuple[Prefill, ...]
     evicted: int = 0
-    """Tokens of an edit's copies whose source slots are gone."""
+    """Tokens of an edit's copies whose source slots, or state, are gone."""
     kinds: tuple[ReuseKind | None, ...] = ()
     """By source, what its copies are: None for an edit's; empty if all are."""
+    states: tuple[StateCopy, ...] = ()
+    """States that move with the copies, by destination: one at the end of each run, and those at
+    anchors inside of a run, which spare later edits a forward."""
 
     @property
     def copied(self) -> int:
@@ -122,6 +134,7 @@ def plan_turn(
     kinds: Sequence[ReuseKind | None] = (),
     page: int = 1,
     joins: bool = False,
+    state: StateTerms | None = None,
 ) -> Plan:
     """Lay copies and prefills over a prompt.
 
@@ -139,11 +152,33 @@ def plan_turn(
         kinds: see :attr:`Plan.kinds`.
         page: tokens per page of the tree; ``prefix`` is a multiple of it.
         joins: True if copies that follow one another count as one also with pages of one token.
+        state: terms of the state that the model keeps per sequence; None if it keeps none.
     """
     kept, evicted = _usable(length, max(prefix, sink), copies, available, kinds)
+    if state is not None:
+        wanted = kept
+        prefix, kept = _anchored(
+            wanted, prefix, state, page=page, min_copy=min_copy, stage_cost=stage_cost
+        )
+        if not kept:
+            evicted += sum(c.length for c in wanted if not kinds or kinds[c.source] is None)
+        ends = [run[-1].dest_end for run in copy_runs(kept)]
+        plan = _laid(length, prefix, kept, evicted, kinds)
+        return replace(plan, states=state_copies(kept, state, ends))
     runs = copy_runs(kept) if page > 1 or joins else [(copy,) for copy in kept]
     kept = [copy for run in runs for copy in _whole_pages(run, page, min_copy)]
     kept = _worth_a_stage(kept, prefix, stage_cost)
+    return _laid(length, prefix, kept, evicted, kinds)
+
+
+def _laid(
+    length: int,
+    prefix: int,
+    kept: Sequence[CopySegment],
+    evicted: int,
+    kinds: Sequence[ReuseKind | None],
+) -> Plan:
+    """Return the plan that prefills between copies."""
     prefills: list[Prefill] = []
     cursor = prefix
     for copy in kept:
@@ -205,6 +240,49 @@ def _whole_pages(run: Sequence[CopySegment], page: int, min_copy: int) -> tuple[
         for first, last in [(max(c.dest, begin), min(c.dest_end, end))]
         if first < last
     )
+
+
+def _anchored(
+    copies: Sequence[CopySegment],
+    prefix: int,
+    state: StateTerms,
+    *,
+    page: int,
+    min_copy: int,
+    stage_cost: int,
+) -> tuple[int, list[CopySegment]]:
+    """Return where the tree's part ends, and the copies that state can follow.
+
+    A run that joins cached rows needs no forward from the last anchor. Any other begins where a
+    forward leaves an anchor.
+    """
+    kept: list[CopySegment] = []
+    cursor, step = prefix, lcm(state.grid, page)
+    for whole in copy_runs(copies):
+        run = state.ended(whole, page)
+        if not run:
+            continue
+        begin, end = run[0].dest, run[-1].dest_end
+        rows = page_floor(min(max(prefix, state.rows), end - max(state.window, 1)), page)
+        joins = not kept and begin <= max(rows, prefix)
+        if joins:
+            begin, least = max(begin, rows), min_copy
+        else:
+            begin, least = cursor - (cursor - begin) // step * step, max(min_copy, stage_cost)
+        if end - begin < max(least, 1):
+            continue
+        prefix = begin if joins else prefix
+        kept += _after(run, begin)
+        cursor = end
+    return prefix, kept
+
+
+def _after(run: Sequence[CopySegment], begin: int) -> Iterator[CopySegment]:
+    """Yield the part of a run at or after a position of the prompt."""
+    for copy in run:
+        skip = max(0, begin - copy.dest)
+        if skip < copy.length:
+            yield CopySegment(copy.source, copy.start + skip, copy.end, copy.dest + skip)
 
 
 def _worth_a_stage(

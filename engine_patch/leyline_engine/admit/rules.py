@@ -31,6 +31,7 @@ from leyline_engine.contract import (
     Outcome,
     Reason,
     Recompute,
+    RecurrentEdits,
     ReusePayload,
     SpanLabel,
 )
@@ -103,6 +104,8 @@ class Rules:
     Args:
         splices: True if the engine can turn the keys of its model's pool.
         salt: see :func:`~.lineage.derive_lineage`; the same on all ranks of a replica.
+        recurrent: True if the model has recurrent layers: it reuses nothing, and edits need the
+            consent of :class:`~.contract.RecurrentEdits`.
     """
 
     def __init__(
@@ -113,12 +116,14 @@ class Rules:
         splices: bool,
         salt: bytes,
         recompute: Recompute = Recompute(),  # noqa: B008 - immutable
+        recurrent: bool = False,
     ) -> None:
         self._registry = registry
         self._ledger = ledger
         self._splices = splices
         self._salt = salt
         self._recompute = recompute
+        self._recurrent = recurrent
 
     def check(
         self,
@@ -147,9 +152,12 @@ class Rules:
                 refusal = refusal or error
             if edit is not None:
                 forgotten = edit.forgotten
+                if self._recurrent and edit.payload.recurrent is not RecurrentEdits.KEPT:
+                    detail = "the model has recurrent layers, and edits are to be exact"
+                    edit, refusal = None, EditRefusedError(Reason.RECURRENT_STATE, detail)
             elif forgets(payload):
                 forgotten = forgotten_spans(payload, (), self._ledger)
-        asked = reuse if self._splices else None
+        asked = reuse if self._splices and not self._recurrent else None
         return CheckedRequest(prompt, payload, edit, refusal, spans, forgotten, asked)
 
     def _resolve(self, payload: EditPayload, prompt: array[int]) -> ResolvedEdit:

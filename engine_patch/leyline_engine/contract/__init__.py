@@ -18,6 +18,7 @@ from .capability import (
     Plugin,
     Refusal,
     RotaryFacts,
+    StateFacts,
     engine_actions,
 )
 from .carriage import CARRIED, METADATA, UNPACKS, packed, unpacked, with_carriage
@@ -145,6 +146,7 @@ from .vocabulary import (
     Mode,
     Outcome,
     Reason,
+    RecurrentEdits,
 )
 
 __all__ = [
@@ -240,6 +242,7 @@ __all__ = [
     "Reason",
     "Receipt",
     "Recompute",
+    "RecurrentEdits",
     "Refusal",
     "Release",
     "ReleaseClaim",
@@ -253,6 +256,7 @@ __all__ = [
     "SourceRef",
     "SpanLabel",
     "SpanReaders",
+    "StateFacts",
     "SubmitClaim",
     "TokenCounts",
     "TurnRecord",

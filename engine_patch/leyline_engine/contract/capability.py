@@ -26,13 +26,16 @@ TOKENS_PATH = "/leyline/tokens"
 """The same for engines whose own ``/tokenize`` isn't exact for chat requests."""
 
 
-def engine_actions(*, splices: bool) -> tuple[str, ...]:
+def engine_actions(*, splices: bool, recurrent: bool = False) -> tuple[str, ...]:
     """Return the actions of an engine as its capability lists them.
 
     Args:
         splices: True if the engine can turn the keys of its model's pool.
+        recurrent: True if the model has recurrent layers: a state that is taken from elsewhere
+            brings all that it has read there, so that nothing is reused.
     """
-    kinds = [EDIT_ACTION, CLAIM_ACTION, PROVE_ACTION, *([REUSE_ACTION] if splices else [])]
+    reuses = splices and not recurrent
+    kinds = [EDIT_ACTION, CLAIM_ACTION, PROVE_ACTION, *([REUSE_ACTION] if reuses else [])]
     return tuple(f"{kind}@{ACTION_VERSION}" for kind in kinds)
 
 
@@ -64,6 +67,24 @@ class KVFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Spliced tokens whose keys are kept as computed, beside the pool; 0 if that isn't so."""
     origin_bytes: int = 0
     """Bytes that these take on each GPU, outside the pool."""
+
+
+class StateFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The state that the model keeps per sequence, beside its rows per token."""
+
+    window: int = 0
+    """Rows that layers with a sliding window keep; 0 if they keep all, or if there are none."""
+    recurrent_layers: int = 0
+    edits: str = ""
+    """Contract of edits on recurrent layers: ``kept``; empty if there are none."""
+    bytes_per_state: int = 0
+    """Bytes of one recurrent state with its convolutions' inputs, over all layers of a GPU."""
+    slots: int = 0
+    """Recurrent states that the engine holds at most, those of running requests included."""
+    window_tokens: int = 0
+    """Tokens whose rows the layers with a window hold at most, of all sequences together."""
+    anchor_tokens: int = 1
+    """A forward leaves an anchor at multiples of so many tokens from where it started."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -110,6 +131,8 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     """Supported actions as ``type@version``."""
     rotary: RotaryFacts | None = None
     kv: KVFacts | None = None
+    state: StateFacts | None = None
+    """None if the model keeps nothing but rows, or if the engine doesn't splice."""
     speculative: str = ""
     """Algorithm of speculative decoding beside which it splices; empty for none."""
     draft_layers: int = 0

@@ -19,6 +19,7 @@ from .vocabulary import (
     PROVE_ACTION,
     RECEIPT_ACTION,
     REUSE_ACTION,
+    RecurrentEdits,
 )
 
 MAX_ACTIONS = 64
@@ -88,6 +89,9 @@ class EditPayload(msgspec.Struct, frozen=True, kw_only=True):
     """Scope within the tenant that may see what this turn splices; by default nobody else may."""
     sink: Annotated[int, msgspec.Meta(ge=0)] = ATTENTION_SINK
     """Destinations below this are prefilled; the engine never goes below its own sink."""
+    recurrent: RecurrentEdits = RecurrentEdits.EXACT
+    """The promise about recurrent states; engines without any ignore it. Nobody gets a kept state
+    without having asked for it."""
 
 
 class Action(msgspec.Struct, frozen=True):

@@ -79,6 +79,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Half-open token extents of the prompt that were spliced, sorted and merged where they meet.
     Empty if there are more than :data:`~.reuse.MAX_EXTENTS`."""
     skipped_actions: tuple[SkippedAction, ...] = ()
+    state: str = ""
+    """``kept`` if a recurrent state was copied: it holds what was cut from the prompt."""
     refused: ClaimRefusal | None = None
     """Set exactly if the request could not run because of claims (``Reason.REFUSED_BY_CLAIM``),
     before it began or while it decoded."""

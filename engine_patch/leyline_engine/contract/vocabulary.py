@@ -28,6 +28,16 @@ class Mode(StrEnum):
     """Nothing computed after the span was first read survives."""
 
 
+class RecurrentEdits(StrEnum):
+    """The promise of an amortized edit about recurrent states, which no rotation can correct."""
+
+    KEPT = "kept"
+    """The state after a kept run is the one that the source had there, bit for bit: it still holds
+    what was cut, and lacks what was put in its place."""
+    EXACT = "exact"
+    """Everything after the first edit is computed again."""
+
+
 class Reason(StrEnum):
     """The reason why a request that carried an edit ran as it did."""
 
@@ -50,6 +60,8 @@ class Reason(StrEnum):
     """Proxies alone give this: nothing that the edits concern was cached."""
     STANDING = "standing"
     """Proxies alone give this: the cache holds the messages as earlier edits left them."""
+    RECURRENT_STATE = "recurrent_state"
+    """The model has recurrent layers, and its tenant wants exact states."""
     PROMPT_TOO_LONG = "prompt_too_long"
     """Proxies alone give this: the prompt's text is longer than the context can hold."""
 
