@@ -16,6 +16,7 @@ from leyline_engine.contract import (
     LineageRun,
     Outcome,
     Receipt,
+    RecurrentEdits,
     SkippedAction,
     TokenCounts,
 )
@@ -70,6 +71,7 @@ def receipt_of(
         lineage=turn.lineage,
         extents=plan.spliced_extents,
         skipped_actions=turn.skipped,
+        state=RecurrentEdits.KEPT if checked.recurrent and plan.spliced else "",
         stages=plan.stages,
         splice_us=turn.spent_ns // 1000,
     )

@@ -63,6 +63,8 @@ class CheckedRequest:
     """The request for reuse, if any."""
     hits: Hits | None = None
     """Content that was found elsewhere; None if it wasn't looked for."""
+    recurrent: bool = False
+    """True if the model has recurrent layers."""
 
     @property
     def forgets(self) -> bool:
@@ -158,7 +160,9 @@ class Rules:
             elif forgets(payload):
                 forgotten = forgotten_spans(payload, (), self._ledger)
         asked = reuse if self._splices and not self._recurrent else None
-        return CheckedRequest(prompt, payload, edit, refusal, spans, forgotten, asked)
+        return CheckedRequest(
+            prompt, payload, edit, refusal, spans, forgotten, asked, recurrent=self._recurrent
+        )
 
     def _resolve(self, payload: EditPayload, prompt: array[int]) -> ResolvedEdit:
         if not self._splices:

@@ -126,6 +126,23 @@ def explain(
     return _joined(_chosen(fits), distinct)
 
 
+def stand_still(layers: Sequence[ProbedLayer], dtype: torch.dtype) -> bool:
+    """Return True if no key of some layers depends on the position (NoPE).
+
+    Args:
+        dtype: coarsest dtype that keys went through.
+
+    Raises:
+        UnsupportedRotaryError: keys or values are no numbers, or values depend on the position.
+    """
+    tolerance = TOLERANCE.get(dtype)
+    if tolerance is None or not layers:
+        return False
+    for layer in layers:
+        _check_layer(layer, tolerance)
+    return all(_stands_still(layer.keys, tolerance) for layer in layers)
+
+
 def _check_layer(layer: ProbedLayer, tolerance: float) -> None:
     parts = [layer.keys] if layer.values is None else [layer.keys, layer.values]
     if any(not bool(part.isfinite().all()) or not bool(part.any()) for part in parts):

@@ -18,8 +18,9 @@ from leyline_engine.rotary.explained_keys import (
     ProbedLayer,
     UnsupportedRotaryError,
     explain,
+    stand_still,
 )
-from leyline_engine.rotary.rotation import ModelRotary
+from leyline_engine.rotary.rotation import ModelRotary, Pairing, Rotary
 from leyline_engine.rotary.tables import read_frequencies, rotary_modules
 
 _POSITIONS = (0, 1, 17, 977, 4093)
@@ -66,14 +67,67 @@ def measure_model(
         UnsupportedRotaryError: the keys turn otherwise, or can't be measured.
     """
     candidates = _candidates(model, longest, full_table)
-    shortest = min(int(module.cos_sin_cache.shape[0]) for module in rotary_modules(model))
-    last = min(shortest, longest) - 1
+    layers, positions = _probed(model, probe, longest, vocabulary)
+    return _explained(layers, positions, candidates, _coarsest(dtypes))
+
+
+def measure_parts(
+    model: torch.nn.Module,
+    probe: Probe,
+    parts: Sequence[slice],
+    *,
+    longest: int,
+    vocabulary: int,
+    dtypes: Iterable[torch.dtype],
+) -> list[Measured]:
+    """Do the same for parts of the layers, whose keys may differ in shape and rotation.
+
+    The keys of a part may stand still (NoPE), as those of many models with recurrent layers do.
+
+    Args:
+        parts: places in what ``probe`` returns.
+    """
+    layers, positions = _probed(model, probe, longest, vocabulary)
+    coarsest, found = _coarsest(dtypes), list[Measured]()
+    for part in parts:
+        if stand_still(layers[part], coarsest):
+            found.append(_STILL)
+        else:
+            candidates = _candidates(model, longest, lambda _: None)
+            found.append(_explained(layers[part], positions, candidates, coarsest))
+    return found
+
+
+_STILL = Measured(
+    Rotary.still(2, Pairing.HALF_SPLIT),
+    0,
+    RotaryFacts(rope_type="none", pairing=Pairing.HALF_SPLIT, rotary_dim=0, inv_freq_digest=""),
+)
+
+
+def _coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    return max(dtypes, key=lambda each: TOLERANCE.get(each, torch.inf))
+
+
+def _probed(
+    model: torch.nn.Module, probe: Probe, longest: int, vocabulary: int
+) -> tuple[Sequence[ProbedLayer], torch.Tensor]:
+    """Return the rows of every layer at several positions, and the positions."""
+    tables = (int(module.cos_sin_cache.shape[0]) for module in rotary_modules(model))
+    last = min([longest, *tables]) - 1
     if last < _LEAST_DISTANCE:
         raise UnsupportedRotaryError(f"a context of {last + 1} tokens, too short to measure keys")
     positions = sorted({p for p in (*_POSITIONS, last // 2, last) if p <= last})
-    layers = probe((vocabulary // 3, vocabulary // 2), positions)
-    coarsest = max(dtypes, key=lambda each: TOLERANCE.get(each, torch.inf))
-    explained = explain(layers, torch.tensor(positions), candidates, coarsest)
+    return probe((vocabulary // 3, vocabulary // 2), positions), torch.tensor(positions)
+
+
+def _explained(
+    layers: Sequence[ProbedLayer],
+    positions: torch.Tensor,
+    candidates: Sequence[Frequencies],
+    dtype: torch.dtype,
+) -> Measured:
+    explained = explain(layers, positions, candidates, dtype)
     return Measured(explained.rotary, explained.start, explained.facts)
 
 

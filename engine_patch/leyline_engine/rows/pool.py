@@ -22,6 +22,7 @@ from leyline_engine.rows.host import CopiedRows
 from leyline_engine.rows.mover import Move, PoolTensors, RowMover, TorchMover
 from leyline_engine.rows.origins import origin_rows
 from leyline_engine.rows.paging import by_slot
+from leyline_engine.rows.states import StatePool
 
 _LOOKED_AT = 1 << 14
 """Rows per step of a check of their contents, which takes as much memory again."""
@@ -86,6 +87,10 @@ class SplicePool:
         """Pools of draft models, which have rows of their own in the same slots."""
         self.host: CopiedRows | None = None
         """Copies of the rows in the host's memory."""
+        self.window: SplicePool | None = None
+        """Rows of layers with a sliding window, in slots of their own."""
+        self.states: StatePool | None = None
+        """Recurrent states, in slots of their own."""
         self._mover = choose_mover(tensors, self.rotary) if mover is None else mover
         heads = tensors.keys[0].shape[1]
         self._as_computed = torch.zeros(
@@ -211,6 +216,11 @@ class SplicePool:
             self._any_turned = True
         for draft in self.drafts:
             draft.splice(source, target, source_start, dest_start)
+
+    def copy_state(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy recurrent states of slots, int64 ``[n]``, to others."""
+        if self.states is not None:
+            self.states.copy(source, target)
 
     def turnable(self, slots: torch.Tensor) -> torch.Tensor | None:
         """Return which rows may be turned: bool ``[n]`` on the host, the same on all ranks.

@@ -18,17 +18,15 @@ from leyline_engine.occupancy import Cached, PoolLevels
 class Tree(Protocol):
     """The counted tree; see :class:`.radix.LeylineRadixCache`."""
 
-    token_to_kv_pool_allocator: Any
+    row_allocator: Any
 
-    def evictable_size(self) -> int: ...
-    def protected_size(self) -> int: ...
+    def full_evictable_size(self) -> int: ...
+    def full_protected_size(self) -> int: ...
 
 
-def open_census(tree: Any) -> Census | None:
-    """Open a census, if each slot holds all of one token; not for windowed or recurrent models."""
-    if tree.supports_swa() or tree.supports_mamba():
-        return None
-    return Census(tree, tree.token_to_kv_pool_allocator.device)
+def open_census(tree: Any) -> Census:
+    """Open a census of the slots that keys find."""
+    return Census(tree, tree.row_allocator.device)
 
 
 class Census:
@@ -41,7 +39,7 @@ class Census:
 
     def __init__(self, tree: Tree, device: torch.device | str) -> None:
         self._tree = tree
-        self._allocator = tree.token_to_kv_pool_allocator
+        self._allocator = tree.row_allocator
         page = int(self._allocator.page_size)
         self.capacity = page_floor(int(self._allocator.size), page)
         # Slot 0, or the first page, is SGLang's padding.
@@ -89,7 +87,7 @@ class Census:
             claimed: tokens of the tree that claims hold.
         """
         self.note_peak()
-        cached = int(self._tree.evictable_size()) + int(self._tree.protected_size())
+        cached = int(self._tree.full_evictable_size()) + int(self._tree.full_protected_size())
         spliced = int(self._marks.sum()) if self._any else 0
         self._any = bool(spliced)
         return PoolLevels(

@@ -183,7 +183,7 @@ class SchedulerEngine:
         self._replica = replica
         self.registry = SourceRegistry(secret=secret)
         self.ledger = SpanLedger(defers=True)
-        usable = int(cache.token_to_kv_pool_allocator.size)
+        usable = int(cache.row_allocator.size)
         self.publications = Publications.of_tree(cache, usable)
         self.claims = SchedulerClaims(
             cache, self.registry, usable=usable, page_size=int(cache.page_size), limits=limits
@@ -196,7 +196,14 @@ class SchedulerEngine:
         self._kept_out = KeptOut()
         self._accounts = Accounts(self.registry, self.ledger, sender, metrics)
         writes = pool is not None
-        rules = Rules(self.registry, self.ledger, splices=writes, salt=salt, recompute=recompute)
+        rules = Rules(
+            self.registry,
+            self.ledger,
+            splices=writes,
+            salt=salt,
+            recompute=recompute,
+            recurrent=pool is not None and pool.states is not None,
+        )
         self._matcher = Matcher(cache, rules)
         self.prover = self._open_prover(pool, agree)
         forgetter = self._open_forgetter(erases=writes)
@@ -335,8 +342,8 @@ class SchedulerEngine:
 
     def room(self) -> int:
         """Return the number of slots that are free or can be evicted."""
-        free = self.cache.token_to_kv_pool_allocator.available_size()
-        return int(free + self.cache.evictable_size())
+        free = self.cache.row_allocator.available_size()
+        return int(free + self.cache.full_evictable_size())
 
     def cached_slots(self, req: Any) -> list[int]:
         """Return the slots of a waiting request's cached prefix."""

@@ -177,9 +177,9 @@ class SchedulerSite:
 
     def rows_by_place(self) -> Mapping[str, int]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
-        allocator = self._cache.token_to_kv_pool_allocator
+        allocator = self._cache.row_allocator
         free = int(allocator.available_size())
-        cached = int(self._cache.evictable_size()) + int(self._cache.protected_size())
+        cached = int(self._cache.full_evictable_size()) + int(self._cache.full_protected_size())
         rows = {"pool.free": free, TREE: cached, RUNNING: int(allocator.size) - free - cached}
         return {**rows, **self._copies.rows_by_place()}
 

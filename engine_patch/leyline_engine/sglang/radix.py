@@ -25,10 +25,12 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     InsertParams,
     MatchPrefixParams,
     MatchResult,
+    TreeLock,
 )
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import mamba_checkpoint_grid
 
 from leyline_engine.admit.plan import page_floor
 from leyline_engine.contract import PRIVATE_ID
@@ -40,7 +42,8 @@ from leyline_engine.scheduler.containment import contained
 from leyline_engine.sglang.census import Census
 from leyline_engine.sglang.condemned import CondemnedPaths, Unpublished
 from leyline_engine.sglang.rows.pages import free_slots, unwritten_slots, whole_pages
-from leyline_engine.sglang.shelf import RadixShelf
+from leyline_engine.sglang.sequence_state import SequenceState, StateSlots
+from leyline_engine.sglang.shelf import RadixShelf, add_evicted, not_evicted
 from leyline_engine.sglang.tree_keys import TreeKeys, limited
 from leyline_engine.sglang.turn import Turn
 
@@ -160,6 +163,8 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
         self._pool: SplicePool | None = None
         self.condemned = CondemnedPaths(TreeKeys())  # cleared while the tree is made
         self._folding: Turn | None = None
+        self.state: SequenceState | None = None
+        """State that the model keeps per sequence; None if it keeps none."""
         self.shelf: RadixShelf | None = None
         """Paths that claims rank; consulted in evictions."""
         self._census: Census | None = None
@@ -181,11 +186,20 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
             self.requests.add(params.req)
         turn = self._turn(params.req)
         if turn is not None and self.leyline is not None:
-            return self.leyline.match(turn, params)
+            return self._with_state(params, self.leyline.match(turn, params))
         if self.condemned:
             allowed = self.allowed_length(params.key.raw_token_ids())
             params = replace(params, key=limited(params.key, allowed))
         return super().match_prefix(params)
+
+    def _with_state(self, params: MatchPrefixParams, found: MatchResult) -> MatchResult:
+        """Return a match for which a request has the recurrent state at its end, if it wants it."""
+        if params.cow_mamba and params.req.kv.holds_mamba:
+            # It may have been matched to another place while it waited.
+            params.req.kv.mamba_cow_src_index, params.req.kv.mamba_needs_clear = None, True
+        for component in self._components_tuple if params.cow_mamba else ():
+            found = component.finalize_match_result_in_cache(params, found)
+        return found
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         turn = self._turn(req)
@@ -220,11 +234,14 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
     ) -> EvictResult:
         """Evict; if that isn't enough, also the KV that waiting turns held until now."""
         result = self._evict_ranked(evict, params)
-        missing = params.num_tokens - result.num_tokens_evicted
-        if missing > 0 and self.leyline is not None and self.leyline.give_way():
-            more = self._evict_ranked(evict, EvictParams(missing))
-            result.num_tokens_evicted += more.num_tokens_evicted
+        missing = not_evicted(params, result)
+        if missing is not None and self.leyline is not None and self.leyline.give_way():
+            add_evicted(result, self._evict_ranked(evict, missing))
         return result
+
+    def evict_unheld(self, params: EvictParams) -> None:
+        """Evict what no waiting turn holds."""
+        self._evict_ranked(super().evict, params)
 
     def _evict_ranked(
         self, evict: Callable[[EvictParams], EvictResult], params: EvictParams
@@ -300,6 +317,10 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
         """
         self.leyline, self._pool, self.shelf = listener, pool, shelf
         self._census, self._index = census, index
+        if pool is not None and (pool.window is not None or pool.states is not None):
+            buffered = pool.states is not None and self.enable_mamba_extra_buffer
+            grid = mamba_checkpoint_grid(int(self.page_size)) if buffered else 1
+            self.state = SequenceState(self, pool, grid=grid)
 
     def _turn(self, req: Any) -> Turn | None:
         return None if self.leyline is None or req is None else self.leyline.turn_of(req)
@@ -359,20 +380,46 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
         """Return the slots that tokens take."""
         return int(-(-tokens // self.page_size) * self.page_size)
 
+    @property
+    def row_allocator(self) -> Any:
+        """SGLang's allocator of the slots that keys find: of two, that of the unwindowed layers."""
+        allocator = self.token_to_kv_pool_allocator
+        return getattr(allocator, "full_attn_allocator", allocator)
+
     def take(self, count: int) -> torch.Tensor | None:
         """Take ``count`` free slots (int64), after evictions if need be; None if too few."""
-        allocator = self.token_to_kv_pool_allocator
-        missing = count - int(allocator.available_size())
+        missing = count - int(self.row_allocator.available_size())
         if missing > 0:
-            self._evict_ranked(super().evict, EvictParams(num_tokens=missing))
-        slots: torch.Tensor | None = allocator.alloc(count)
+            self.evict_unheld(EvictParams(num_tokens=missing))
+        slots: torch.Tensor | None = self.row_allocator.alloc(count)
         return slots
 
     def give_back(self, slots: torch.Tensor) -> None:
         """Free slots that :meth:`take` gave and that aren't in the tree."""
-        self.token_to_kv_pool_allocator.free(slots)
+        self.row_allocator.free(slots)
 
-    def graft(self, keys: array[int], node: Any, slots: torch.Tensor, turn: Turn) -> Any:
+    def rows_cached(self, keys: array[int], space: Space, limit: int) -> int:
+        """Return how many of ``keys[:limit]`` have rows, at an anchor or not; none condemned."""
+        limit = min(limit, self.allowed_length(keys))
+        return int(
+            self.tree_core.match_full_device_prefix(self.tree_keys.key(keys, space, limit))[0]
+        )
+
+    def lock_rows(self, keys: array[int], space: Space, length: int) -> TreeLock:
+        """Lock the rows of a path's first ``length`` slots, which may end at no anchor."""
+        key = self.tree_keys.key(keys, space, length)
+        super().match_prefix(MatchPrefixParams(key=key))  # splits the node that they end in
+        node = self.tree_core.match_full_device_prefix(key)[1]
+        return self.lock(node, self.state.skipped if self.state is not None else ())
+
+    def graft(
+        self,
+        keys: array[int],
+        node: Any,
+        slots: torch.Tensor,
+        turn: Turn,
+        state: StateSlots | None = None,
+    ) -> Any:
         """Make ``slots`` the KV of the keys after a locked node.
 
         Args:
@@ -380,6 +427,7 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
             node: the node at which their cached part ends.
             slots: int64 ``[n]`` for the last n places; they become the tree's.
             turn: the turn of the keys.
+            state: what else becomes the tree's, where the model keeps state per sequence.
 
         Returns:
             The node at which the keys end.
@@ -393,7 +441,11 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
             inserted_len=length,
             priority=turn.req.priority or 0,
         )
+        if state is not None and self.state is not None:
+            self.state.put(params, state)
         result = super().insert(params)
+        if state is not None and self.state is not None:
+            self.state.inserted(state, result)
         self._published(params.value, turn, result)
         return result.last_device_node
 
@@ -461,9 +513,11 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
             self.empty_corpus()
         if self._pool is not None:
             self._pool.erase_used(self.idle_slots())
+        if self.state is not None:
+            self.state.scrub()
 
     def idle_slots(self) -> torch.Tensor:
         """Return slots, int64, without a token: free ones, and the rest of requests' last pages."""
         rows = self.req_to_token_pool.req_to_token
         unwritten = unwritten_slots(tuple(self.requests), rows, self.page_size)
-        return torch.cat([free_slots(self.token_to_kv_pool_allocator), *unwritten])
+        return torch.cat([free_slots(self.row_allocator), *unwritten])

@@ -23,10 +23,27 @@ from leyline_engine.records.publications import Space
 Evict = Callable[[EvictParams], EvictResult]
 
 
+def not_evicted(params: EvictParams, result: EvictResult) -> EvictParams | None:
+    """Return what an eviction was to free and didn't; None if it freed enough."""
+    rows = max(0, params.num_tokens - result.num_tokens_evicted)
+    windowed = max(0, params.swa_num_tokens - result.swa_num_tokens_evicted)
+    states = max(0, params.mamba_num - result.mamba_num_evicted)
+    if not (rows or windowed or states):
+        return None
+    return EvictParams(num_tokens=rows, swa_num_tokens=windowed, mamba_num=states)
+
+
+def add_evicted(result: EvictResult, more: EvictResult) -> None:
+    """Add to the result of an eviction that of another."""
+    result.num_tokens_evicted += more.num_tokens_evicted
+    result.swa_num_tokens_evicted += more.swa_num_tokens_evicted
+    result.mamba_num_evicted += more.mamba_num_evicted
+
+
 class Tree(Protocol):
     """The part of the radix cache that a shelf needs; see :class:`.radix.LeylineRadixCache`."""
 
-    token_to_kv_pool_allocator: Any
+    row_allocator: Any
     tree_core: Any
     speculative: str
     cache_controller: Any
@@ -35,6 +52,7 @@ class Tree(Protocol):
     def allowed_length(self, keys: array[int]) -> int: ...
     def path_device_indices(self, node: Any) -> Any: ...
     def lock(self, node: Any) -> Any: ...
+    def lock_rows(self, keys: array[int], space: Space, length: int) -> Any: ...
     def unlock(self, lock: Any) -> None: ...
 
 
@@ -82,14 +100,22 @@ class RadixShelf:
 
     def lock(self, claim: ClaimKey, place: ClaimPlace, length: int) -> None:
         """Lock a path, split where it ends."""
-        found = self._tree.find(place.keys[:length], Space())
-        self._locks[claim] = self._tree.lock(found.last_device_node)
+        self._locks[claim] = self._held(place.keys[:length])
+
+    def _held(self, keys: array[int]) -> ExitStack:
+        """Lock the cached rows of a path, and the state at its last anchor; the caller ends it."""
+        lock = ExitStack()
+        anchor = self._tree.find(keys, Space())
+        lock.callback(self._tree.unlock, self._tree.lock(anchor.last_device_node))
+        if anchor.device_prefix_len < len(keys):
+            lock.callback(self._tree.unlock, self._tree.lock_rows(keys, Space(), len(keys)))
+        return lock
 
     def unlock(self, claim: ClaimKey) -> None:
         """Undo a lock."""
         lock = self._locks.pop(claim, None)
         if lock is not None:
-            self._tree.unlock(lock)
+            lock.close()
 
     def rank(self, claim: ClaimKey, place: ClaimPlace, length: int, priority: int) -> None:
         """Evict a path, split where it ends, after KV of lower priority."""
@@ -103,7 +129,7 @@ class RadixShelf:
 
     def free(self) -> int:
         """Return the number of free slots."""
-        return int(self._tree.token_to_kv_pool_allocator.available_size())
+        return int(self._tree.row_allocator.available_size())
 
     def evict(self, evict: Evict, params: EvictParams) -> EvictResult:
         """Evict by rank, and by recency within a rank; KV that no claim ranks has rank 0.
@@ -124,13 +150,13 @@ class RadixShelf:
             in_reach = list(ranks.get(0, ()))
             self.gave_way(in_reach)
             for rank, let_go in waiting.items():
-                missing = params.num_tokens - result.num_tokens_evicted
-                if missing <= 0:
+                missing = not_evicted(params, result)
+                if missing is None:
                     self.passed_over([k for r, keys in ranks.items() if r >= rank for k in keys])
                     break
                 for release in let_go:
                     release()
-                result.num_tokens_evicted += evict(EvictParams(missing)).num_tokens_evicted
+                add_evicted(result, evict(missing))
                 # A path of this rank may have kept the beginning that one of a lower rank is.
                 in_reach += ranks[rank]
                 self.gave_way(in_reach)
@@ -145,10 +171,9 @@ class RadixShelf:
 
     def _hold(self, key: ClaimKey, held: ExitStack) -> Callable[[], None]:
         """Lock a ranked path for a while; returns a function that ends it early."""
-        length, node = self._peek(self._ranked[key].keys)
+        length, _ = self._peek(self._ranked[key].keys)
         if not length:
             return lambda: None
-        lock = ExitStack()
-        lock.callback(self._tree.unlock, self._tree.lock(node))
+        lock = self._held(self._ranked[key].keys[:length])
         held.push(lock)
         return lock.close

@@ -15,14 +15,17 @@ under the turn's lineage: until the request itself runs, no other request can ma
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult
-from sglang.srt.mem_cache.base_prefix_cache import MatchResult
+from sglang.srt.mem_cache.base_prefix_cache import MatchResult, TreeLock
 from sglang.srt.mem_cache.common import checkpoint_kv_cache
 
+from leyline_engine.admit.anchors import StateTerms
 from leyline_engine.admit.edits import ResolvedEdit
 from leyline_engine.admit.plan import (
     Plan,
@@ -34,10 +37,12 @@ from leyline_engine.admit.rules import CheckedRequest, Rules, extend_lineage
 from leyline_engine.contract import ATTENTION_SINK, CopySegment, TokenCounts
 from leyline_engine.records.ledger import Carried
 from leyline_engine.records.lineage import runs_before
+from leyline_engine.records.sources import SourceTurn
 from leyline_engine.rows.copies import turnable_copies
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.sglang.publishing import Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.sequence_state import StateSlots
 from leyline_engine.sglang.stage_row import StageRow
 from leyline_engine.sglang.turn import Phase, Source, Staging, Turn
 
@@ -125,13 +130,14 @@ class Splicer:
         prompt = checked.prompt
         staging = Staging([], self._cache.lock(match.last_device_node), match.device_prefix_len)
         try:
-            available = []
+            available, nodes = [], []
             for source in edit.sources:
                 found = self._cache.find(source.keys(), turn.space_of(source))
                 slots = self._cache.path_device_indices(found.last_device_node)
                 lock = self._cache.lock(found.last_device_node)
                 staging.sources.append(Source(slots, lock))
                 available.append(self._cache.readable(slots))
+                nodes.append(found.last_device_node)
             cacheable = self._cacheable(edit, available, len(prompt))
             slots = [source.slots for source in staging.sources]
             copies = turnable_copies(self._pool, cacheable, slots)
@@ -142,6 +148,7 @@ class Splicer:
                 available,
                 sink=max(edit.payload.sink, ATTENTION_SINK),
                 kinds=edit.kinds,
+                state=self._terms(turn, prompt, nodes, staging.cursor),
             )
             gone = _edited(cacheable, edit) - _edited(copies, edit)
             plan = replace(plan, evicted=plan.evicted + gone)
@@ -150,6 +157,9 @@ class Splicer:
             if plan.copies:
                 # The map may be of more than the device has; copies are made in place of that.
                 turn.lineage = runs_before(turn.lineage, plan.copies[0].dest)
+            if plan.prefix > staging.cursor:
+                lock = self._cache.lock_rows(turn.keys(prompt), turn.space, plan.prefix)
+                self._hold(staging, lock, plan.prefix)
             turn.carried = self._carried(turn, checked, plan, staging.cursor)
         except BaseException:
             _let_go(self._cache, staging)
@@ -159,6 +169,22 @@ class Splicer:
         turn.staging = staging
         turn.move(Phase.STAGING)
         self._publisher.enter(turn)
+
+    def _terms(
+        self, turn: Turn, prompt: array[int], nodes: Sequence[Any], prefix: int
+    ) -> StateTerms | None:
+        """Return the terms of state per sequence; None if the model keeps none.
+
+        Args:
+            nodes: the node at which each source's last anchor is.
+            prefix: the prompt's last anchor.
+        """
+        state = self._cache.state
+        if state is None:
+            return None
+        rows = self._cache.rows_cached(turn.keys(prompt), turn.space, len(prompt) - 1)
+        anchors = tuple(map(state.anchors, nodes))
+        return StateTerms(anchors, max(prefix, rows), state.window, state.grid)
 
     def _cacheable(
         self, edit: ResolvedEdit, available: Sequence[int], length: int
@@ -215,56 +241,120 @@ class Splicer:
             if end <= staging.cursor:
                 continue
             if run[0].dest > staging.cursor:
-                return self._send_row(turn, run[0].dest, admit)
+                gap_end = self._row_end(staging.cursor, run[0].dest)
+                if gap_end >= end:
+                    continue
+                return self._send_row(turn, gap_end, admit)
             if end - staging.cursor > room():
                 return AddReqResult.NO_TOKEN
             self._copy(turn, run, staging)
         return None
 
+    def _row_end(self, start: int, dest: int) -> int:
+        """Return where a row ends that computes a gap and leaves an anchor, perhaps in the run."""
+        grid = self._cache.state.grid if self._cache.state is not None else 1
+        return start + -(-(dest - start) // grid) * grid
+
     def _copy(self, turn: Turn, run: Sequence[CopySegment], staging: Staging) -> None:
-        """Copy a run, rotated, to the end of the cached part, and move the lock there."""
+        """Copy a run, rotated, to the end of the cached part, and move the lock there.
+
+        Where the model keeps state per sequence, the run is copied piece by piece: each ends where
+        state moves along.
+
+        Raises:
+            NoRoomError: there are no slots, or the state at the run's end is gone.
+        """
+        state = self._cache.state
+        if state is None:
+            self._copy_piece(turn, run, staging, None)
+            return
+        assert turn.plan is not None  # noqa: S101 - phase STAGING
+        for move in turn.plan.states:
+            if not staging.cursor < move.dest <= run[-1].dest_end:
+                continue
+            source = _sources(turn)[move.source]
+            anchor = state.anchor(source.keys(), turn.space_of(source), move.position)
+            if anchor is not None:
+                self._copy_piece(turn, tuple(_until(run, move.dest)), staging, anchor)
+            elif move.dest == run[-1].dest_end:
+                raise NoRoomError
+
+    def _copy_piece(
+        self, turn: Turn, run: Sequence[CopySegment], staging: Staging, anchor: Any
+    ) -> None:
+        """Copy a run, and the state that its source has at a node."""
         begin, end = staging.cursor, run[-1].dest_end
         slots = self._cache.take(end - begin)
         if slots is None:
             raise NoRoomError
+        state: StateSlots | None = None
         try:
-            self._splice_run(turn, run, staging, slots)
+            if self._cache.state is not None:
+                state = self._take_state(turn, run, begin, slots)
+            self._splice_run(turn, run, staging, slots, 0 if state is None else state.windowed)
+            if state is not None and state.recurrent is not None:
+                self._together(partial(self._pool.copy_state, anchor, state.recurrent))
             tokens = turn.req.origin_input_ids[: end + self._ahead]
             self._publisher.note(turn, tokens)
-            node = self._cache.graft(turn.keys(tokens), staging.lock.node, slots, turn)
+            node = self._cache.graft(turn.keys(tokens), staging.lock.node, slots, turn, state)
         except BaseException:
+            if self._cache.state is not None:
+                self._cache.state.give_back(slots, state)
             self._cache.give_back(slots)
             raise
-        self._hold(staging, node, end)
+        self._hold(staging, self._cache.lock(node), end)
+
+    def _take_state(
+        self, turn: Turn, run: Sequence[CopySegment], begin: int, slots: Any
+    ) -> StateSlots:
+        """Take slots for the state at a run's end."""
+        state, end = self._cache.state, run[-1].dest_end
+        assert state is not None  # noqa: S101 - the caller's contract
+        first = state.first_windowed(begin, end)
+        for copy in run:
+            start = copy.start + max(0, first - copy.dest)
+            source = _sources(turn)[copy.source]
+            if start < copy.end and not state.window_cached(
+                source.keys(), turn.space_of(source), start, copy.end
+            ):
+                raise NoRoomError
+        taken = state.take(slots, end - first if state.window else 0)
+        if taken is None:
+            raise NoRoomError
+        return taken
 
     def _splice_run(
-        self, turn: Turn, run: Sequence[CopySegment], staging: Staging, slots: Any
+        self, turn: Turn, run: Sequence[CopySegment], staging: Staging, slots: Any, windowed: int
     ) -> None:
-        """Copy what a run has after the cached part to ``slots``."""
-        begin = staging.cursor
+        """Copy what a run has after the cached part to ``slots``, the last also in windows."""
+        begin, end = staging.cursor, run[-1].dest_end
         seams = [at - begin for at in _seams(turn, run) if at >= begin] if self._ahead else []
         for copy in run:
-            dest = max(copy.dest, begin)
-            if dest < copy.dest_end:
+            source = staging.sources[copy.source].slots
+            for pool, first in ((self._pool, begin), (self._pool.window, end - windowed)):
+                dest = max(copy.dest, first)
+                if pool is None or dest >= copy.dest_end:
+                    continue
                 start = copy.start + dest - copy.dest
-                source = staging.sources[copy.source].slots[start : copy.end]
-                self._splice_rows(source, slots[dest - begin : copy.dest_end - begin], start, dest)
+                rows = [source[start : copy.end], slots[dest - begin : copy.dest_end - begin]]
+                if pool is not self._pool and self._cache.state is not None:
+                    rows = [self._cache.state.windowed(each) for each in rows]
+                self._together(partial(pool.splice, *rows, start, dest))
+                self._copied((copy.dest_end - dest) * pool.bytes_per_token)
         if seams:
             self._pool.blank_drafts(slots[seams])
 
-    def _splice_rows(self, source: Any, slots: Any, start: int, dest: int) -> None:
-        """Copy and rotate on all ranks, or on none: they must not hold different trees."""
+    def _together(self, act: Callable[[], None]) -> None:
+        """Change rows on all ranks, or on none: they must not hold different trees."""
         failure: Exception | None = None
         try:
-            self._pool.splice(source, slots, start, dest)
+            act()
         except Exception as error:
             failure = error
         if not self._agree(failure is None):
             raise failure or OtherRankError("the splice failed on another rank")
-        self._copied(len(source) * self._pool.bytes_per_token)
 
-    def _hold(self, staging: Staging, node: Any, cursor: int) -> None:
-        lock = self._cache.lock(node)
+    def _hold(self, staging: Staging, lock: TreeLock, cursor: int) -> None:
         self._cache.unlock(staging.lock)
         staging.lock, staging.cursor = lock, cursor
 
@@ -272,6 +362,8 @@ class Splicer:
         row = StageRow(turn, end + self._ahead)
         row.init_next_round_input(self._cache)
         verdict = admit(row)
+        if row.lock is None and self._cache.state is not None:
+            self._cache.state.release_row(row)
         if row.lock is not None and turn.staging is not None:
             turn.staging.row = row
             turn.loaded += max(0, row.prefix_len - turn.staging.cursor)
@@ -290,7 +382,11 @@ class Splicer:
         """Record that a row's KV is in the tree; the row holds it locked until it is released."""
         staging = row.leyline.staging
         if staging is not None and staging.row is row and row.extend_end == row.end:
-            self._hold(staging, row.last_node, row.end - self._ahead)
+            reached = row.end - self._ahead
+            if self._cache.state is not None:
+                # A chunk of another length leaves its anchor elsewhere.
+                reached = int(row.kv.cache_protected_len)
+            self._hold(staging, self._cache.lock(row.last_node), reached)
             row.complete = True
 
     def row_released(self, row: StageRow) -> None:
@@ -307,15 +403,28 @@ def _edited(copies: Sequence[CopySegment], edit: ResolvedEdit) -> int:
     return sum(copy.length for copy in copies if not kinds or kinds[copy.source] is None)
 
 
+def _sources(turn: Turn) -> tuple[SourceTurn, ...]:
+    """Return the sources of a turn that copies."""
+    assert turn.checked is not None and turn.checked.edit is not None  # noqa: S101 - it copies
+    return turn.checked.edit.sources
+
+
+def _until(run: Sequence[CopySegment], dest: int) -> Iterator[CopySegment]:
+    """Yield the part of a run in front of a position of the prompt."""
+    for copy in run:
+        end = min(copy.end, copy.start + dest - copy.dest)
+        if end > copy.start:
+            yield CopySegment(copy.source, copy.start, end, copy.dest)
+
+
 def _seams(turn: Turn, run: Sequence[CopySegment]) -> Iterator[int]:
     """Yield the places of copied slots after which another token stands than in their source.
 
     The draft model's KV in such a slot has read the source's token.
     """
-    assert turn.checked is not None and turn.checked.edit is not None  # noqa: S101 - it copies
     prompt = turn.req.origin_input_ids
     for copy in run:
-        tokens = turn.checked.edit.sources[copy.source].tokens
+        tokens = _sources(turn)[copy.source].tokens
         if tokens[copy.end : copy.end + 1] != prompt[copy.dest_end : copy.dest_end + 1]:
             yield copy.dest_end - 1
 

@@ -47,6 +47,8 @@ class Setup:
     hybrid_window: bool = False
     """True if layers with a sliding window keep its rows alone, in a pool of their own."""
     recurrent: bool = False
+    packed_states: bool = False
+    """True if the tree keeps recurrent states in fewer bits than requests do."""
     sparse_attention: bool = False
     attention_kinds: frozenset[str] = frozenset()
     """Features of single attention layers that plain causal attention doesn't have."""
@@ -94,12 +96,6 @@ def _rows_of_model(setup: Setup) -> tuple[_Row, ...]:
             "serve a model without DSA, and drop --enable-hisparse",
         ),
         (
-            setup.hybrid_window,
-            "layers that keep a sliding window's rows alone",
-            "start with --disable-hybrid-swa-memory",
-        ),
-        (setup.recurrent, "recurrent layers", _OTHER_MODEL),
-        (
             setup.attention_kinds,
             f"attention that is not plain and causal: {kinds}",
             _OTHER_MODEL,
@@ -132,6 +128,7 @@ def _rows_of_server(setup: Setup) -> tuple[_Row, ...]:
             f"start with --page-size {_nearest_page(setup.page_size)}",
         ),
         *_hierarchical(setup),
+        *_beside_state(setup),
         (
             setup.external_cache,
             "external KV cache",
@@ -183,6 +180,30 @@ def _hierarchical(setup: Setup) -> tuple[_Row, ...]:
             setup.host_attention_dp,
             "hierarchical cache beside data-parallel attention",
             f"{without} or --enable-dp-attention",
+        ),
+    )
+
+
+def _beside_state(setup: Setup) -> tuple[_Row, ...]:
+    """Return refusals of what no state per sequence can follow, with what lifts them."""
+    kinds = ((setup.hybrid_window, "sliding windows"), (setup.recurrent, "recurrent layers"))
+    state = " and ".join(kind for present, kind in kinds if present)
+    lift = "" if setup.recurrent else " or start with --disable-hybrid-swa-memory"
+    return (
+        (
+            state and setup.host_layout,
+            f"hierarchical cache beside {state}",
+            f"drop --enable-hierarchical-cache{lift}",
+        ),
+        (
+            state and setup.speculative,
+            f"speculative decoding beside {state}",
+            f"drop --speculative-algorithm{lift}",
+        ),
+        (
+            setup.packed_states,
+            "recurrent states that are kept in eight bits",
+            "drop --mamba-ckpt-dtype",
         ),
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from leyline_engine.rotary.explained_keys import ProbedLayer
+from leyline_engine.sglang.rows.layouts import layers_of
 
 _AT_ONCE = 4
 """Sequences per forward: a server that runs few requests has few places for them."""
@@ -61,17 +62,21 @@ def probe_layers(
 def _rows(pool: Any, slots: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return keys and values of slots in every layer, fp32 ``[n, heads, dim]`` on the CPU.
 
-    In an MLA pool a key is a whole row, and a value the part that doesn't turn.
+    In an MLA pool a key is a whole row, and a value the part that doesn't turn. Layers with a
+    window come last, in a pool that has them.
     """
 
-    def read(buffer: torch.Tensor) -> torch.Tensor:
-        return buffer[slots].to("cpu", torch.float32)
+    def read(layer: int, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        buffers = (pool.get_key_buffer(layer), pool.get_value_buffer(layer))
+        keys, values = (buffer[at].to("cpu", torch.float32) for buffer in buffers)
+        return keys, values
 
-    first = int(pool.start_layer)
-    return [
-        (read(pool.get_key_buffer(layer)), read(pool.get_value_buffer(layer)))
-        for layer in range(first, first + int(pool.layer_num))
-    ]
+    whole, windowed = layers_of(pool)
+    found = [read(layer, slots) for layer in whole]
+    if windowed:
+        inside = pool.full_to_swa_index_mapping[slots]
+        found += [read(layer, inside) for layer in windowed]
+    return found
 
 
 @contextmanager
@@ -104,6 +109,8 @@ def computed(
     finally:
         slots.free(batch.out_cache_loc)
         for req in batch.reqs:
+            if req.kv.holds_mamba:
+                rows.free_mamba_cache(req)
             rows.free(req)
 
 

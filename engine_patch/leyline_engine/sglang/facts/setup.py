@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,9 @@ from leyline_engine.contract import (
     ATTENTION_SINK,
     Capability,
     KVFacts,
+    RecurrentEdits,
     Refusal,
+    StateFacts,
     engine_actions,
     this_plugin,
 )
@@ -26,16 +28,25 @@ from leyline_engine.rotary.explained_keys import (
     explain,
 )
 from leyline_engine.rotary.fingerprint import model_fingerprint
-from leyline_engine.rotary.measured_keys import Measured, measure_model
+from leyline_engine.rotary.measured_keys import Measured, measure_parts
 from leyline_engine.rotary.rotation import ModelRotary
 from leyline_engine.rotary.tables import read_frequencies, rotary_modules
+from leyline_engine.rows.mover import PoolTensors
 from leyline_engine.rows.origins import OriginsError, origin_rows
 from leyline_engine.rows.pool import SplicePool
+from leyline_engine.rows.states import StatePool
 from leyline_engine.sglang.facts.allow_list import KV_DTYPES, Setup, refusals
 from leyline_engine.sglang.facts.drafts import UnsupportedDraftError, read_drafts
 from leyline_engine.sglang.facts.probe import ProbeError, probe_layers
 from leyline_engine.sglang.rows.host import open_host_rows
-from leyline_engine.sglang.rows.layouts import UnsupportedPoolError, read_pool
+from leyline_engine.sglang.rows.layouts import (
+    UnsupportedPoolError,
+    layers_of,
+    read_pool,
+    read_states,
+    whole_pool,
+    window_pool,
+)
 
 _POSITIONS = (0, 1, 17, 977, 4093)
 
@@ -80,21 +91,25 @@ def _turned(
     return ProbedLayer(turned.reshape(keys.shape)[None].to("cpu", torch.float32), None)
 
 
-def measure_keys(context: Any, tree: Any, dtype: torch.dtype) -> Measured:
-    """Probe the model and find the one rotation that explains the keys in its pool.
+def measure_keys(
+    context: Any, tree: Any, dtype: torch.dtype, parts: Sequence[slice]
+) -> Sequence[Measured]:
+    """Probe the model and find the rotations that explain the keys in its pool.
 
     Args:
         context: SGLang's ``TreeCacheBuildContext``.
         tree: its tree cache, which is empty.
         dtype: of the pool.
+        parts: groups of layers, each of one form; see :func:`.probe.probe_layers` for their order.
 
     Raises:
         UnsupportedRotaryError: the keys turn otherwise, or can't be measured.
         ProbeError: the server has no room for the probe.
     """
-    return measure_model(
+    return measure_parts(
         context.tp_worker.model_runner.model,
         partial(probe_layers, context, tree),
+        parts,
         longest=int(context.model_config.context_len),
         vocabulary=int(context.model_config.vocab_size),
         dtypes=(dtype, context.model_config.dtype),
@@ -111,8 +126,8 @@ _UNSUPPORTED = (
     ProbeError,
     OriginsError,
 )
-Measure = Callable[[Any, Any, torch.dtype], Measured]
-"""Finds the rotation of a model's keys; takes what :func:`.measuring.measure_keys` takes."""
+Measure = Callable[[Any, Any, torch.dtype, Sequence[slice]], Sequence[Measured]]
+"""Finds the rotations of a model's keys; takes what :func:`measure_keys` takes."""
 
 log = logging.getLogger(__name__)
 
@@ -191,6 +206,9 @@ def read_facts(
         _capability(context),
         rotary=measured.facts,
         kv=_kv_facts(pool, int(context.params.page_size)),
+        state=_state_facts(context, tree, pool),
+        reuse_within=pool.states is None,
+        actions=engine_actions(splices=True, recurrent=pool.states is not None),
         speculative=setup.speculative,
         draft_layers=sum(len(draft.tensors.keys) for draft in pool.drafts),
     )
@@ -207,20 +225,43 @@ def _open_pool(
     """Return the measured rotation of the model's keys, and the pool that is turned by it."""
     runner = context.tp_worker.model_runner
     kv_pool = context.params.token_to_kv_pool_allocator.get_kvcache()
-    tensors = read_pool(kv_pool, _key_scales(runner.model))
-    _check_layers(runner.model, kv_pool)
-    measured = measure(context, tree, tensors.dtype)
-    tensors = tensors.turning(measured.start, measured.rotary.dim)
-    pool = SplicePool(
-        tensors,
+    pools = [read_pool(whole_pool(kv_pool), _key_scales(runner.model))]
+    whole, windowed = _checked_layers(runner.model, kv_pool)
+    parts = [slice(0, len(whole))]
+    if windowed:
+        pools.append(read_pool(window_pool(kv_pool), _key_scales(runner.model)))
+        parts.append(slice(len(whole), None))
+    measured = measure(context, tree, pools[0].dtype, parts)
+    opened = [
+        _turned_pool(runner, tensors, each, origin_bytes, common)
+        for tensors, each in zip(pools, measured, strict=True)
+    ]
+    pool = opened[0]
+    pool.window = opened[1] if windowed else None
+    if context.is_hybrid_ssm:
+        states = read_states(context.params.req_to_token_pool.mamba_pool)
+        pool.states = StatePool(states, behind_forwards=_behind_forwards(runner))
+    if context.enable_hierarchical_cache:
+        pool.host = open_host_rows(tree, pool.tensors)
+    return measured[0], pool
+
+
+def _turned_pool(
+    runner: Any,
+    tensors: PoolTensors,
+    measured: Measured,
+    origin_bytes: int | None,
+    common: Callable[[torch.Tensor], torch.Tensor],
+) -> SplicePool:
+    """Return rows that are turned as measured."""
+    turned = tensors.turning(measured.start, measured.rotary.dim)
+    return SplicePool(
+        turned,
         measured.rotary,
-        origins=origin_rows(tensors, origin_bytes),
+        origins=origin_rows(turned, origin_bytes),
         behind_forwards=_behind_forwards(runner),
         common=common,
     )
-    if context.enable_hierarchical_cache:
-        pool.host = open_host_rows(tree, tensors)
-    return measured, pool
 
 
 def _open_draft(
@@ -270,6 +311,7 @@ def read_setup(context: Any) -> Setup:
         generates=bool(context.model_config.is_generation),
         hybrid_window=bool(context.is_hybrid_swa),
         recurrent=bool(context.is_hybrid_ssm),
+        packed_states=getattr(params.req_to_token_pool, "mamba_ckpt_pool", None) is not None,
         sparse_attention=bool(context.is_dsa or memory.enable_hisparse),
         attention_kinds=frozenset(
             kind for attention in _attentions(model) for kind in _special_kinds(attention)
@@ -324,16 +366,17 @@ def _special_kinds(attention: Any) -> Iterator[str]:
         yield str(attention.attn_type.value)
 
 
-def _check_layers(model: torch.nn.Module, kv_pool: Any) -> None:
-    """Check that each layer of the pool has an attention of its own, which writes to it.
+def _checked_layers(model: torch.nn.Module, kv_pool: Any) -> tuple[list[int], list[int]]:
+    """Return :func:`.layouts.layers_of` a pool; each has an attention that writes to it.
 
     Raises:
         UnsupportedPoolError: layers share rows, or are computed by something else.
     """
-    first = int(kv_pool.start_layer)
+    whole, windowed = layers_of(kv_pool)
     owned = {attention.layer_id for attention in _attentions(model)}
-    if owned != set(range(first, first + int(kv_pool.layer_num))):
+    if owned != {*whole, *windowed}:
         raise UnsupportedPoolError("layers of the KV pool without an attention of their own")
+    return whole, windowed
 
 
 def _kv_facts(pool: SplicePool, page: int) -> KVFacts:
@@ -347,6 +390,29 @@ def _kv_facts(pool: SplicePool, page: int) -> KVFacts:
         page_tokens=page,
         origin_tokens=pool.origins,
         origin_bytes=pool.bytes_beside,
+    )
+
+
+def _state_facts(context: Any, tree: Any, pool: SplicePool) -> StateFacts | None:
+    """Return the state that the model keeps per sequence; None if it keeps none."""
+    if pool.window is None and pool.states is None:
+        return None
+    facts = StateFacts(
+        window=int(tree.sliding_window_size or 0) if pool.window is not None else 0,
+        window_tokens=pool.window.tensors.capacity if pool.window is not None else 0,
+    )
+    if pool.states is None:
+        return facts
+    from sglang.srt.runtime_context import mamba_checkpoint_grid
+
+    buffered = bool(context.params.enable_mamba_extra_buffer)
+    return msgspec.structs.replace(
+        facts,
+        recurrent_layers=pool.states.layers,
+        edits=RecurrentEdits.KEPT,
+        bytes_per_state=pool.states.bytes_per_state,
+        slots=int(context.params.req_to_token_pool.mamba_allocator.size),
+        anchor_tokens=mamba_checkpoint_grid(int(context.params.page_size)) if buffered else 1,
     )
 
 

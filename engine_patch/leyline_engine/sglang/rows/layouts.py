@@ -29,16 +29,51 @@ def read_pool(pool: object, key_scales: Iterable[object] = ()) -> PoolTensors:
     Raises:
         UnsupportedPoolError: another class, or another layout of these.
     """
-    kind = type(pool)
-    layout = _LAYOUTS.get(f"{kind.__module__}.{kind.__qualname__}")
+    layout = _LAYOUTS.get(_name(pool))
     if layout is None:
-        raise UnsupportedPoolError(f"KV pool class {kind.__qualname__}")
+        raise UnsupportedPoolError(f"KV pool class {type(pool).__qualname__}")
     tensors = layout(pool)
     if tensors.packed and any(
         s is not None and torch.as_tensor(s).numel() != 1 for s in key_scales
     ):
         raise UnsupportedPoolError("more than one KV scale per layer")
     return tensors
+
+
+def whole_pool(pool: Any) -> Any:
+    """Return the pool of the layers that keep all rows: of a hybrid pool, a part."""
+    return pool.full_kv_pool if _name(pool) in {_HYBRID, _WINDOWED} else pool
+
+
+def window_pool(pool: Any) -> Any | None:
+    """Return the pool of the layers that keep a sliding window's rows; None if there are none."""
+    return pool.swa_kv_pool if _name(pool) == _WINDOWED else None
+
+
+def layers_of(pool: Any) -> tuple[list[int], list[int]]:
+    """Return the layers that keep all rows, and those that keep a window's, as the model numbers
+    them, in the order of their pools."""
+    if _name(pool) == _WINDOWED:
+        places = sorted((at, layer, swa) for layer, (at, swa) in pool.layers_mapping.items())
+        return [n for _, n, swa in places if not swa], [n for _, n, swa in places if swa]
+    if _name(pool) == _HYBRID:
+        return sorted(pool.full_attention_layer_id_mapping), []
+    first = int(pool.start_layer)
+    return list(range(first, first + int(pool.layer_num))), []
+
+
+def read_states(pool: Any) -> list[torch.Tensor]:
+    """Return all that a slot of SGLang's pool of recurrent states holds, ``[layers, slots, ...]``.
+
+    Raises:
+        UnsupportedPoolError: it holds more.
+    """
+    kept = pool.mamba_cache
+    more = [f for f in vars(kept) if f not in {"conv", "temporal"} and vars(kept)[f] is not None]
+    if type(pool).__name__ != "MambaPool" or more or len(pool._slot_siblings):
+        what = ", ".join(more) or type(pool).__name__
+        raise UnsupportedPoolError(f"recurrent states that keep more: {what}")
+    return [tensor for tensor in (*kept.conv, kept.temporal) if tensor.numel()]
 
 
 def _packed(pool: Any, buffers: Sequence[torch.Tensor]) -> torch.dtype | None:
@@ -94,6 +129,12 @@ def _opened(pool: Any, keys: Sequence[torch.Tensor], values: Sequence[torch.Tens
         raise UnsupportedPoolError(str(error)) from error
 
 
+def _name(pool: object) -> str:
+    return f"{type(pool).__module__}.{type(pool).__qualname__}"
+
+
+_HYBRID = "sglang.srt.mem_cache.memory_pool.HybridLinearKVPool"
+_WINDOWED = "sglang.srt.mem_cache.swa_memory_pool.SWAKVPool"
 _LAYOUTS: Mapping[str, Callable[[Any], PoolTensors]] = {
     "sglang.srt.mem_cache.memory_pool.MLATokenToKVPool": _mla,
     "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool": _mha,

@@ -1,0 +1,223 @@
+"""State per sequence in SGLang's tree: where it is cached, and slots for more of it.
+
+Beside the rows of full attention, which a path's keys find one by one, the tree's nodes hold rows
+of layers with a sliding window and, at their ends, recurrent states. Both are evicted by
+themselves, so that a path of rows may go on where no request can continue any more.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+from leyline_engine.admit.anchors import Anchors
+from leyline_engine.admit.plan import page_floor
+from leyline_engine.records.publications import Space
+from leyline_engine.rows.pool import SplicePool
+from leyline_engine.sglang.rows.pages import free_slots
+
+ASIDE = (ComponentType.SWA, ComponentType.MAMBA)
+"""Parts of a node that hold state."""
+
+
+@dataclass(slots=True)
+class StateSlots:
+    """State that is about to become the tree's, with the last of some copied rows."""
+
+    recurrent: torch.Tensor | None
+    """int64 ``[1]``; None for a model without recurrent layers."""
+    windowed: int
+    """How many of the last rows layers with a window have, too."""
+
+
+class SequenceState:
+    """The state of one tree.
+
+    Args:
+        cache: SGLang's tree, whose nodes hold state.
+        pool: the tree's rows, with those of windows and with states.
+        grid: see :class:`~leyline_engine.admit.anchors.StateTerms`.
+    """
+
+    def __init__(self, cache: Any, pool: SplicePool, *, grid: int) -> None:
+        self._cache = cache
+        self._allocator = cache.token_to_kv_pool_allocator
+        self._pool = pool
+        self.grid = grid
+        self.window = int(cache.sliding_window_size or 0) if pool.window is not None else 0
+        if pool.states is not None:
+            self._keep_free_states_clean()
+
+    @property
+    def skipped(self) -> tuple[ComponentType, ...]:
+        """Parts of nodes that a lock on rows alone leaves out."""
+        return tuple(kind for kind in ASIDE if kind in self._cache.tree_components)
+
+    def _keep_free_states_clean(self) -> None:
+        """Overwrite each recurrent state when its slot is freed.
+
+        Slots are few, and a request may hold some for long before it writes to them: those must
+        not hold what was forgotten since.
+        """
+        allocator, states = self._cache.req_to_token_pool.mamba_allocator, self._pool.states
+        free = allocator.free
+
+        def free_clean(slots: torch.Tensor) -> None:
+            states.erase(slots.to(torch.int64))
+            free(slots)
+
+        allocator.free = free_clean
+        states.erase(allocator.free_slots)
+
+    # Where state is.
+
+    def anchors(self, node: Any) -> Anchors:
+        """Return the anchors on the path to a node, in tokens from the root."""
+        path = self._cache.tree_core.collect_path_info([node])[0]
+        found = Anchors.everywhere(path[-1].path_end if path else 0)
+        if self._pool.states is not None:
+            ends = (n.path_end for n in path if self._has(n, ComponentType.MAMBA))
+            found = found.common(Anchors.at(ends))
+        return found.common(self._windows(path)) if self.window else found
+
+    def _windows(self, path: Sequence[Any]) -> Anchors:
+        """Return the positions in front of which a whole window's rows are cached."""
+        spans: list[tuple[int, int]] = []
+        begin = 0
+        for node in path:
+            if not self._has(node, ComponentType.SWA):
+                begin = node.path_end
+                continue
+            first = max(node.path_start, begin + self.window if begin else 0)
+            if first <= node.path_end:
+                spans.append((first, node.path_end))
+        return Anchors(_merged(spans))
+
+    def _has(self, node: Any, kind: ComponentType) -> bool:
+        return self._cache.tree_core.get_component_device_value(node.node_id, kind) is not None
+
+    def anchor(self, keys: array[int], space: Space, position: int) -> torch.Tensor | None:
+        """Return the slot of the recurrent state at a position of a path, int64 ``[1]``.
+
+        Returns:
+            Nothing, ``[0]``, for a model without recurrent layers; None if it is no anchor.
+        """
+        found = self._cache.find(keys, space, position)
+        if found.device_prefix_len != position:
+            return None
+        if self._pool.states is None:
+            return torch.empty(0, dtype=torch.int64)
+        kind = ComponentType.MAMBA
+        value: torch.Tensor | None = self._cache.tree_core.get_component_device_value(
+            found.best_match_node, kind
+        )
+        return None if value is None else value.to(torch.int64)
+
+    def window_cached(self, keys: array[int], space: Space, start: int, end: int) -> bool:
+        """Return True if layers with a window have all rows of ``[start, end)`` of a path."""
+        if not self.window:
+            return True
+        key = self._cache.tree_keys.key(keys, space, end)
+        return not self._cache.tree_core.swa_tombstone_ranges(key, start, end)
+
+    def windowed(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return the slots of rows in layers with a window, int64 ``[n]``; 0 where there is none.
+
+        Args:
+            slots: int64 ``[n]`` slots of the same rows in the other layers.
+        """
+        return self._allocator.full_to_swa_index_mapping[slots].to(torch.int64)
+
+    # Slots for more.
+
+    def take(self, slots: torch.Tensor, windowed: int) -> StateSlots | None:
+        """Take what the last of some new rows need beside their slots; None if there is no room.
+
+        Args:
+            slots: int64 ``[n]``, of :meth:`take_rows`.
+            windowed: how many of them layers with a window need, whole pages.
+        """
+        if windowed and not self._map_window(slots[-windowed:]):
+            return None
+        if self._pool.states is None:
+            return StateSlots(None, windowed)
+        allocator = self._cache.req_to_token_pool.mamba_allocator
+        state = allocator.alloc(1)
+        if state is None:
+            self._cache.evict_unheld(EvictParams(num_tokens=0, mamba_num=1))
+            state = allocator.alloc(1)
+        if state is None:
+            self._unmap_window(slots, windowed)
+            return None
+        return StateSlots(state.to(torch.int64), windowed)
+
+    def _map_window(self, slots: torch.Tensor) -> bool:
+        allocator = self._allocator.swa_attn_allocator
+        missing = len(slots) - int(allocator.available_size())
+        if missing > 0:
+            self._cache.evict_unheld(EvictParams(num_tokens=0, swa_num_tokens=missing))
+        rows = allocator.alloc(len(slots))
+        if rows is None:
+            return False
+        self._allocator.set_full_to_swa_mapping(slots, rows)
+        return True
+
+    def _unmap_window(self, slots: torch.Tensor, windowed: int) -> None:
+        if windowed:
+            self._allocator.free_swa(slots[-windowed:])
+
+    def give_back(self, slots: torch.Tensor, state: StateSlots | None) -> None:
+        """Free what :meth:`take` gave, but for the rows' own slots."""
+        if state is None:
+            return
+        self._unmap_window(slots, state.windowed)
+        if state.recurrent is not None:
+            self._cache.req_to_token_pool.mamba_allocator.free(state.recurrent)
+
+    def first_windowed(self, begin: int, end: int) -> int:
+        """Return the first position from ``begin`` on whose row the window in front of ``end`` has,
+        a page's edge."""
+        return max(begin, page_floor(end - self.window, self._cache.page_size), 0)
+
+    def put(self, params: InsertParams, state: StateSlots) -> None:
+        """Add state to what is about to be inserted."""
+        if self.window:
+            end = int(params.value.numel())
+            params.set_evicted_seqlen(ComponentType.SWA, end - state.windowed)
+        params.mamba_value = state.recurrent
+
+    def inserted(self, state: StateSlots, result: Any) -> None:
+        """Free a recurrent state that the tree had already."""
+        if state.recurrent is not None and result.mamba_exist:
+            self._cache.req_to_token_pool.mamba_allocator.free(state.recurrent)
+
+    def release_row(self, row: Any) -> None:
+        """Free the state of a request that was matched, but isn't admitted."""
+        if self._pool.states is not None and row.kv.holds_mamba:
+            self._cache.req_to_token_pool.free_mamba_cache(row)
+
+    def scrub(self) -> None:
+        """Overwrite the rows that layers with a window hold of what is gone."""
+        if self._pool.window is None:
+            return
+        allocator = self._allocator.swa_attn_allocator
+        free = [free_slots(allocator)]
+        free += [slots[slots > 0].to(torch.int64) for slots in self._allocator.swa_free_group]
+        self._pool.window.erase_used(torch.cat(free))
+
+
+def _merged(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return ascending spans of positions, those joined that touch."""
+    found: list[tuple[int, int]] = []
+    for first, last in spans:
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        else:
+            found.append((first, last))
+    return tuple(found)
