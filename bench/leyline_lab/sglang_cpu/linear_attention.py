@@ -50,7 +50,7 @@ def convolve_prompts(  # noqa: PLR0917 - SGLang calls it like this
     return output
 
 
-def convolve_tokens(  # noqa: PLR0917 - SGLang calls it like this
+def convolve_tokens(
     x: Tensor,
     conv_state: Tensor,
     weight: Tensor,
@@ -87,7 +87,7 @@ def delta_gates(  # noqa: PLR0917 - SGLang calls it like this
     return (-A_log.float().exp() * steps)[None], b.float().sigmoid()[None]
 
 
-def delta_prompts(  # noqa: PLR0917 - SGLang calls it like this
+def delta_prompts(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -117,7 +117,7 @@ def delta_prompts(  # noqa: PLR0917 - SGLang calls it like this
             key,
             v[0, part].float(),
             g[0, part].float().view(end - start, v.shape[2], -1),
-            initial_state[slot].float(),
+            initial_state[slot].float().clone(),
             beta[0, part].float(),
         )
         output[0, part] = result.to(v.dtype)
@@ -145,12 +145,12 @@ def delta_tokens(
 
     All sequences' heads are computed as heads of one.
     """
-    count, heads, value_dim, dim = initial_state[ssm_state_indices.clamp(min=0)].shape
+    slots = ssm_state_indices.clamp(min=0).long()
+    count, (heads, value_dim, dim) = len(slots), initial_state.shape[1:]
     width = (mixed_qkv.shape[1] - heads * value_dim) // 2
-    q, k, v = mixed_qkv.split([width, width, heads * value_dim], -1)
+    q, k, v = torch.split(mixed_qkv, [width, width, heads * value_dim], -1)
     query, key = _unit_heads(q.view(count, -1, dim), k.view(count, -1, dim), heads)
     log_decay, beta = delta_gates(A_log, a, b, dt_bias)
-    slots = ssm_state_indices.clamp(min=0).long()
     result, states = recur(
         query.reshape(1, -1, dim),
         key.reshape(1, -1, dim),
@@ -176,7 +176,7 @@ def _bounds(starts: Tensor) -> tuple[list[int], list[int]]:
     return places[:-1], places[1:]
 
 
-def split_projections(
+def split_projections(  # noqa: PLR0917 - SGLang calls it like this
     mixed_qkvz: Tensor, mixed_ba: Tensor, key_heads: int, heads: int, dim: int, value_dim: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return a layer's queries, keys and values in one row per token, and z, b and a by head.
@@ -185,19 +185,21 @@ def split_projections(
     """
     count, ratio = len(mixed_qkvz), heads // key_heads
     widths = [dim, dim, ratio * value_dim, ratio * value_dim]
-    *qkv, z = mixed_qkvz.view(count, key_heads, -1).split(widths, -1)
-    b, a = mixed_ba.view(count, key_heads, -1).split([ratio, ratio], -1)
+    *qkv, z = torch.split(mixed_qkvz.view(count, key_heads, -1), widths, -1)
+    b, a = torch.split(mixed_ba.view(count, key_heads, -1), [ratio, ratio], -1)
     rows = torch.cat([part.reshape(count, -1) for part in qkv], -1)
     return rows, z.reshape(count, heads, value_dim), b.reshape(count, -1), a.reshape(count, -1)
 
 
-def split_flat_projections(
+def split_flat_projections(  # noqa: PLR0917
     mixed_qkvz: Tensor, mixed_ba: Tensor, key_heads: int, heads: int, dim: int, value_dim: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Do the same with inputs that hold all heads' queries, then all heads' keys, and so on."""
     count = len(mixed_qkvz)
-    rows, z = mixed_qkvz.split([2 * key_heads * dim + heads * value_dim, heads * value_dim], -1)
-    b, a = mixed_ba.split([heads, heads], -1)
+    rows, z = torch.split(
+        mixed_qkvz, [2 * key_heads * dim + heads * value_dim, heads * value_dim], -1
+    )
+    b, a = torch.split(mixed_ba, [heads, heads], -1)
     return rows.contiguous(), z.reshape(count, heads, value_dim), b.contiguous(), a.contiguous()
 
 

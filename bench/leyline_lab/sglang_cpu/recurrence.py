@@ -79,7 +79,8 @@ def _recur_chunk(  # noqa: PLR0917
 
 
 def _products(left: Tensor, right: Tensor, factors: Tensor) -> Tensor:
-    """Return ``[heads, tokens, tokens]``: products of all pairs, by factor of pair and dimension."""
+    """Return ``[heads, tokens, tokens]``: products of all pairs, each dimension
+    by the pair's factor."""
     if factors.shape[-1] == 1:
         return torch.einsum("ihk,jhk->hij", left, right) * factors[..., 0].permute(2, 0, 1)
     return torch.einsum("ihk,jhk,ijhk->hij", left, right, factors)
