@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 _BLOCK_ROWS = 256
 """New rows per block: bounds the scores in memory at heads x 256 x sequence length."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a layer weighs what its queries see.
+
+    Args:
+        scale: factor on the scores before the softmax.
+        window: tokens in front of its own that a query sees; by default all.
+        cap: bound of the scores, which approach it by a tanh; 0 for none.
+        sinks: ``[heads]``, a score of nothing, which takes its part of the softmax.
+    """
+
+    scale: float
+    window: int | None = None
+    cap: float = 0.0
+    sinks: Tensor | None = None
+
+    def weights(self, products: Tensor, hidden: Tensor) -> Tensor:
+        """Return the softmax of ``[kv_heads, group, rows, keys]``; the last keys may be hidden,
+        by row, bool ``[rows, count]``."""
+        scores = products.float().mul_(self.scale)
+        if self.cap:
+            scores = torch.tanh_(scores.div_(self.cap)).mul_(self.cap)
+        last = scores[..., scores.shape[-1] - hidden.shape[-1] :]
+        last.masked_fill_(hidden, float("-inf"))
+        if self.sinks is None:
+            return scores.softmax(-1)
+        sinks = self.sinks.float().view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+        return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
 
 
 def attend_batch(
@@ -17,7 +49,7 @@ def attend_batch(
     *,
     slots: list[Tensor],
     new_tokens: list[int],
-    scale: float,
+    scoring: Scoring,
     seen: Tensor | None = None,
 ) -> None:
     """Write the attention of every sequence's last tokens to ``output``.
@@ -28,8 +60,9 @@ def attend_batch(
         k_cache: ``[pool, kv_heads, dim]``; query head ``h`` reads head ``h * kv_heads // heads``.
         v_cache: ``[pool, kv_heads, value_dim]``.
         slots: per sequence, the pool rows of all its tokens by position; the new ones included.
+            Those in front of every new token's window may be left out.
         new_tokens: per sequence, the number of its last tokens in ``query``.
-        scale: factor on the scores before the softmax.
+        scoring: of the layer.
         seen: bool ``[sequences, new, new]``: which of a sequence's new tokens each of them attends
             to; by default all but later ones. Equally many are new in each sequence then.
     """
@@ -39,7 +72,7 @@ def attend_batch(
         keys = k_cache[sequence].to(query.dtype)
         values = v_cache[sequence].to(query.dtype)
         unseen = None if seen is None else ~seen[number]
-        _attend(query[start:end], output[start:end], keys, values, scale, unseen)
+        _attend(query[start:end], output[start:end], keys, values, scoring, unseen)
         start = end
 
 
@@ -48,7 +81,7 @@ def _attend(  # noqa: PLR0917
     output: Tensor,
     keys: Tensor,
     values: Tensor,
-    scale: float,
+    scoring: Scoring,
     unseen: Tensor | None,
 ) -> None:
     """Attend one sequence block by block; row ``i`` of ``query`` reads all but later keys, or all
@@ -61,16 +94,27 @@ def _attend(  # noqa: PLR0917
     size = _BLOCK_ROWS if unseen is None else count
     for start in range(0, count, size):
         end = min(start + size, count)
-        rows = end - start
-        seen = length - count + end
+        rows, first, last = end - start, length - count + start, length - count + end
+        low = 0 if scoring.window is None else max(0, first - scoring.window)
+        hidden = _hidden(first, last, scoring.window, unseen)
         block = query[start:end].view(rows, kv_heads, group, dim).permute(1, 2, 0, 3)
         block = block.reshape(kv_heads, group * rows, dim)
-        scores = torch.bmm(block, keys[:, :, :seen]).float().mul_(scale)
-        future = unseen
-        if future is None:
-            future = torch.ones(rows, rows, dtype=torch.bool, device=scores.device).triu_(1)
-        last = scores.view(kv_heads, group, rows, seen)[..., seen - rows :]
-        last.masked_fill_(future, float("-inf"))
-        weights = scores.softmax(-1).to(values.dtype)
-        result = torch.bmm(weights, values[:, :seen]).view(kv_heads, group, rows, -1)
+        products = torch.bmm(block, keys[:, :, low:last]).view(kv_heads, group, rows, -1)
+        weights = scoring.weights(products, hidden).to(values.dtype)
+        weights = weights.view(kv_heads, group * rows, -1)
+        result = torch.bmm(weights, values[:, low:last]).view(kv_heads, group, rows, -1)
         output[start:end] = result.permute(2, 0, 1, 3).reshape(rows, heads, -1)
+
+
+def _hidden(first: int, last: int, window: int | None, unseen: Tensor | None) -> Tensor:
+    """Return which keys the tokens from ``first`` to ``last`` don't see, bool ``[tokens, keys]``:
+    of those tokens themselves, and of the window in front of the first."""
+    places = torch.arange(first, last)[:, None]
+    if unseen is not None:
+        places = first + (~unseen).sum(-1, keepdim=True) - 1
+    low = first if window is None else max(0, first - window)
+    keys = torch.arange(low, last)
+    hidden = keys > places
+    if unseen is not None:
+        hidden[:, first - low :] = unseen
+    return hidden if window is None else hidden | (keys < places - window)

@@ -1,4 +1,4 @@
-"""``torch_native`` attention that computes the rows of new tokens only."""
+"""``torch_native`` attention that computes the rows of new tokens only, with windows and sinks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch import Tensor
 
-from leyline_lab.sglang_cpu.attention import attend_batch
+from leyline_lab.sglang_cpu.attention import Scoring, attend_batch
 
 
 class CpuAttentionBackend(TorchNativeAttnBackend):
     """SGLang's back end, without its padding of new queries to the length of the sequence.
 
-    One new token after 4,000 cached ones costs SGLang's own 4,000 x 4,000 scores per head.
+    One new token after 4,000 cached ones costs SGLang's own 4,000 x 4,000 scores per head. Nor
+    does it know sinks and capped scores, or read a window's rows where their pool has them.
 
-    Cross attention, sliding windows and attention that isn't causal stay with SGLang's own.
+    Cross attention and attention that isn't causal stay with SGLang's own.
     """
 
     def get_cpu_graph_seq_len_fill_value(self) -> int:
@@ -28,118 +30,99 @@ class CpuAttentionBackend(TorchNativeAttnBackend):
         return 1
 
     def forward_extend(  # noqa: PLR0917
-        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Compute the attention of new tokens, drafts that are to be verified included."""
-        if not forward_batch.forward_mode.is_target_verify():
+        if layer.is_cross_attention or layer.attn_type == AttentionType.ENCODER_ONLY:
             output: Tensor = super().forward_extend(
                 q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache
             )
             return output
         if save_kv_cache and k is not None:
-            self.token_to_kv_pool.set_kv_buffer(
-                layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v
+            self._save(k, v, layer, forward_batch)
+        lengths, seen = forward_batch.seq_lens, None
+        if forward_batch.forward_mode.is_target_verify():
+            count, drafts = len(lengths), int(forward_batch.spec_info.draft_token_num)
+            mask = forward_batch.spec_info.custom_mask[: count * drafts * drafts]
+            lengths, seen = lengths + drafts, mask.view(count, drafts, drafts).bool()
+            new_tokens = [drafts] * count
+        else:
+            new_tokens = forward_batch.extend_seq_lens.tolist()
+        slots = self._slots(forward_batch, lengths)
+        return self._attended(q, layer, slots, new_tokens, sinks, seen)
+
+    def forward_decode(  # noqa: PLR0917
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the attention of one new token per sequence."""
+        if layer.is_cross_attention:
+            output: Tensor = super().forward_decode(
+                q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache
             )
-        drafts = int(forward_batch.spec_info.draft_token_num)
-        lengths = forward_batch.seq_lens + drafts
-        count = len(lengths)
-        mask = forward_batch.spec_info.custom_mask[: count * drafts * drafts]
-        query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+            return output
+        if save_kv_cache and k is not None:
+            self._save(k, v, layer, forward_batch)
+        slots = self._decoding_slots(forward_batch)
+        return self._attended(q, layer, slots, [1] * len(slots), sinks)
+
+    def _save(self, k: Any, v: Any, layer: Any, forward_batch: Any) -> None:
+        where = KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc)
+        self.token_to_kv_pool.set_kv_buffer(layer, where, k, v)
+
+    def _decoding_slots(self, forward_batch: Any) -> list[Tensor]:
+        return self._slots(forward_batch, forward_batch.seq_lens)
+
+    def _slots(self, forward_batch: Any, lengths: Tensor) -> list[Tensor]:
+        """Return, per sequence, the pool rows of its tokens by position."""
+        rows = zip(forward_batch.req_pool_indices.tolist(), lengths.tolist(), strict=True)
+        table = self.req_to_token_pool.req_to_token
+        return [table[row, :length] for row, length in rows]
+
+    def _attended(  # noqa: PLR0917
+        self,
+        q: Tensor,
+        layer: Any,
+        slots: list[Tensor],
+        new_tokens: list[int],
+        sinks: Tensor | None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
+        pool = self.token_to_kv_pool
+        window = layer.sliding_window_size
+        if window is None or window < 0:
+            window = None
+        else:
+            # Rows in front of every window may be gone.
+            slots = [row[-window - count :] for row, count in zip(slots, new_tokens, strict=True)]
+        if self.use_sliding_window_kv_pool and pool.layers_mapping[layer.layer_id][1]:
+            slots = [pool.translate_loc_from_full_to_swa(row) for row in slots]
+        query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         attended = q.new_empty((len(query), layer.tp_q_head_num, layer.v_head_dim))
         attend_batch(
             query,
             attended,
-            self.token_to_kv_pool.get_key_buffer(layer.layer_id),
-            self.token_to_kv_pool.get_value_buffer(layer.layer_id),
-            slots=_slots(
-                self.req_to_token_pool.req_to_token, forward_batch.req_pool_indices, lengths
-            ),
-            new_tokens=[drafts] * count,
-            scale=layer.scaling,
-            seen=mask.view(count, drafts, drafts).bool(),
-        )
-        result: Tensor = attended.view(len(query), -1)
-        return result
-
-    def _run_sdpa_forward_extend(  # noqa: PLR0917 - SGLang calls it like this
-        self,
-        query: Tensor,
-        output: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        req_to_token: Tensor,
-        req_pool_indices: Tensor,
-        seq_lens: Tensor,
-        extend_prefix_lens: Tensor,
-        extend_seq_lens: Tensor,
-        encoder_lens: Tensor | None = None,
-        **options: Any,
-    ) -> Tensor:
-        """Compute the attention of every new token of a batch; arguments as SGLang's."""
-        if encoder_lens is not None or not options["causal"] or _special(options):
-            original: Tensor = super()._run_sdpa_forward_extend(
-                query,
-                output,
-                k_cache,
-                v_cache,
-                req_to_token,
-                req_pool_indices,
-                seq_lens,
-                extend_prefix_lens,
-                extend_seq_lens,
-                encoder_lens,
-                **options,
-            )
-            return original
-        slots = _slots(req_to_token, req_pool_indices, seq_lens)
-        attend_batch(
-            query,
-            output,
-            k_cache,
-            v_cache,
+            pool.get_key_buffer(layer.layer_id),
+            pool.get_value_buffer(layer.layer_id),
             slots=slots,
-            new_tokens=extend_seq_lens.tolist(),
-            scale=options["scaling"],
+            new_tokens=new_tokens,
+            scoring=Scoring(layer.scaling, window, layer.logit_cap, sinks),
+            seen=seen,
         )
-        return output
-
-    def _run_sdpa_forward_decode(  # noqa: PLR0917
-        self,
-        query: Tensor,
-        output: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        req_to_token: Tensor,
-        req_pool_indices: Tensor,
-        seq_lens: Tensor,
-        encoder_lens: Tensor | None = None,
-        **options: Any,
-    ) -> Tensor:
-        """Compute the attention of one new token per sequence; arguments as SGLang's."""
-        if encoder_lens is not None or _special(options):
-            original: Tensor = super()._run_sdpa_forward_decode(
-                query,
-                output,
-                k_cache,
-                v_cache,
-                req_to_token,
-                req_pool_indices,
-                seq_lens,
-                encoder_lens,
-                **options,
-            )
-            return original
-        slots = _slots(req_to_token, req_pool_indices, seq_lens)
-        attend_batch(
-            query,
-            output,
-            k_cache,
-            v_cache,
-            slots=slots,
-            new_tokens=[1] * len(slots),
-            scale=options["scaling"],
-        )
-        return output
+        return attended.flatten(1)
 
 
 class CpuDraftBackend(CpuAttentionBackend):
@@ -161,46 +144,11 @@ class CpuDraftBackend(CpuAttentionBackend):
         self._steps = steps
         self._topk = topk
 
-    def _run_sdpa_forward_decode(  # noqa: PLR0917
-        self,
-        query: Tensor,
-        output: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        req_to_token: Tensor,
-        req_pool_indices: Tensor,
-        seq_lens: Tensor,
-        encoder_lens: Tensor | None = None,
-        **options: Any,
-    ) -> Tensor:
+    def _decoding_slots(self, forward_batch: Any) -> list[Tensor]:
         if self._topk == 1:
-            return super()._run_sdpa_forward_decode(
-                query,
-                output,
-                k_cache,
-                v_cache,
-                req_to_token,
-                req_pool_indices,
-                seq_lens + self._drafted,
-                encoder_lens,
-                **options,
-            )
-        slots = branch_slots(
-            _slots(req_to_token, req_pool_indices, seq_lens + self._topk * self._steps),
-            self._topk,
-            self._steps,
-            self._drafted,
-        )
-        attend_batch(
-            query,
-            output,
-            k_cache,
-            v_cache,
-            slots=slots,
-            new_tokens=[1] * len(slots),
-            scale=options["scaling"],
-        )
-        return output
+            return self._slots(forward_batch, forward_batch.seq_lens + self._drafted)
+        rows = self._slots(forward_batch, forward_batch.seq_lens + self._topk * self._steps)
+        return branch_slots(rows, self._topk, self._steps, self._drafted)
 
 
 class CpuDraftBackends:
@@ -237,14 +185,3 @@ def branch_slots(rows: list[Tensor], topk: int, steps: int, drafted: int) -> lis
         starts = range(length, len(row), steps)
         found += [torch.cat([row[:length], row[start : start + drafted]]) for start in starts]
     return found
-
-
-def _special(options: dict[str, Any]) -> bool:
-    """Return True if a layer attends to other than all earlier tokens of its own sequence."""
-    return bool(options["is_cross_attn"]) or options["sliding_window_size"] is not None
-
-
-def _slots(req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor) -> list[Tensor]:
-    """Return, per sequence, the pool rows of its tokens by position."""
-    lengths = zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)
-    return [req_to_token[row, :length] for row, length in lengths]

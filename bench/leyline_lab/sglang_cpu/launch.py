@@ -16,6 +16,8 @@ DEFAULT_FLAGS = (
     "--max-total-tokens=16384",
     "--max-running-requests=8",
     "--chunked-prefill-size=512",
+    # Slots of recurrent states, which SGLang lets take what memory is left.
+    "--max-mamba-cache-size=256",
     "--dtype=float32",
     "--radix-cache-backend=leyline",
     # Otherwise an idle server keeps a core busy.

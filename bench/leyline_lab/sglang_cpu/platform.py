@@ -45,6 +45,8 @@ class LeylineCpuPlatform(CpuSRTPlatform):
         """
         log.warning("No accelerator seen: SGLang runs on this CPU, in plain PyTorch")
         os.environ.setdefault("SGLANG_ROPE_CACHE_FP32", "1")
+        # States of convolutions would be halved by default.
+        os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", "float32")
         # Without AMX kernels SGLang's own choice for the device "cpu" doesn't load.
         if server_args.attention_backend in (None, "intel_amx"):
             server_args.attention_backend = ATTENTION_BACKEND
@@ -55,6 +57,10 @@ class LeylineCpuPlatform(CpuSRTPlatform):
         server_args.hicache_io_backend = "direct"
         if server_args.hicache_mem_layout == "page_first":
             server_args.hicache_mem_layout = "layer_first"
+
+    def support_mamba_cache_extra_buffer(self) -> bool:
+        """Return True: states are copied to slots of the tree in plain PyTorch, too."""
+        return True
 
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
         """Return True for the algorithms that run in plain PyTorch."""

@@ -8,6 +8,7 @@ from inspect import signature
 from typing import Any
 
 from leyline_lab.sglang_cpu.host_tier import register_host_tier
+from leyline_lab.sglang_cpu.linear_attention import register_linear_attention
 from leyline_lab.sglang_cpu.operations import (
     register_adapters,
     register_experts,
@@ -26,6 +27,7 @@ def register_in_worker() -> None:
     register_experts()
     register_adapters()
     register_operations()
+    register_linear_attention()
     register_host_tier()
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_lab.sglang_cpu.attention import attend_batch
+from leyline_lab.sglang_cpu.attention import Scoring, attend_batch
 from leyline_lab.sglang_cpu.backend import branch_slots
 from leyline_lab.sglang_cpu.drafting import (
     accepted_slots,
@@ -177,7 +177,7 @@ def test_drafts_of_a_tree_attend_to_their_ancestors_alone() -> None:
     above, before = [0, 0, 0, 1], 8
     together = torch.empty(4, 2, 8)
     slots = torch.arange(12)
-    options = {"new_tokens": [4], "scale": 0.3}
+    options = {"new_tokens": [4], "scoring": Scoring(0.3)}
     attend_batch(
         query[8:], together, keys, values, slots=[slots], seen=mask_of(above)[None], **options
     )
@@ -188,7 +188,13 @@ def test_drafts_of_a_tree_attend_to_their_ancestors_alone() -> None:
         alone = torch.empty(len(path), 2, 8)
         own = torch.cat([slots[:before], path])
         attend_batch(
-            query[path], alone, keys, values, slots=[own], new_tokens=[len(path)], scale=0.3
+            query[path],
+            alone,
+            keys,
+            values,
+            slots=[own],
+            new_tokens=[len(path)],
+            scoring=Scoring(0.3),
         )
         assert torch.allclose(together[node], alone[-1], atol=1e-6)
     assert not torch.allclose(together, causal, atol=1e-3), "control"
