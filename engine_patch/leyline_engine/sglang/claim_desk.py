@@ -109,7 +109,7 @@ def _obstacle(page_size: int, tree: Tree) -> str:
         return (
             f"claims aren't tested with pages of {page_size} tokens: use a --page-size of {sizes}"
         )
-    if page_interleave_shard_size(tree.token_to_kv_pool_allocator) > 1:
+    if page_interleave_shard_size(tree.row_allocator) > 1:
         return "claims aren't tested with a sharded KV cache: drop --enable-kv-cache-sharding"
     if tree.speculative:
         return f"claims need SGLang without --speculative-algorithm {tree.speculative}"

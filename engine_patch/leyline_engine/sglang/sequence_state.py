@@ -20,6 +20,7 @@ from leyline_engine.admit.anchors import Anchors
 from leyline_engine.admit.plan import page_floor
 from leyline_engine.records.publications import Space
 from leyline_engine.rows.pool import SplicePool
+from leyline_engine.rows.states import StatePool
 from leyline_engine.sglang.rows.pages import free_slots
 
 ASIDE = (ComponentType.SWA, ComponentType.MAMBA)
@@ -52,20 +53,20 @@ class SequenceState:
         self.grid = grid
         self.window = int(cache.sliding_window_size or 0) if pool.window is not None else 0
         if pool.states is not None:
-            self._keep_free_states_clean()
+            self._keep_free_states_clean(pool.states)
 
     @property
     def skipped(self) -> tuple[ComponentType, ...]:
         """Parts of nodes that a lock on rows alone leaves out."""
         return tuple(kind for kind in ASIDE if kind in self._cache.tree_components)
 
-    def _keep_free_states_clean(self) -> None:
+    def _keep_free_states_clean(self, states: StatePool) -> None:
         """Overwrite each recurrent state when its slot is freed.
 
         Slots are few, and a request may hold some for long before it writes to them: those must
         not hold what was forgotten since.
         """
-        allocator, states = self._cache.req_to_token_pool.mamba_allocator, self._pool.states
+        allocator = self._cache.req_to_token_pool.mamba_allocator
         free = allocator.free
 
         def free_clean(slots: torch.Tensor) -> None:
@@ -132,7 +133,8 @@ class SequenceState:
         Args:
             slots: int64 ``[n]`` slots of the same rows in the other layers.
         """
-        return self._allocator.full_to_swa_index_mapping[slots].to(torch.int64)
+        inside: torch.Tensor = self._allocator.full_to_swa_index_mapping[slots]
+        return inside.to(torch.int64)
 
     # Slots for more.
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult, TreeLock
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from leyline_engine.claims.place import ClaimPlace
@@ -71,7 +71,7 @@ class RadixShelf:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._locks: dict[ClaimKey, Any] = {}
+        self._locks: dict[ClaimKey, tuple[TreeLock, ...]] = {}
         self._ranked: dict[ClaimKey, _Ranked] = {}
         self.gave_way: Callable[[Sequence[ClaimKey]], None] = lambda _: None
         """Called with ranked claims that an eviction may have reached."""
@@ -102,20 +102,18 @@ class RadixShelf:
         """Lock a path, split where it ends."""
         self._locks[claim] = self._held(place.keys[:length])
 
-    def _held(self, keys: array[int]) -> ExitStack:
-        """Lock the cached rows of a path, and the state at its last anchor; the caller ends it."""
-        lock = ExitStack()
+    def _held(self, keys: array[int]) -> tuple[TreeLock, ...]:
+        """Lock the cached rows of a path, and the state at its last anchor."""
         anchor = self._tree.find(keys, Space())
-        lock.callback(self._tree.unlock, self._tree.lock(anchor.last_device_node))
-        if anchor.device_prefix_len < len(keys):
-            lock.callback(self._tree.unlock, self._tree.lock_rows(keys, Space(), len(keys)))
-        return lock
+        lock = self._tree.lock(anchor.last_device_node)
+        if anchor.device_prefix_len == len(keys):
+            return (lock,)
+        return lock, self._tree.lock_rows(keys, Space(), len(keys))
 
     def unlock(self, claim: ClaimKey) -> None:
         """Undo a lock."""
-        lock = self._locks.pop(claim, None)
-        if lock is not None:
-            lock.close()
+        for lock in self._locks.pop(claim, ()):
+            self._tree.unlock(lock)
 
     def rank(self, claim: ClaimKey, place: ClaimPlace, length: int, priority: int) -> None:
         """Evict a path, split where it ends, after KV of lower priority."""
@@ -174,6 +172,8 @@ class RadixShelf:
         length, _ = self._peek(self._ranked[key].keys)
         if not length:
             return lambda: None
-        lock = self._held(self._ranked[key].keys[:length])
+        lock = ExitStack()
+        for each in self._held(self._ranked[key].keys[:length]):
+            lock.callback(self._tree.unlock, each)
         held.push(lock)
         return lock.close

@@ -336,10 +336,10 @@ class Splicer:
                 if pool is None or dest >= copy.dest_end:
                     continue
                 start = copy.start + dest - copy.dest
-                rows = [source[start : copy.end], slots[dest - begin : copy.dest_end - begin]]
+                here, there = source[start : copy.end], slots[dest - begin : copy.dest_end - begin]
                 if pool is not self._pool and self._cache.state is not None:
-                    rows = [self._cache.state.windowed(each) for each in rows]
-                self._together(partial(pool.splice, *rows, start, dest))
+                    here, there = map(self._cache.state.windowed, (here, there))
+                self._together(partial(pool.splice, here, there, start, dest))
                 self._copied((copy.dest_end - dest) * pool.bytes_per_token)
         if seams:
             self._pool.blank_drafts(slots[seams])

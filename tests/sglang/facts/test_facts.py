@@ -59,13 +59,12 @@ REFUSED: dict[str, tuple[object, str]] = {
     "page_size": (8, "pages of 8 tokens"),
     "radix_cache": (False, "the radix cache is disabled"),
     "generates": (False, "no generating model"),
-    "hybrid_window": (True, "layers that keep a sliding window's rows alone"),
-    "recurrent": (True, "recurrent layers"),
     "sparse_attention": (True, "sparse attention with an index key (DSA)"),
     "attention_kinds": (
         frozenset({"encoder_only", "cross attention"}),
         "attention that is not plain and causal: cross attention, encoder_only",
     ),
+    "packed_states": (True, "recurrent states that are kept in eight bits"),
     "host_layout": ("page_head", "hierarchical cache in the layout page_head"),
     "host_storage": (True, "hierarchical cache with a storage back end, which no forget reaches"),
     "host_drafts": (True, "hierarchical cache beside speculative decoding"),
@@ -88,7 +87,22 @@ REFUSED: dict[str, tuple[object, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Setup)])
+NAMED = {"hybrid_window": "sliding windows", "recurrent": "recurrent layers"}
+"""Kinds of state per sequence, which splice by themselves, as refusals call them."""
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_state_is_refused_beside_what_cannot_move_it(kind: str) -> None:
+    """A hierarchical cache and drafts leave state behind; both are named, and alone it splices."""
+    setup = replace(Setup(), **{kind: True})
+    assert refusals(setup) == ()
+    for beside in ({"host_layout": "layer_first"}, {"speculative": "EAGLE"}):
+        (refused,) = refusals(replace(setup, **beside))
+        assert refused.what.endswith(f" beside {NAMED[kind]}")
+        assert "drop --" in refused.fix
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Setup) if f.name not in NAMED])
 def test_every_setting_that_is_not_covered_is_refused_by_name(name: str) -> None:
     """Each field alone turns splicing off, says so, and names a remedy; there is a row for each."""
     value, reason = REFUSED[name]
@@ -201,13 +215,13 @@ def facts_of(context: Any) -> EngineFacts:
 def facts_by_modules(context: Any, **options: Any) -> EngineFacts:
     """The facts of a context whose model is measured on its rotary modules alone."""
 
-    def measure(context: Any, _tree: Any, _dtype: torch.dtype) -> Measured:
+    def measure(context: Any, _tree: Any, _dtype: torch.dtype, _parts: object) -> list[Measured]:
         model = context.tp_worker.model_runner.model
         rotary = measure_modules(model, 8192, torch.float32)
         facts = RotaryFacts(
             rope_type="default", pairing="half_split", rotary_dim=64, inv_freq_digest="d"
         )
-        return Measured(rotary, 0, facts)
+        return [Measured(rotary, 0, facts)]
 
     return read_facts(context, None, measure=measure, **options)
 

@@ -228,7 +228,8 @@ class ClaimScheduler(Scheduler):
     def locked_slots(self) -> set[int]:
         """Slots that claims lock."""
         locks = self.engine.claims.shelf._locks.values()
-        paths = (self.cache.path_device_indices(lock.node).tolist() for lock in locks)
+        nodes = (lock.node for held in locks for lock in held)
+        paths = (self.cache.path_device_indices(node).tolist() for node in nodes)
         return {slot for path in paths for slot in path}
 
 

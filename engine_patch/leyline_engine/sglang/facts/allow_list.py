@@ -203,7 +203,7 @@ def _beside_state(setup: Setup) -> tuple[_Row, ...]:
         (
             setup.packed_states,
             "recurrent states that are kept in eight bits",
-            "drop --mamba-ckpt-dtype",
+            "drop --enable-int8-mamba-checkpoint",
         ),
     )
 

@@ -311,7 +311,8 @@ def read_setup(context: Any) -> Setup:
         generates=bool(context.model_config.is_generation),
         hybrid_window=bool(context.is_hybrid_swa),
         recurrent=bool(context.is_hybrid_ssm),
-        packed_states=getattr(params.req_to_token_pool, "mamba_ckpt_pool", None) is not None,
+        packed_states=bool(context.is_hybrid_ssm)
+        and params.req_to_token_pool.mamba_ckpt_pool is not None,
         sparse_attention=bool(context.is_dsa or memory.enable_hisparse),
         attention_kinds=frozenset(
             kind for attention in _attentions(model) for kind in _special_kinds(attention)
