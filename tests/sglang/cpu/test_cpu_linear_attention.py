@@ -180,7 +180,7 @@ def test_tokens_run_through_the_delta_rule() -> None:
 def test_prompts_are_convolved(bias: bool) -> None:
     """Each channel of a prompt sees its last inputs: those in its slot, if it goes on from them,
     otherwise zeros; its slot then holds the last ones."""
-    lengths, channels = (1, 2, WIDTH, 90), 5
+    channels = 5
     starts = torch.tensor([0, 1, 3, 3 + WIDTH, 93 + WIDTH])
     inputs, weight = torch.randn(channels, 93 + WIDTH), torch.randn(channels, WIDTH)
     pool = torch.randn(SLOTS, channels, WIDTH - 1)
@@ -188,7 +188,13 @@ def test_prompts_are_convolved(bias: bool) -> None:
     slots, goes_on = torch.tensor([4, 9, 2, 7]), torch.tensor([True, False, True, True])
     after = pool.clone()
     got = on_cpu.convolve_prompts(
-        inputs, weight, offset, after, starts, list(lengths), slots, goes_on
+        inputs,
+        weight,
+        offset,
+        conv_states=after,
+        query_start_loc=starts,
+        cache_indices=slots,
+        has_initial_state=goes_on,
     )
     expected, states = torch.empty(got.shape, dtype=torch.float64), pool.double().clone()
     for row, (start, end) in enumerate(pairwise(starts.tolist())):
@@ -209,7 +215,15 @@ def test_tokens_are_convolved() -> None:
     pool, slots = torch.randn(SLOTS, 5, WIDTH - 1), torch.tensor([8, 1, 6], dtype=torch.int32)
     one, other = pool.clone(), pool.clone()
     starts, goes_on = torch.arange(4), torch.ones(3, dtype=torch.bool)
-    expected = on_cpu.convolve_prompts(inputs.T, weight, None, one, starts, [1] * 3, slots, goes_on)
+    expected = on_cpu.convolve_prompts(
+        inputs.T,
+        weight,
+        None,
+        conv_states=one,
+        query_start_loc=starts,
+        cache_indices=slots,
+        has_initial_state=goes_on,
+    )
     got = on_cpu.convolve_tokens(inputs, other, weight, None, "silu", conv_state_indices=slots)
     assert error(got.T, expected) == 0
     assert torch.equal(one, other)
