@@ -47,6 +47,8 @@ class LeylineCpuPlatform(CpuSRTPlatform):
         os.environ.setdefault("SGLANG_ROPE_CACHE_FP32", "1")
         # States of convolutions would be halved by default.
         os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", "float32")
+        # Compiling an activation takes longer than it saves.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         # Without AMX kernels SGLang's own choice for the device "cpu" doesn't load.
         if server_args.attention_backend in (None, "intel_amx"):
             server_args.attention_backend = ATTENTION_BACKEND

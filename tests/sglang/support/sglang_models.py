@@ -42,6 +42,20 @@ class SglangModel(StrEnum):
     """Windows of 32 on three layers of four, each kind with a base frequency of its own."""
     GPT_OSS = "gpt_oss"
     """Windows of 32 on every other layer, sinks in all, a mixture of experts with biases."""
+    GEMMA3 = "gemma3"
+    """Windows of 32 on three layers of four, in one pool with the others' rows."""
+    OLMO3 = "olmo3"
+    """Windows of 32 on three layers of four, normed after attention."""
+    MIMO_V2 = "mimo_v2"
+    """Windows of 32 with sinks and heads of their own, values narrower than keys."""
+    NEMOTRON_H = "nemotron_h"
+    """Mamba2, attention without rotary, and feed-forward layers one by one."""
+    GRANITE_HYBRID = "granite_hybrid"
+    """Mamba2 and attention without rotary, each before a mixture of experts."""
+    KIMI_LINEAR = "kimi_linear"
+    """Kimi Delta Attention and latent KV without rotary, a mixture of experts."""
+    LFM2 = "lfm2"
+    """Gated short convolutions and attention."""
 
 
 def build_sglang_model(model: SglangModel, folder: Path) -> Path:
@@ -131,6 +145,65 @@ _WITH_STATES: dict[SglangModel, Callable[[dict[str, Any]], PreTrainedConfig]] = 
         layer_types=["sliding_attention", "full_attention"] * 2,
         rope_parameters=_rope(),
     ),
+    SglangModel.GEMMA3: lambda base: transformers.Gemma3TextConfig(
+        **base,
+        sliding_window=WINDOW,
+        layer_types=_WINDOWED,
+        query_pre_attn_scalar=32,
+        rope_parameters={"full_attention": _rope(5e5), "sliding_attention": _rope()},
+    ),
+    SglangModel.OLMO3: lambda base: transformers.Olmo3Config(
+        **base, sliding_window=WINDOW, layer_types=_WINDOWED, rope_parameters=_rope()
+    ),
+    SglangModel.MIMO_V2: lambda base: transformers.MiMoV2FlashConfig(
+        **base,
+        v_head_dim=16,
+        swa_num_attention_heads=4,
+        swa_num_key_value_heads=4,
+        swa_head_dim=32,
+        swa_v_head_dim=16,
+        sliding_window=WINDOW,
+        layer_types=_WINDOWED,
+    ),
+    SglangModel.NEMOTRON_H: lambda base: transformers.NemotronHConfig(
+        **{name: value for name, value in base.items() if name != "num_hidden_layers"},
+        layers_block_type=["mamba", "mlp", "mamba", "attention", "mamba", "mlp"],
+        mamba_num_heads=4,
+        mamba_head_dim=32,
+        ssm_state_size=16,
+        n_groups=2,
+        chunk_size=64,
+        expand=1,
+    ),
+    SglangModel.GRANITE_HYBRID: lambda base: transformers.GraniteMoeHybridConfig(
+        **base,
+        layer_types=["mamba", "mamba", "attention", "mamba"],
+        mamba_n_heads=8,
+        mamba_d_head=32,
+        mamba_d_state=16,
+        mamba_n_groups=1,
+        mamba_expand=2,
+        mamba_chunk_size=64,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=64,
+        position_embedding_type="nope",
+    ),
+    SglangModel.KIMI_LINEAR: lambda base: transformers.KimiLinearConfig(
+        **base | {"num_key_value_heads": 4, "moe_intermediate_size": 64},
+        kv_lora_rank=32,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=16,
+        v_head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        linear_head_dim=16,
+        linear_num_heads=4,
+        layer_types=["linear_attention"] * 3 + ["full_attention"],
+    ),
+    SglangModel.LFM2: lambda base: transformers.Lfm2Config(
+        **base, layer_types=["conv", "conv", "full_attention", "conv"], conv_L_cache=3
+    ),
 }
 """Models whose layers hold more, or less, than a row per token."""
 
@@ -142,6 +215,17 @@ _LEFT_OUT: dict[SglangModel, dict[str, Any]] = {
         "architectures": ["Qwen3_5ForCausalLM"],
     },
     SglangModel.MELLUM: {"max_window_layers": 0, "architectures": ["MellumForCausalLM"]},
+    SglangModel.KIMI_LINEAR: {
+        "linear_attn_config": {
+            "kda_layers": [1, 2, 3],
+            "full_attn_layers": [4],
+            "num_heads": 4,
+            "head_dim": 16,
+            "short_conv_kernel_size": 4,
+        },
+        "mla_use_nope": True,
+        "first_k_dense_replace": 1,
+    },
 }
 """What SGLang reads from a configuration and transformers doesn't write."""
 
