@@ -288,25 +288,58 @@ def split_flat_projections(  # noqa: PLR0917
     return rows.contiguous(), z.reshape(count, heads, value_dim), b.contiguous(), a.contiguous()
 
 
-def gated_norm(  # noqa: PLR0917 - SGLang calls it like this
+def gated_norm(
     x: Tensor,
     g: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     activation: str = "swish",
+    *,
     residual: Tensor | None = None,
     prenorm: bool = False,
     residual_in_fp32: bool = False,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Return rows ``[n, dim]`` over the root of their mean square, by weight and gate."""
+    """Return :func:`grouped_norm` of whole rows, then gated."""
     del residual_in_fp32
-    if bias is not None or residual is not None or prenorm:
-        raise NotImplementedError("a gated norm with a bias or a residual")
-    rows, gate = x.float(), g.float()
-    rows = rows * torch.rsqrt(rows.square().mean(-1, True) + eps) * weight.float()
-    gate = gate.sigmoid() if activation == "sigmoid" else functional.silu(gate)
-    return (rows * gate).to(x.dtype)
+    if residual is not None or prenorm:
+        raise NotImplementedError("a gated norm that adds a residual")
+    return grouped_norm(
+        x=x, weight=weight, bias=bias, z=g, eps=eps, activation=activation, is_rms_norm=True
+    )
+
+
+def grouped_norm(
+    *,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    z: Tensor | None = None,
+    eps: float = 1e-6,
+    group_size: int | None = None,
+    norm_before_gate: bool = True,
+    is_rms_norm: bool = False,
+    activation: str = "swish",
+) -> Tensor:
+    """Return rows ``[n, dim]`` over the root of their groups' mean square, by weight and gate."""
+    if bias is not None or not is_rms_norm:
+        raise NotImplementedError("a gated norm with a bias or a mean")
+    rows, gate = x.float(), x.new_ones(())
+    if z is not None:
+        gate = z.float().reshape(x.shape)
+        gate = gate.sigmoid() if activation == "sigmoid" else functional.silu(gate)
+    if not norm_before_gate:
+        rows = rows * gate
+    groups = rows.unflatten(-1, (-1, group_size or x.shape[-1]))
+    rows = (groups * torch.rsqrt(groups.square().mean(-1, True) + eps)).flatten(-2)
+    rows = rows * weight.float()
+    return (rows * gate if norm_before_gate else rows).to(x.dtype)
+
+
+def gated(attended: Tensor, gate: Tensor, inplace: bool = False, quant: bool = False) -> Tensor:
+    """Return attention ``[tokens, dim]`` by its gates, of that many numbers."""
+    del inplace, quant
+    return attended * torch.sigmoid(gate.reshape(attended.shape))
 
 
 def gated_share(hidden: Tensor, gate: Tensor, shared: Tensor) -> Tensor:
@@ -364,11 +397,13 @@ _REPLACED: Replacements = {
     },
     f"{_OPS}.attention.fla.kda": {"chunk_kda": kimi_delta_prompts},
     f"{_OPS}.attention.fla.fused_norm_gate": {"rms_norm_gated": gated_norm},
+    f"{_OPS}.attention.fla.layernorm_gated": {"rms_norm_gated": grouped_norm},
     f"{_OPS}.attention.triton_gdn_fused_proj": {
         "fused_qkvzba_split_reshape_cat": split_projections,
         "fused_qkvzba_split_reshape_cat_contiguous": split_flat_projections,
     },
     f"{_OPS}.elementwise.elementwise": {
+        "fused_sigmoid_mul": gated,
         "fused_gate_sigmoid_mul": gated_share,
         "fused_gate_sigmoid_mul_add": add_gated_share,
     },
