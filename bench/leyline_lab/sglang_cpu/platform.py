@@ -47,9 +47,12 @@ class LeylineCpuPlatform(CpuSRTPlatform):
         os.environ.setdefault("SGLANG_ROPE_CACHE_FP32", "1")
         # States of convolutions would be halved by default.
         os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", "float32")
+        # Compiling an activation takes longer than it saves.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         # Without AMX kernels SGLang's own choice for the device "cpu" doesn't load.
         if server_args.attention_backend in (None, "intel_amx"):
             server_args.attention_backend = ATTENTION_BACKEND
+        _vouch_for_attention()
         # "auto" would halve a float32 checkpoint; 16-bit arithmetic is slower here.
         if server_args.dtype == "auto":
             server_args.dtype = "float32"
@@ -79,3 +82,16 @@ class LeylineCpuPlatform(CpuSRTPlatform):
         A failure is fatal, as it must be: a plugin's failure would only be logged.
         """
         register_in_worker()
+
+
+def _vouch_for_attention() -> None:
+    """Let SGLang start gpt-oss, which it refuses to: its own back end of the name has no sinks."""
+    from sglang.srt.arg_groups import model_hook
+
+    backends_of = model_hook.attention_backends_of
+
+    def known_backends_of(settings: Any) -> tuple[str | None, ...]:
+        names = backends_of(settings)
+        return tuple("triton" if name == ATTENTION_BACKEND else name for name in names)
+
+    model_hook.attention_backends_of = known_backends_of

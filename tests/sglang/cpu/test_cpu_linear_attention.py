@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from leyline_lab.sglang_cpu import linear_attention as on_cpu
+from leyline_lab.sglang_cpu import state_space
 from leyline_lab.sglang_cpu.recurrence import CHUNK, recur
 
 TOLERANCE = 1e-5
@@ -176,11 +177,144 @@ def test_tokens_run_through_the_delta_rule() -> None:
     assert error(pool[1:], after[1:]) < TOLERANCE
 
 
+@pytest.mark.parametrize("lower", [None, -5.0])
+def test_kimis_delta_rule_decays_by_key(lower: float | None) -> None:
+    """Prompts and tokens decay each key by its own gate, which may have a lower bound; the states
+    in front of the chunks that the tree wants are written down."""
+    given = layer(LENGTHS)
+    heads, tokens = VALUE_HEADS, sum(LENGTHS)
+    q, k = torch.randn(2, 1, tokens, heads, DIM)
+    v = torch.randn(1, tokens, heads, VALUE_DIM)
+    a, bias = torch.randn(tokens, heads * DIM), torch.randn(heads * DIM)
+    x = (a + bias).double().view(tokens, heads, DIM)
+    rate = given.A_log.double().exp()[:, None]
+    log_decay = lower / (1 + (-rate * x).exp()) if lower else -rate * x.exp().log1p()
+    beta = 1 / (1 + (-given.b.double()).exp())
+    wanted = torch.tensor([-1, -1, 0, 1, 2])
+    gates = {"A_log": given.A_log.view(1, 1, -1, 1), "dt_bias": bias, "lower_bound": lower}
+    pool, tracked = given.pool.clone(), torch.zeros(len(LENGTHS), *given.pool.shape[1:])
+    got, chunks = on_cpu.kimi_delta_prompts(
+        q,
+        k,
+        v,
+        a[None].view(1, tokens, heads, DIM),
+        given.b[None],
+        initial_state=pool,
+        initial_state_indices=given.slots,
+        cu_seqlens=torch.tensor(given.starts()),
+        beta_is_raw=True,
+        output_intermediate_states=True,
+        track_state=tracked,
+        track_chunk_idx=wanted,
+        **gates,
+    )
+    one_token = given.pool.clone()
+    first = torch.tensor(given.starts()[:-1])
+    out = torch.empty(len(LENGTHS), 1, heads, VALUE_DIM)
+    mixed = torch.cat([x[0, first].flatten(1) for x in (q, k, v)], -1)
+    on_cpu.kimi_delta_tokens(
+        mixed_qkv=mixed,
+        a=a[first],
+        b=given.b[first],
+        initial_state=one_token,
+        out=out,
+        ssm_state_indices=given.slots,
+        **gates | {"A_log": given.A_log},
+    )
+    at = 0
+    for row, (start, end) in enumerate(pairwise(given.starts())):
+        part, slot = slice(start, end), int(given.slots[row])
+        expected, states = one_by_one(
+            unit(q[0, part]) * DIM**-0.5,
+            unit(k[0, part]),
+            v[0, part],
+            log_decay[part],
+            given.pool[slot],
+            beta[part],
+        )
+        assert error(got[0, part], expected) < TOLERANCE
+        assert error(out[row, 0], expected[0]) < TOLERANCE
+        assert error(pool[slot], states[-1]) < TOLERANCE
+        assert error(one_token[slot], states[1]) < TOLERANCE
+        for edge in range(0, end - start, CHUNK):
+            assert error(chunks[0, at], states[edge]) < TOLERANCE
+            if edge == CHUNK * wanted[row]:
+                assert error(tracked[row], states[edge]) < TOLERANCE
+            at += 1
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["goes on", "begins"])
+def test_a_state_space_is_scanned(known: bool) -> None:
+    """Prompts leave their outputs, their last states, those on the batch's grid, and those at
+    places by name; one token of each gives what a prompt of one token gives."""
+    heads, groups, chunk = VALUE_HEADS, HEADS, 16
+    lengths = (1, 40, 2 * chunk, 5)
+    starts = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
+    tokens = starts[-1]
+    x, dt = torch.randn(1, tokens, heads, VALUE_DIM), torch.randn(1, tokens, heads)
+    B, C = torch.randn(2, 1, tokens, groups, DIM) * DIM**-0.5
+    A, D, bias = -torch.rand(heads), torch.randn(heads), torch.randn(heads)
+    initial = torch.randn(len(lengths), heads, VALUE_DIM, DIM)
+    out, named = torch.empty_like(x), torch.tensor([starts[1] + 9, starts[2] + 3])
+    grid, ends, found = state_space.scan_prompts(
+        x,
+        dt,
+        A,
+        B,
+        C,
+        chunk,
+        D=D,
+        dt_bias=bias,
+        cu_seqlens=torch.tensor(starts),
+        out=out,
+        initial_states=initial if known else None,
+        track_end_locs=named,
+    )
+    steps = (dt[0] + bias).double().exp().log1p()
+    read, key = (y[0].double().repeat_interleave(2, 1) for y in (C, B))
+    pool, one_token = torch.randn(SLOTS, heads, VALUE_DIM, DIM), torch.empty(4, heads, VALUE_DIM)
+    slots = torch.tensor([7, 1, 3, 5])
+    pool[slots] = initial if known else torch.zeros(())
+    wide = {"A": A[:, None, None].expand(-1, VALUE_DIM, DIM), "D": D[:, None].expand(-1, VALUE_DIM)}
+    first = torch.tensor(starts[:-1])
+    state_space.scan_tokens(
+        pool,
+        x[0, first],
+        dt[0, first, :, None].expand(-1, -1, VALUE_DIM),
+        B=B[0, first],
+        C=C[0, first],
+        dt_bias=bias[:, None].expand(-1, VALUE_DIM),
+        state_batch_indices=slots,
+        out=one_token,
+        **wide,
+    )
+    at: dict[int, Tensor] = {}
+    for row, (start, end) in enumerate(pairwise(starts)):
+        part = slice(start, end)
+        expected, states = one_by_one(
+            read[part],
+            key[part],
+            x[0, part] * steps[part][..., None],
+            (steps[part] * A.double())[..., None],
+            initial[row] if known else torch.zeros_like(initial[row]),
+            None,
+        )
+        expected += x[0, part].double() * D.double()[:, None]
+        assert error(out[0, part], expected) < TOLERANCE
+        assert error(ends[row], states[-1]) < TOLERANCE
+        assert error(one_token[row], expected[0]) < TOLERANCE
+        assert error(pool[slots[row]], states[1]) < TOLERANCE
+        at |= dict(zip(range(start, end), states, strict=False))
+    assert error(grid[0], torch.stack([at[place] for place in range(0, tokens, chunk)])) < TOLERANCE
+    assert found is not None
+    assert error(found[0], torch.stack([at[place] for place in named.tolist()])) < TOLERANCE
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_prompts_are_convolved(bias: bool) -> None:
     """Each channel of a prompt sees its last inputs: those in its slot, if it goes on from them,
     otherwise zeros; its slot then holds the last ones."""
-    lengths, channels = (1, 2, WIDTH, 90), 5
+    channels = 5
     starts = torch.tensor([0, 1, 3, 3 + WIDTH, 93 + WIDTH])
     inputs, weight = torch.randn(channels, 93 + WIDTH), torch.randn(channels, WIDTH)
     pool = torch.randn(SLOTS, channels, WIDTH - 1)
@@ -188,7 +322,13 @@ def test_prompts_are_convolved(bias: bool) -> None:
     slots, goes_on = torch.tensor([4, 9, 2, 7]), torch.tensor([True, False, True, True])
     after = pool.clone()
     got = on_cpu.convolve_prompts(
-        inputs, weight, offset, after, starts, list(lengths), slots, goes_on
+        inputs,
+        weight,
+        offset,
+        conv_states=after,
+        query_start_loc=starts,
+        cache_indices=slots,
+        has_initial_state=goes_on,
     )
     expected, states = torch.empty(got.shape, dtype=torch.float64), pool.double().clone()
     for row, (start, end) in enumerate(pairwise(starts.tolist())):
@@ -209,7 +349,15 @@ def test_tokens_are_convolved() -> None:
     pool, slots = torch.randn(SLOTS, 5, WIDTH - 1), torch.tensor([8, 1, 6], dtype=torch.int32)
     one, other = pool.clone(), pool.clone()
     starts, goes_on = torch.arange(4), torch.ones(3, dtype=torch.bool)
-    expected = on_cpu.convolve_prompts(inputs.T, weight, None, one, starts, [1] * 3, slots, goes_on)
+    expected = on_cpu.convolve_prompts(
+        inputs.T,
+        weight,
+        None,
+        conv_states=one,
+        query_start_loc=starts,
+        cache_indices=slots,
+        has_initial_state=goes_on,
+    )
     got = on_cpu.convolve_tokens(inputs, other, weight, None, "silu", conv_state_indices=slots)
     assert error(got.T, expected) == 0
     assert torch.equal(one, other)
@@ -237,13 +385,28 @@ def test_projections_are_split() -> None:
 
 
 @pytest.mark.parametrize("activation", ["silu", "sigmoid"])
-def test_a_norm_is_gated(activation: str) -> None:
-    """Rows over the root of their mean square go by weight and gate."""
+@pytest.mark.parametrize("first", [True, False], ids=["norm first", "gate first"])
+@pytest.mark.parametrize("group", [None, 4])
+def test_a_norm_is_gated(activation: str, first: bool, group: int | None) -> None:
+    """Rows over the root of their groups' mean square go by weight, and by gate before or after."""
     rows, gate, weight = 3 * torch.randn(9, DIM), torch.randn(9, DIM), torch.randn(DIM)
-    scale = (rows.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()
     opened = (gate if activation == "silu" else 1) / (1 + (-gate.double()).exp())
-    got = on_cpu.gated_norm(rows, gate, weight, None, activation)
-    assert error(got, rows.double() / scale * weight.double() * opened) < TOLERANCE
+    before = rows.double() * (1 if first else opened)
+    groups = before.view(9, -1, group or DIM)
+    scale = (groups.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    expected = (groups / scale).view(9, DIM) * weight.double() * (opened if first else 1)
+    options = {"group_size": group, "norm_before_gate": first, "activation": activation}
+    got = on_cpu.grouped_norm(x=rows, weight=weight, bias=None, z=gate, is_rms_norm=True, **options)
+    assert error(got, expected) < TOLERANCE
+    if first and group is None:
+        assert torch.equal(got, on_cpu.gated_norm(rows, gate, weight, None, activation))
+
+
+def test_attention_is_gated() -> None:
+    """Each number of the attention goes by its gate's sigmoid."""
+    attended, gate = torch.randn(9, HEADS * DIM), torch.randn(9, HEADS, DIM)
+    expected = attended.double() / (1 + (-gate.double().view(9, -1)).exp())
+    assert error(on_cpu.gated(attended, gate), expected) < TOLERANCE
 
 
 def test_a_shared_expert_is_gated() -> None:
