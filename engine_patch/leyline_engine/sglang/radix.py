@@ -30,7 +30,6 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-from sglang.srt.runtime_context import mamba_checkpoint_grid
 
 from leyline_engine.admit.plan import page_floor
 from leyline_engine.contract import PRIVATE_ID
@@ -318,9 +317,7 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
         self.leyline, self._pool, self.shelf = listener, pool, shelf
         self._census, self._index = census, index
         if pool is not None and (pool.window is not None or pool.states is not None):
-            buffered = pool.states is not None and self.enable_mamba_extra_buffer
-            grid = mamba_checkpoint_grid(int(self.page_size)) if buffered else 1
-            self.state = SequenceState(self, pool, grid=grid)
+            self.state = SequenceState(self, pool)
 
     def _turn(self, req: Any) -> Turn | None:
         return None if self.leyline is None or req is None else self.leyline.turn_of(req)

@@ -43,14 +43,12 @@ class SequenceState:
     Args:
         cache: SGLang's tree, whose nodes hold state.
         pool: the tree's rows, with those of windows and with states.
-        grid: see :class:`~leyline_engine.admit.anchors.StateTerms`.
     """
 
-    def __init__(self, cache: Any, pool: SplicePool, *, grid: int) -> None:
+    def __init__(self, cache: Any, pool: SplicePool) -> None:
         self._cache = cache
         self._allocator = cache.token_to_kv_pool_allocator
         self._pool = pool
-        self.grid = grid
         self.window = int(cache.sliding_window_size or 0) if pool.window is not None else 0
         if pool.states is not None:
             self._keep_free_states_clean(pool.states)
@@ -198,6 +196,21 @@ class SequenceState:
         """Free a recurrent state that the tree had already."""
         if state.recurrent is not None and result.mamba_exist:
             self._cache.req_to_token_pool.mamba_allocator.free(state.recurrent)
+
+    def track_end(self, row: Any) -> None:
+        """Let a row that computes a gap leave its state at its very end.
+
+        With an extra buffer, SGLang keeps the state at the last whole chunk of a forward; the row's
+        live slot has the one at its end.
+        """
+        if self._pool.states is None or not self._cache.enable_mamba_extra_buffer:
+            return
+        kv = row.kv
+        tracked = kv.mamba_last_track_seqlen is not None
+        index = kv.mamba_last_track_idx if tracked else kv.mamba_next_track_idx
+        slot = kv.mamba_ping_pong_track_buffer[index].reshape(1).to(torch.int64)
+        self._pool.states.copy(kv.mamba_pool_idx.reshape(1).to(torch.int64), slot)
+        kv.mamba_last_track_idx, kv.mamba_last_track_seqlen = index, row.end
 
     def release_row(self, row: Any) -> None:
         """Free the state of a request that was matched, but isn't admitted."""

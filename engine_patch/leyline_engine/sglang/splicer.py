@@ -184,7 +184,7 @@ class Splicer:
             return None
         rows = self._cache.rows_cached(turn.keys(prompt), turn.space, len(prompt) - 1)
         anchors = tuple(map(state.anchors, nodes))
-        return StateTerms(anchors, max(prefix, rows), state.window, state.grid)
+        return StateTerms(anchors, max(prefix, rows), state.window)
 
     def _cacheable(
         self, edit: ResolvedEdit, available: Sequence[int], length: int
@@ -241,19 +241,11 @@ class Splicer:
             if end <= staging.cursor:
                 continue
             if run[0].dest > staging.cursor:
-                gap_end = self._row_end(staging.cursor, run[0].dest)
-                if gap_end >= end:
-                    continue
-                return self._send_row(turn, gap_end, admit)
+                return self._send_row(turn, run[0].dest, admit)
             if end - staging.cursor > room():
                 return AddReqResult.NO_TOKEN
             self._copy(turn, run, staging)
         return None
-
-    def _row_end(self, start: int, dest: int) -> int:
-        """Return where a row ends that computes a gap and leaves an anchor, perhaps in the run."""
-        grid = self._cache.state.grid if self._cache.state is not None else 1
-        return start + -(-(dest - start) // grid) * grid
 
     def _copy(self, turn: Turn, run: Sequence[CopySegment], staging: Staging) -> None:
         """Copy a run, rotated, to the end of the cached part, and move the lock there.
@@ -373,6 +365,8 @@ class Splicer:
         """Put the gap of a launched row into the tree, without waiting for the forward's result."""
         if row.launched and not row.skip_radix_cache_insert and not row.finished():
             try:
+                if self._cache.state is not None:
+                    self._cache.state.track_end(row)
                 checkpoint_kv_cache(row, self._cache)
             finally:
                 # Its turn may be under another lineage by the time the row ends.
@@ -382,11 +376,7 @@ class Splicer:
         """Record that a row's KV is in the tree; the row holds it locked until it is released."""
         staging = row.leyline.staging
         if staging is not None and staging.row is row and row.extend_end == row.end:
-            reached = row.end - self._ahead
-            if self._cache.state is not None:
-                # A chunk of another length leaves its anchor elsewhere.
-                reached = int(row.kv.cache_protected_len)
-            self._hold(staging, self._cache.lock(row.last_node), reached)
+            self._hold(staging, self._cache.lock(row.last_node), row.end - self._ahead)
             row.complete = True
 
     def row_released(self, row: StageRow) -> None:
