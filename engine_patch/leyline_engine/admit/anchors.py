@@ -51,10 +51,10 @@ class Anchors:
         return 0
 
     def within(self, start: int, end: int) -> Iterator[int]:
-        """Yield the last anchor of each group after ``start`` and in front of ``end``."""
+        """Yield the last anchor of each group after ``start``, up to ``end``."""
         for first, last in self.spans:
-            if max(first, start + 1) <= min(last, end - 1):
-                yield min(last, end - 1)
+            if max(first, start + 1) <= min(last, end):
+                yield min(last, end)
 
     def common(self, others: Anchors) -> Anchors:
         """Return the positions that are anchors of both."""
@@ -119,20 +119,10 @@ class StateCopy:
     dest: int
 
 
-def state_copies(
-    copies: Iterable[CopySegment], terms: StateTerms, run_ends: Iterable[int]
-) -> tuple[StateCopy, ...]:
-    """Return the states that move with copied rows: at each run's end, and at anchors inside.
-
-    Args:
-        copies: copies of a plan, sorted by destination.
-        run_ends: ends of its runs in the prompt.
-    """
-    ends, found = set(run_ends), list[StateCopy]()
-    for copy in copies:
-        shift = copy.dest - copy.start
-        inner = list(terms.sources[copy.source].within(copy.start, copy.end))
-        if copy.dest_end in ends:
-            inner.append(copy.end)
-        found += [StateCopy(copy.source, at, at + shift) for at in inner]
-    return tuple(found)
+def state_copies(copies: Iterable[CopySegment], terms: StateTerms) -> tuple[StateCopy, ...]:
+    """Return the states that move with copies, which are sorted by destination."""
+    return tuple(
+        StateCopy(copy.source, at, at + copy.dest - copy.start)
+        for copy in copies
+        for at in terms.sources[copy.source].within(copy.start, copy.end)
+    )

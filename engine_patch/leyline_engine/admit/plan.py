@@ -162,9 +162,8 @@ def plan_turn(
         )
         if not kept:
             evicted += sum(c.length for c in wanted if not kinds or kinds[c.source] is None)
-        ends = [run[-1].dest_end for run in copy_runs(kept)]
         plan = _laid(length, prefix, kept, evicted, kinds)
-        return replace(plan, states=state_copies(kept, state, ends))
+        return replace(plan, states=state_copies(kept, state))
     runs = copy_runs(kept) if page > 1 or joins else [(copy,) for copy in kept]
     kept = [copy for run in runs for copy in _whole_pages(run, page, min_copy)]
     kept = _worth_a_stage(kept, prefix, stage_cost)

@@ -182,7 +182,9 @@ class SequenceState:
 
     def first_windowed(self, begin: int, end: int) -> int:
         """Return the first position from ``begin`` on whose row the window in front of ``end`` has,
-        a page's edge."""
+        a page's edge; ``end`` for a model without windows."""
+        if not self.window:
+            return end
         return max(begin, page_floor(end - self.window, self._cache.page_size), 0)
 
     def put(self, params: InsertParams, state: StateSlots) -> None:

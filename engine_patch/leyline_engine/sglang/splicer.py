@@ -265,9 +265,10 @@ class Splicer:
             if not staging.cursor < move.dest <= run[-1].dest_end:
                 continue
             source = _sources(turn)[move.source]
+            piece = tuple(_until(run, move.dest))
             anchor = state.anchor(source.keys(), turn.space_of(source), move.position)
-            if anchor is not None:
-                self._copy_piece(turn, tuple(_until(run, move.dest)), staging, anchor)
+            if anchor is not None and self._reads_window(turn, piece, staging.cursor):
+                self._copy_piece(turn, piece, staging, anchor)
             elif move.dest == run[-1].dest_end:
                 raise NoRoomError
 
@@ -282,7 +283,10 @@ class Splicer:
         state: StateSlots | None = None
         try:
             if self._cache.state is not None:
-                state = self._take_state(turn, run, begin, slots)
+                first = self._cache.state.first_windowed(begin, end)
+                state = self._cache.state.take(slots, end - first)
+                if state is None:
+                    raise NoRoomError
             self._splice_run(turn, run, staging, slots, 0 if state is None else state.windowed)
             if state is not None and state.recurrent is not None:
                 self._together(partial(self._pool.copy_state, anchor, state.recurrent))
@@ -296,24 +300,17 @@ class Splicer:
             raise
         self._hold(staging, self._cache.lock(node), end)
 
-    def _take_state(
-        self, turn: Turn, run: Sequence[CopySegment], begin: int, slots: Any
-    ) -> StateSlots:
-        """Take slots for the state at a run's end."""
-        state, end = self._cache.state, run[-1].dest_end
+    def _reads_window(self, turn: Turn, run: Sequence[CopySegment], begin: int) -> bool:
+        """Return True if layers with a window have all that they read at a run's end."""
+        state = self._cache.state
         assert state is not None  # noqa: S101 - the caller's contract
-        first = state.first_windowed(begin, end)
+        first = state.first_windowed(begin, run[-1].dest_end)
         for copy in run:
-            start = copy.start + max(0, first - copy.dest)
-            source = _sources(turn)[copy.source]
-            if start < copy.end and not state.window_cached(
-                source.keys(), turn.space_of(source), start, copy.end
-            ):
-                raise NoRoomError
-        taken = state.take(slots, end - first if state.window else 0)
-        if taken is None:
-            raise NoRoomError
-        return taken
+            start, source = copy.start + max(0, first - copy.dest), _sources(turn)[copy.source]
+            space = turn.space_of(source)
+            if start < copy.end and not state.window_cached(source.keys(), space, start, copy.end):
+                return False
+        return True
 
     def _splice_run(
         self, turn: Turn, run: Sequence[CopySegment], staging: Staging, slots: Any, windowed: int
@@ -353,6 +350,8 @@ class Splicer:
     def _send_row(self, turn: Turn, end: int, admit: Admit) -> AddReqResult:
         row = StageRow(turn, end + self._ahead)
         row.init_next_round_input(self._cache)
+        # SGLang would publish it in two steps, the first where it leaves another's path.
+        row.swa_branching_seqlen = row.mamba_branching_seqlen = None
         verdict = admit(row)
         if row.lock is None and self._cache.state is not None:
             self._cache.state.release_row(row)

@@ -47,7 +47,7 @@ def check_session(session: StateSession, *, recurrent: bool) -> None:
         if not directives:
             assert tokens.prefilled < 80
             continue
-        assert played.receipt.outcome is Outcome.SPLICED
+        assert played.receipt.outcome is Outcome.SPLICED, played.receipt
         assert played.receipt.state == ("kept" if recurrent else "")
         assert tokens.spliced > 100
         wrong = TAMPERINGS if recurrent else TAMPERINGS[:1]

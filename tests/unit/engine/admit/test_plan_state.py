@@ -131,5 +131,5 @@ def test_the_last_anchor_is_found_as_by_counting(
     fitting = {p for p in ones & twos if p <= position and (p - phase) % step == 0}
     assert both.last(position, phase=phase, step=step) == max(fitting, default=0)
     inside = list(both.within(10, position))
-    assert set(inside) <= {p for p in ones & twos if 10 < p < position}
-    assert bool(inside) == any(10 < p < position for p in ones & twos)
+    assert set(inside) <= {p for p in ones & twos if 10 < p <= position}
+    assert bool(inside) == any(10 < p <= position for p in ones & twos)
