@@ -330,7 +330,7 @@ def grouped_norm(
         gate = gate.sigmoid() if activation == "sigmoid" else functional.silu(gate)
     if not norm_before_gate:
         rows = rows * gate
-    groups = rows.unflatten(-1, (-1, group_size or x.shape[-1]))
+    groups = rows.reshape(*x.shape[:-1], -1, group_size or x.shape[-1])
     rows = (groups * torch.rsqrt(groups.square().mean(-1, True) + eps)).flatten(-2)
     rows = rows * weight.float()
     return (rows * gate if norm_before_gate else rows).to(x.dtype)

@@ -25,6 +25,18 @@ CHUNK = 512
 NO_BUFFER = ("--mamba-radix-cache-strategy=no_buffer", "--disable-overlap-schedule")
 EXTRA_BUFFER = ("--mamba-radix-cache-strategy=extra_buffer",)
 
+_FURTHER = (
+    SglangModel.QWEN3_5,
+    SglangModel.MELLUM,
+    SglangModel.GEMMA3,
+    SglangModel.OLMO3,
+    SglangModel.MIMO_V2,
+    SglangModel.NEMOTRON_H,
+    SglangModel.GRANITE_HYBRID,
+    SglangModel.KIMI_LINEAR,
+    SglangModel.LFM2,
+)
+
 ModelFolder = Callable[[SglangModel], Path]
 StartServer = Callable[..., SglangServer]
 
@@ -112,8 +124,8 @@ def test_a_server_answers_as_transformers(
     [
         pytest.param(SglangModel.QWEN3_NEXT, NO_BUFFER, id="qwen3_next-no_buffer"),
         pytest.param(SglangModel.QWEN3_NEXT, EXTRA_BUFFER, id="qwen3_next-extra_buffer"),
-        pytest.param(SglangModel.MELLUM, (), id="mellum"),
         pytest.param(SglangModel.MELLUM, ("--page-size=16",), id="mellum-pages"),
+        *(pytest.param(model, (), id=model.value) for model in _FURTHER),
     ],
 )
 def test_further_servers_too(

@@ -105,6 +105,7 @@ _SHAPE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_BLOCKS = ["mamba", "mlp", "mamba", "attention", "mamba", "mlp"]
 _WINDOWED = ["sliding_attention"] * 3 + ["full_attention"]
 _DELTA = {
     "linear_key_head_dim": 16,
@@ -146,28 +147,27 @@ _WITH_STATES: dict[SglangModel, Callable[[dict[str, Any]], PreTrainedConfig]] = 
         rope_parameters=_rope(),
     ),
     SglangModel.GEMMA3: lambda base: transformers.Gemma3TextConfig(
-        **base,
+        **base | {"tie_word_embeddings": True},
         sliding_window=WINDOW,
         layer_types=_WINDOWED,
         query_pre_attn_scalar=32,
         rope_parameters={"full_attention": _rope(5e5), "sliding_attention": _rope()},
     ),
     SglangModel.OLMO3: lambda base: transformers.Olmo3Config(
-        **base, sliding_window=WINDOW, layer_types=_WINDOWED, rope_parameters=_rope()
+        **base, sliding_window=WINDOW, layer_types=_WINDOWED, rope_parameters=_rope(5e5)
     ),
     SglangModel.MIMO_V2: lambda base: transformers.MiMoV2FlashConfig(
         **base,
         v_head_dim=16,
-        swa_num_attention_heads=4,
-        swa_num_key_value_heads=4,
-        swa_head_dim=32,
-        swa_v_head_dim=16,
         sliding_window=WINDOW,
         layer_types=_WINDOWED,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
     ),
     SglangModel.NEMOTRON_H: lambda base: transformers.NemotronHConfig(
         **{name: value for name, value in base.items() if name != "num_hidden_layers"},
-        layers_block_type=["mamba", "mlp", "mamba", "attention", "mamba", "mlp"],
+        layers_block_type=_BLOCKS,
         mamba_num_heads=4,
         mamba_head_dim=32,
         ssm_state_size=16,
@@ -200,6 +200,7 @@ _WITH_STATES: dict[SglangModel, Callable[[dict[str, Any]], PreTrainedConfig]] = 
         linear_head_dim=16,
         linear_num_heads=4,
         layer_types=["linear_attention"] * 3 + ["full_attention"],
+        mlp_layer_types=["sparse"] * 4,
     ),
     SglangModel.LFM2: lambda base: transformers.Lfm2Config(
         **base, layer_types=["conv", "conv", "full_attention", "conv"], conv_L_cache=3
@@ -215,6 +216,25 @@ _LEFT_OUT: dict[SglangModel, dict[str, Any]] = {
         "architectures": ["Qwen3_5ForCausalLM"],
     },
     SglangModel.MELLUM: {"max_window_layers": 0, "architectures": ["MellumForCausalLM"]},
+    SglangModel.MIMO_V2: {
+        "hybrid_layer_pattern": [1, 1, 1, 0],
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2,
+        "swa_head_dim": 32,
+        "swa_v_head_dim": 16,
+        "sliding_window_size": WINDOW,
+        "add_swa_attention_sink_bias": True,
+        "layernorm_epsilon": 1e-5,
+        "moe_layer_freq": [0, 1, 1, 1],
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "rope_parameters": None,
+        "rope_theta": 5e6,
+        "swa_rope_theta": 1e4,
+        "partial_rotary_factor": 0.334,
+    },
+    SglangModel.OLMO3: {"rope_theta": 5e5},
+    SglangModel.NEMOTRON_H: {"layers_block_type": _BLOCKS, "mamba_n_groups": 2},
     SglangModel.KIMI_LINEAR: {
         "linear_attn_config": {
             "kda_layers": [1, 2, 3],
@@ -224,7 +244,7 @@ _LEFT_OUT: dict[SglangModel, dict[str, Any]] = {
             "short_conv_kernel_size": 4,
         },
         "mla_use_nope": True,
-        "first_k_dense_replace": 1,
+        "first_k_dense_replace": 0,
     },
 }
 """What SGLang reads from a configuration and transformers doesn't write."""
@@ -238,6 +258,12 @@ def _let_states_matter(model: Any) -> None:
             weight.data.copy_(torch.linspace(-7.5, -2.5, weight.numel()).view_as(weight))
         elif "conv1d" in name:
             weight.data.normal_(0.0, 0.4, generator=generator)
+        elif name == "lm_head.weight":
+            # Logits of this size magnify the rounding of fp32.
+            weight.data.mul_(0.5)
+        elif "embed_tokens" in name and model.config.tie_word_embeddings:
+            # Otherwise each token answers with itself.
+            weight.data.mul_(0.1)
         elif name.endswith("sinks"):
             # SGLang keeps them in 16 bits.
             weight.data.normal_(0.0, 2.0, generator=generator).copy_(weight.bfloat16())
