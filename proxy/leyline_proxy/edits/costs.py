@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from dataclasses import replace
 from statistics import median
 
-from leyline_engine.contract import Receipt
+from leyline_engine.contract import Capability, Receipt
 from leyline_policies import EditCost
+
+from ..model.states import anchor_tokens, state_tokens
 
 _SAMPLES = 64
 _FEWEST_TOKENS = 64
@@ -58,9 +61,16 @@ class CostBooks:
         self._books: defaultdict[str, CostBook] = defaultdict(CostBook)
         self._of_engines: defaultdict[tuple[str, str], CostBook] = defaultdict(CostBook)
 
-    def cost(self, model: str, *, splices: bool) -> EditCost:
-        """Return a model's costs; those of an empty book until a turn gives some."""
-        return (self._books.get(model) or CostBook()).cost(splices=splices)
+    def cost(self, model: str, *, splices: bool, capability: Capability | None = None) -> EditCost:
+        """Return a model's costs; those of an empty book until a turn gives some.
+
+        Args:
+            capability: the engine's, with the model's state.
+        """
+        known = (self._books.get(model) or CostBook()).cost(splices=splices)
+        return replace(
+            known, anchor_tokens=anchor_tokens(capability), state_tokens=state_tokens(capability)
+        )
 
     def learn(self, model: str, engine: str, receipt: Receipt, ttft_s: float | None) -> None:
         """Record the cost of a turn; see :meth:`CostBook.learn`."""
