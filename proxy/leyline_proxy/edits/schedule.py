@@ -10,13 +10,14 @@ and a batch of edits then costs as much as one. Edits that reclaim tokens wait u
 ``carry`` is the cost per turn of a token that stays in the context (attention over it during
 decoding, memory), as a share of its prefill. The number of a session's remaining turns isn't known;
 the estimate without tuning is the number so far (a session's age is the best guess of its rest if
-nothing else is known of it). Where a model keeps state per sequence, copies end in front of new text, and go on after it, only at
-anchors: on average, half of the tokens between two anchors are computed again on either side. States
-are copied at the price of the rows that take as much memory. Only the engine knows its anchors: with
-one at the edit's own place, an edit is cheaper than this, and those of decoding are further apart.
-``need`` makes room early where that is cheap: an edit near the end of
+nothing else is known of it). ``need`` makes room early where that is cheap: an edit near the end of
 the prompt costs little, and saves an expensive one later. ``python -m leyline_lab edit-timing``
 found the defaults.
+
+Where a model keeps state per sequence, copies end in front of new text, and go on after it, only at
+anchors. On average, half of the tokens between two anchors are computed again on either side, and
+states are copied at the price of the rows that take as much memory. Only the engine knows its
+anchors: one at its own place makes an edit cheaper than this; those of decoding lie further apart.
 
 Edits that forget never wait, nor do edits of messages that the engine hasn't seen.
 """

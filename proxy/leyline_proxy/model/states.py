@@ -45,9 +45,9 @@ def needs_slots(capability: Capability, retained_turns: int) -> str:
     if sessions_held(state, retained_turns) >= _FEW_SESSIONS:
         return ""
     return (
-        f"With states of fewer than {_FEW_SESSIONS} sessions, edits often find none and prefill. Give "
-        "the engine more (SGLang: --max-mamba-cache-size, --mamba-full-memory-ratio), or let "
-        "sessions retain fewer turns (retained_turns)."
+        f"With states of fewer than {_FEW_SESSIONS} sessions, edits often find none, and prefill. "
+        "Give the engine more slots (SGLang: --max-mamba-cache-size, --mamba-full-memory-ratio), "
+        "or let sessions retain fewer turns (retained_turns)."
     )
 
 
