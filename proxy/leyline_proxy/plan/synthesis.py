@@ -208,8 +208,7 @@ def synthesize(
         overhead: tokens that a splice must move beyond :data:`MIN_SPLICED` to pay for state.
 
     Returns:
-        A plan whose segments reproduce the prompt; without directives if nothing was edited, or if
-        no edit leaves anything to copy.
+        A plan whose segments reproduce the prompt; without directives if no edit leaves copies.
     """
     usable = _of_model(turns, model_fingerprint, model)
     # A forget binds wherever the span may be held, not only in the turn that serves as source.
@@ -220,9 +219,8 @@ def synthesize(
     # other turn has.
     compared = usable if thorough else [turn for turn in usable if not turn.is_apart]
     candidates: list[Candidate] = []
-    for index in range(len(compared) - 1, -1, -1):
-        turn, later = compared[index], compared[index + 1 :]
-        candidate = compare(turn, prepared, rendered, rules, names, later=later)
+    for index, turn in reversed([*enumerate(compared)]):
+        candidate = compare(turn, prepared, rendered, rules, names, later=compared[index + 1 :])
         candidates.append(candidate)
         longest_left = max((len(turn.tokens) for turn in compared[:index]), default=0)
         if not thorough and candidate.reusable >= longest_left and not _has_holes(candidate):
@@ -232,8 +230,7 @@ def synthesize(
     elif forget:
         plan = _unheld_plan(candidates, prepared)
     elif candidates:
-        least = MIN_SPLICED + overhead
-        plan = _splicing_plan(candidates, rendered.tokens, sink, quoted, least)
+        plan = _splicing_plan(candidates, rendered.tokens, sink, quoted, MIN_SPLICED + overhead)
     else:
         plan = TurnPlan()
     if any(map(_is_compacted, candidates)):

@@ -142,8 +142,7 @@ def test_the_engine_gets_the_promise() -> None:
 
 
 def test_a_splice_pays_for_its_state() -> None:
-    """What a model without state splices is not worth a state that takes as much memory as 3,200
-    tokens, if fewer tokens than that copy's price are moved."""
+    """An edit that other models splice is prefilled if it moves fewer tokens than a state costs."""
     talk = [{"role": "user", "content": text} for text in ("s" * 40, "observed " * 9, "k" * 60)]
     cut = [talk[0], {**talk[1], "content": "…"}, talk[2], {"role": "user", "content": "more"}]
     source, edited = turn_of(talk), prepare(cut, [], [], 1)
