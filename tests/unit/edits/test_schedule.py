@@ -164,7 +164,7 @@ def test_anchors_and_states_are_part_of_the_price() -> None:
         return balance(waits, now, len(held.sent), chars)
 
     stubs = found("truncate_older_than:n=1,max_chars=40")
-    assert (stubs.gaps, found("sliding_window:max_messages=6").gaps) == (2, 0), "new text ends the third"
+    assert (stubs.gaps, found("sliding_window:max_messages=6").gaps) == (2, 0)
     hybrid = replace(SPLICING, anchor_tokens=65, state_tokens=1_000)
     price = CASE.inserted + (4_900 + 1_000) * 0.01
     for gaps, states in ((0, 0), (3, 3 * 64 + 2_000 * 0.01)):
