@@ -182,6 +182,7 @@ def test_json_table_and_picture(tmp_path: Path) -> None:
         "retained_turns": 2,
         "cache_tokens": 90000,
         "page_tokens": 1,
+        "anchor_tokens": 1,
         "mode": "observe",
     }
     assert picture.read_bytes().startswith(b"\x89PNG")
