@@ -23,6 +23,14 @@ Undeclared = Annotated[
     ),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N requests of each file.")]
+AnchorTokens = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Tokens between two places with cached state, of a model with recurrent layers: new "
+        "text in front of kept text costs so many more, on average.",
+    ),
+]
 ApiKey = Annotated[str | None, typer.Option(help="API key of the server at --url.")]
 ServerFlag = Annotated[
     list[str] | None,

@@ -200,8 +200,16 @@ def _add_decisions(board: dashboard.Dashboard) -> None:
             "New lineages",
             "Turns per minute that began a new lineage: from their first spliced "
             "position on, only their conversation finds the KV. Bad: one on nearly every turn of "
-            "many sessions; the pool fills with copies. Let edits come in batches.",
-            [Query(per_minute("leyline_lineages_total", BY_BOTH, "tenant"), "{{tenant}}")],
+            "many sessions; the pool fills with copies. Let edits come in batches. "
+            "Kept states: turns whose recurrent states still hold what was cut. Bad: any of a "
+            "tenant that needs exact answers.",
+            [
+                Query(per_minute("leyline_lineages_total", BY_BOTH, "tenant"), "{{tenant}}"),
+                Query(
+                    per_minute("leyline_kept_states_total", BY_BOTH, "tenant"),
+                    "kept states: {{tenant}}",
+                ),
+            ],
             unit="cpm",
             width=8,
         )

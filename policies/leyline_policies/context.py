@@ -43,10 +43,20 @@ class EditCost:
     """Microseconds to prefill one token."""
     splice_us: float = 0.0
     """Microseconds to move one token's KV."""
+    anchor_tokens: int = 1
+    """Tokens from one place with cached state to the next; 1 if the model has nothing but KV."""
+    state_tokens: int = 0
+    """Tokens whose KV takes as much memory as one recurrent state; 0 for models without any."""
 
     def of(self, tokens_behind: int) -> float:
-        """Return the microseconds that an edit costs with so many tokens after it."""
-        return tokens_behind * (self.splice_us if self.splices else self.prefill_us)
+        """Return the microseconds that an edit costs with so many tokens after it.
+
+        On average, half of the tokens between two anchors are computed again on either side of it.
+        """
+        if not self.splices:
+            return tokens_behind * self.prefill_us
+        again = (self.anchor_tokens - 1) * self.prefill_us
+        return (tokens_behind + self.state_tokens) * self.splice_us + again
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,13 +74,13 @@ def plan_of(
     rules: UndeclaredRules = NOTHING,
     *,
     sink: int = 0,
+    overhead: int = 0,
 ) -> TurnPlan:
     """The plan against some retained turns."""
     prompt = render(prepared.messages)
     names = name_spans("now", prepared, sources, Departed(), prompt)
-    return synthesize(
-        sources, prepared, prompt, rules, names=names, model_fingerprint="m", sink=sink
-    )
+    terms = {"sink": sink, "overhead": overhead}
+    return synthesize(sources, prepared, prompt, rules, names=names, model_fingerprint="m", **terms)
 
 
 @dataclass(frozen=True)

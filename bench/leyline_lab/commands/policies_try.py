@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..console import print_notes, reported, write_json
-from ..options import JsonOut, Limit, TurnPlot
+from ..options import AnchorTokens, JsonOut, Limit, TurnPlot
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,6 +55,7 @@ def try_policies(
     idle: Annotated[
         str, typer.Option(metavar="TIME", help="Pause between turns, such as 90s or 10m.")
     ] = "0s",
+    anchor_tokens: AnchorTokens = 1,
     limit: Limit = None,
     turns: Annotated[bool, typer.Option("--turns", help="Show every turn.")] = False,
     check: Annotated[
@@ -100,7 +101,7 @@ def try_policies(
     title = f"{names}, policy {spec}"
     with reported("leyline policies try", PolicyError, ValueError, OSError) as errors:
         policies = load_pipeline(spec)
-        options = TrialOptions(window, duration_s(idle))
+        options = TrialOptions(window, duration_s(idle), anchor_tokens)
         trace = read_files(files, limit)
         print_notes(errors, trace.skipped)
         report = _tried(trace, policies, options, errors)

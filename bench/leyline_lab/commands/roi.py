@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..console import reported, write_json
-from ..options import JsonOut, Limit, Policy, Undeclared
+from ..options import AnchorTokens, JsonOut, Limit, Policy, Undeclared
 from .replay import parse_rules
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def roi(
     page_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens per page of your engine's cache.")
     ] = 1,
+    anchor_tokens: AnchorTokens = 1,
     mode: Annotated[
         CountedMode,
         typer.Option(help="Count content beside the cache as it is, or as if it were copied."),
@@ -107,7 +108,14 @@ def roi(
     rules = parse_rules(undeclared or ())
     named = tuple(f"{role}={what}" for role, what in rules.items())
     settings = RoiSettings(
-        policy, named, tokenizer, retained_turns, cache_tokens, mode.value, page_tokens
+        policy,
+        named,
+        tokenizer,
+        retained_turns,
+        cache_tokens,
+        mode.value,
+        page_tokens,
+        anchor_tokens,
     )
     with reported("leyline roi", PolicyError, ValueError, OSError) as errors:
         player = _player(settings)
@@ -143,6 +151,7 @@ def _player(settings: RoiSettings) -> Player:
         ReuseMode(settings.mode),
         partial(TimeLimit(_TIMEOUT_S), "roi"),
         settings.page_tokens,
+        settings.anchor_tokens,
     )
 
 

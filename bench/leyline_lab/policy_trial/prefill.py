@@ -68,6 +68,7 @@ def splice_prefill(
     client_before: frozenset[int],
     now: Sequence[CachedMessage],
     said: Promises,
+    anchor_tokens: int = 1,
 ) -> int:
     """Return the tokens to prefill with a splicing cache.
 
@@ -75,6 +76,9 @@ def splice_prefill(
         before: messages sent on the turn before.
         client_before: fingerprints of the client's messages then.
         said: facts of this turn.
+        anchor_tokens: tokens between two anchors of a model with recurrent layers. Half of them, on
+            average, are computed again on either side of new text; never more than with a prefix
+            cache.
     """
     kept = common_subsequence([each.sent for each in before], [each.sent for each in now])
     prefilled = old_at = new_at = 0
@@ -86,8 +90,10 @@ def splice_prefill(
         exact = exact or any(_is_clients(message, client_before) for message in came)
         if new < len(now) and exact:
             prefilled += now[new].tokens
+        elif new < len(now) and came:
+            prefilled += anchor_tokens - 1
         old_at, new_at = old + 1, new + 1
-    return prefilled
+    return prefilled if anchor_tokens == 1 else min(prefilled, prefix_prefill(before, now))
 
 
 def _is_exact(gone: CachedMessage, said: Promises) -> bool:

@@ -36,6 +36,8 @@ class TrialOptions:
     """The model's context window, in tokens."""
     idle_s: float = 0.0
     """Seconds between two turns."""
+    anchor_tokens: int = 1
+    """Tokens between two anchors of a model with recurrent layers; 1 for other models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ def try_session(
         memo.next_turn()
         prepared = prepare(messages, policies, (), turn, session=facts)
         now = _sent(prepared, memo)
-        turns.append(_turn(prepared, last, now, policies))
+        turns.append(_turn(prepared, last, now, policies, options.anchor_tokens))
         facts = replace(facts, states=prepared.states, idle_s=options.idle_s, last=prepared)
         last = now
         done()
@@ -249,7 +251,9 @@ def _sent(prepared: Prepared, memo: Memo) -> _Sent:
     return _Sent(client, sent, frozenset(edits))
 
 
-def _turn(prepared: Prepared, last: _Sent, now: _Sent, policies: Sequence[Policy]) -> TurnTrial:
+def _turn(
+    prepared: Prepared, last: _Sent, now: _Sent, policies: Sequence[Policy], anchor_tokens: int
+) -> TurnTrial:
     said = promises(prepared)
     client_before = frozenset(message.sent for message in last.client)
     return TurnTrial(
@@ -258,7 +262,7 @@ def _turn(prepared: Prepared, last: _Sent, now: _Sent, policies: Sequence[Policy
         Prefill(
             unedited=prefix_prefill(last.client, now.client),
             prefix=prefix_prefill(last.sent, now.sent),
-            splice=splice_prefill(last.sent, client_before, now.sent, said),
+            splice=splice_prefill(last.sent, client_before, now.sent, said, anchor_tokens),
         ),
         _by_policy(prepared, last, now, policies),
         prepared.faults,

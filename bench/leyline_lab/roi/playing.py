@@ -5,11 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from leyline_engine.contract import (
     ATTENTION_SINK,
     EditPayload,
+    LiteralSegment,
     ReuseMode,
     ReusePayload,
     token_digest,
@@ -56,6 +58,7 @@ class Player:
     limit: Limit | None = None
     """Calls policies that aren't trusted; see `PolicySession.limit`."""
     page_tokens: int = 1
+    anchor_tokens: int = 1
 
     def play(self, trace: Trace, name: str, done: Callable[[], None] = lambda: None) -> FileRoi:
         """Play a file's sessions, one after the other, to a cache of their own.
@@ -162,7 +165,8 @@ class _Playing:
             model_fingerprint=_MODEL,
         )
         payload = _payload(session.id, name, plan, prepared)
-        asked = ReusePayload(mode=self._player.mode)
+        anchors = self._player.anchor_tokens
+        asked = ReusePayload(mode=self._player.mode) if anchors == 1 else None
         found = self._cache.serve(rendered.tokens, output, payload, asked)
         source = RetainedTurn(
             turn=name,
@@ -177,7 +181,7 @@ class _Playing:
             names=names,
         )
         self._retain(source if found.retained else None, name, plan)
-        return _served(found, len(rendered.tokens))
+        return _served(found, len(rendered.tokens), _gaps(plan) * (anchors - 1))
 
     def _retain(self, source: RetainedTurn | None, name: str, plan: TurnPlan) -> None:
         session = self._session.forget_sources() if plan.forgets else self._session
@@ -204,11 +208,23 @@ def _payload(session: str, name: str, plan: TurnPlan, prepared: Prepared) -> Edi
     )
 
 
-def _served(found: Found, prompt: int) -> Served:
+def _gaps(plan: TurnPlan) -> int:
+    """Return the number of places with new text in front of copies."""
+    kinds = [isinstance(segment, LiteralSegment) for segment in plan.segments]
+    return sum(new and not after for new, after in pairwise(kinds))
+
+
+def _served(found: Found, prompt: int, again: int) -> Served:
+    """Return the tokens by origin.
+
+    Args:
+        again: tokens of copies that lie between anchors and new text: an estimate.
+    """
+    edits = max(0, found.edits - again)
     counts = found.reuse
     by_kind = (counts.clean, counts.session, counts.tenant) if counts is not None else (0, 0, 0)
-    left = prompt - found.prefix - found.edits - sum(by_kind)
-    return Served(found.prefix, found.edits, *by_kind, left)
+    left = prompt - found.prefix - edits - sum(by_kind)
+    return Served(found.prefix, edits, *by_kind, left)
 
 
 def _answer(session: RecordedSession, place: int) -> Message | None:

@@ -116,6 +116,9 @@ class RoiSettings:
     """``observe`` counts content beside a cache that prefills it; ``live`` copies it."""
     page_tokens: int = 1
     """Tokens per page of the cache."""
+    anchor_tokens: int = 1
+    """Tokens between two anchors of a model with recurrent layers, which reuses no content; 1 for
+    other models."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from leyline_engine.admit.edits import (
 )
 from leyline_engine.admit.plan import Plan
 from leyline_engine.contract import (
+    CopySegment,
     DirectiveResult,
     EditPayload,
     ForgetCounts,
@@ -154,7 +155,7 @@ class Rules:
                 refusal = refusal or error
             if edit is not None:
                 forgotten = edit.forgotten
-                if self._recurrent and edit.payload.recurrent is not RecurrentEdits.KEPT:
+                if self._recurrent and _moves_states(edit.payload):
                     detail = "the model has recurrent layers, and edits are to be exact"
                     edit, refusal = None, EditRefusedError(Reason.RECURRENT_STATE, detail)
             elif forgets(payload):
@@ -300,6 +301,15 @@ class Rules:
     def fresh_lineage(self, message_id: str, scope: str) -> str:
         """Return the name of a lineage that only this request has."""
         return derive_lineage(message_id, scope, (), (), salt=self._salt)
+
+
+def _moves_states(payload: EditPayload) -> bool:
+    """Return True if an edit needs kept states, and its tenant hasn't asked for them; one that only
+    forgets needs none."""
+    amortizes = any(directive.mode is not Mode.FORGET for directive in payload.directives)
+    copies = (each for each in payload.segments if isinstance(each, CopySegment))
+    moves = amortizes or any(copy.start != copy.dest for copy in copies)
+    return moves and payload.recurrent is not RecurrentEdits.KEPT
 
 
 def extend_lineage(runs: tuple[LineageRun, ...], carried: Carried | None) -> tuple[LineageRun, ...]:

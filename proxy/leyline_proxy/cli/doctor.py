@@ -46,6 +46,13 @@ Without a URL, it takes the flags, variables and files of leyline serve.
 _SIGNS = {"ok": "[green]✓[/green]", "warn": "[yellow]![/yellow]", "fail": "[red]✗[/red]"}
 
 
+class Answered(Capability, frozen=True, kw_only=True):
+    """An engine's capability document, or a proxy's, which adds its own promise."""
+
+    recurrent_edits: str = ""
+    """Of a proxy whose engine's model has recurrent layers; empty of others."""
+
+
 class Unreachable(Exception):  # noqa: N818 - a finding, no failure of ours
     """No capability document is available; the message gives the reason."""
 
@@ -213,6 +220,8 @@ def _ask_engine(url: str, timeout: float, as_json: bool, verify: Verify) -> None
     effects, mismatch = _reasoning_edits(url, timeout, verify), judge(capability)
     if as_json:
         document = msgspec.to_builtins(capability)
+        if not capability.recurrent_edits:
+            del document["recurrent_edits"]
         document["mismatch"] = None if mismatch is None else msgspec.to_builtins(mismatch)
         if effects is not None:
             document["reasoning_edits"] = effects
@@ -227,7 +236,7 @@ def _ask_engine(url: str, timeout: float, as_json: bool, verify: Verify) -> None
         raise typer.Exit(NOT_WELL)
 
 
-def fetch_capability(url: str, timeout: float, verify: Verify = True) -> Capability:
+def fetch_capability(url: str, timeout: float, verify: Verify = True) -> Answered:
     """Return the capability document of the engine or proxy at ``url``.
 
     Args:
@@ -260,7 +269,7 @@ def fetch_capability(url: str, timeout: float, verify: Verify = True) -> Capabil
             "runs without the Leyline plugin, so nothing will be spliced."
         )
     try:
-        return msgspec.json.decode(response.content, type=Capability)
+        return msgspec.json.decode(response.content, type=Answered)
     except msgspec.DecodeError as error:
         raise Unreachable(f"{base} returns no valid capability document: {error}") from error
 
@@ -301,8 +310,8 @@ def _get(url: str, timeout: float, verify: Verify) -> httpx.Response:
     return httpx.Response(response.status_code, content=bytes(content))
 
 
-def _print(capability: Capability, mismatch: Mismatch | None) -> None:
-    console = Console()
+def _print(capability: Answered, mismatch: Mismatch | None) -> None:
+    console = Console(highlight=False)
     table = Table("Fact", "Value", title="Capability", title_justify="left")
     # Its refusals are listed below.
     shown = msgspec.structs.replace(capability, refusals=())
@@ -317,9 +326,21 @@ def _print(capability: Capability, mismatch: Mismatch | None) -> None:
     else:
         reason = capability.unsupported_reason or "it doesn't say why"
         console.print(f"[red]This engine does not splice: {escape(reason)}[/red]")
+    _print_state(console, capability)
     for refusal in capability.refusals:
         fix = refusal.fix or "the engine names no remedy"
         console.print(f"  {escape(refusal.what)}: [bold]{escape(fix)}[/bold]")
+
+
+def _print_state(console: Console, capability: Answered) -> None:
+    from ..model.states import RETAINED_TURNS, needs_slots, state_words
+
+    if words := state_words(capability, RETAINED_TURNS):
+        console.print(f"State per sequence: {escape(words)}.")
+    if capability.recurrent_edits:
+        console.print(f"recurrent_edits: {escape(capability.recurrent_edits)}.")
+    if fix := needs_slots(capability, RETAINED_TURNS):
+        console.print(f"[yellow]Few slots for states.[/yellow] {escape(fix)}")
 
 
 def _rows(document: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -50,8 +50,8 @@ PANELS = {
     "Engines": "upstream router affinity_header engine engine_option model",
     "Policies": "policy policies_file fidelity_profile on_fault edit_timing request_policy",
     "Cache": (
-        "splice undeclared reasoning_edits compaction_edits reuse reuse_margin retained_turns "
-        "warm_start_path"
+        "splice undeclared reasoning_edits compaction_edits recurrent_edits reuse reuse_margin "
+        "retained_turns warm_start_path"
     ),
     "Tenants": "api_key api_keys_file",
     "Audit log": "audit_file audit_key_file audit_turns audit_redis",
@@ -209,6 +209,10 @@ def serve(
     compaction_edits: Annotated[
         str | None,
         typer.Option(help="A history that gives way to a summary: amortize or exact \\[amortize]."),
+    ] = None,
+    recurrent_edits: Annotated[
+        str | None,
+        typer.Option(help="Edits on models with recurrent layers: kept or exact \\[kept]."),
     ] = None,
     request_policy: Annotated[
         bool | None,

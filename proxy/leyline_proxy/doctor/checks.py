@@ -154,8 +154,21 @@ def _needs(settings: Settings, replica: Replica, **there: str) -> EngineNeeds:
         splice=settings.splice,
         keeps_tenants_apart="tenant" in scopes,
         max_body_bytes=settings.max_body_bytes,
+        retained_turns=settings.retained_turns,
+        recurrent_edits=_promises(settings),
         **there,
     )
+
+
+def _promises(settings: Settings) -> str:
+    """Return the setting ``recurrent_edits``, and the tenants that have another."""
+    own = {name: each.recurrent_edits for name, each in settings.tenants.items()}
+    others = [
+        f"{mode} for {name}"
+        for name, mode in own.items()
+        if mode not in (None, settings.recurrent_edits)
+    ]
+    return ", ".join([settings.recurrent_edits, *others])
 
 
 async def _embedded(settings: Settings) -> list[Finding]:

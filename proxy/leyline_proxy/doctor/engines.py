@@ -14,6 +14,7 @@ import msgspec
 from leyline_engine.contract import THIS_RELEASE, Capability, ListClaims, judge
 
 from ..errors import ProxyError
+from ..model.states import RETAINED_TURNS, needs_slots, state_words
 from ..upstream.client import GATEWAY_FAILURES, NoCapability, UpstreamClient
 from ..upstream.handshake import CLAIMS
 from ..upstream.proof import Rendering, examine_rendering
@@ -42,6 +43,9 @@ class EngineNeeds:
     keeps_tenants_apart: bool
     """True if any tenant has ``cache_scope: tenant``."""
     max_body_bytes: int
+    retained_turns: int = RETAINED_TURNS
+    recurrent_edits: str = ""
+    """Values of ``recurrent_edits`` in force, of the proxy and of tenants."""
     secret_setting: str = "LEYLINE_HINTS_SECRET of the engine"  # noqa: S105
     """The place of the engine's own secret."""
 
@@ -277,7 +281,11 @@ def rendering_verdict(needs: EngineNeeds, rendering: Rendering) -> Finding:
 
 def capability_verdicts(needs: EngineNeeds, capability: Capability) -> list[Finding]:
     """Return findings from the engine's facts and the settings."""
-    found = [_window(needs, capability), *_origins(needs, capability)]
+    found = [
+        _window(needs, capability),
+        *_origins(needs, capability),
+        *_states(needs, capability),
+    ]
     if needs.keeps_tenants_apart and not capability.isolates:
         found.append(
             fail(
@@ -301,6 +309,16 @@ def _origins(needs: EngineNeeds, capability: Capability) -> list[Finding]:
             f"each GPU, beside the KV pool ({kv.dtype})",
         )
     ]
+
+
+def _states(needs: EngineNeeds, capability: Capability) -> list[Finding]:
+    words, fix = (each(capability, needs.retained_turns) for each in (state_words, needs_slots))
+    if not words:
+        return []
+    name, state = f"{needs.of}.states", capability.state
+    if state is not None and state.recurrent_layers:
+        words += f"; recurrent_edits: {needs.recurrent_edits}"
+    return [warn(name, words, fix) if fix else ok(name, words)]
 
 
 def _window(needs: EngineNeeds, capability: Capability) -> Finding:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from dataclasses import replace
 from statistics import median
 
-from leyline_engine.contract import Receipt
+from leyline_engine.contract import Capability, Receipt
 from leyline_policies import EditCost
+
+from ..model.states import anchor_tokens, state_tokens
 
 _SAMPLES = 64
 _FEWEST_TOKENS = 64
@@ -26,10 +29,12 @@ class CostBook:
         self._prefill: deque[float] = deque(maxlen=_SAMPLES)
         self._splice: deque[float] = deque(maxlen=_SAMPLES)
 
-    def learn(self, receipt: Receipt, ttft_s: float | None) -> None:
+    def learn(self, receipt: Receipt, ttft_s: float | None, state_tokens: int = 0) -> None:
         """Record a turn.
 
         Args:
+            state_tokens: tokens whose rows take as much memory as a state; a splice that kept
+                states counts as having moved one.
             ttft_s: seconds from sending it to the first token of a streamed answer; None if
                 unknown.
         """
@@ -37,7 +42,7 @@ class CostBook:
         if ttft_s is not None and tokens.prefilled >= _FEWEST_TOKENS:
             own = max(0.0, ttft_s * 1e6 - receipt.splice_us)
             self._prefill.append(own / tokens.prefilled)
-        copied = tokens.spliced + tokens.reused
+        copied = tokens.spliced + tokens.reused + (state_tokens if receipt.state else 0)
         if receipt.splice_us and copied >= _FEWEST_TOKENS:
             self._splice.append(receipt.splice_us / copied)
 
@@ -58,14 +63,28 @@ class CostBooks:
         self._books: defaultdict[str, CostBook] = defaultdict(CostBook)
         self._of_engines: defaultdict[tuple[str, str], CostBook] = defaultdict(CostBook)
 
-    def cost(self, model: str, *, splices: bool) -> EditCost:
-        """Return a model's costs; those of an empty book until a turn gives some."""
-        return (self._books.get(model) or CostBook()).cost(splices=splices)
+    def cost(self, model: str, *, splices: bool, capability: Capability | None = None) -> EditCost:
+        """Return a model's costs; those of an empty book until a turn gives some.
 
-    def learn(self, model: str, engine: str, receipt: Receipt, ttft_s: float | None) -> None:
+        Args:
+            capability: the engine's, with the model's state.
+        """
+        known = (self._books.get(model) or CostBook()).cost(splices=splices)
+        return replace(
+            known, anchor_tokens=anchor_tokens(capability), state_tokens=state_tokens(capability)
+        )
+
+    def learn(
+        self,
+        model: str,
+        engine: str,
+        receipt: Receipt,
+        ttft_s: float | None,
+        capability: Capability | None = None,
+    ) -> None:
         """Record the cost of a turn; see :meth:`CostBook.learn`."""
-        self._books[model].learn(receipt, ttft_s)
-        self._of_engines[model, engine].learn(receipt, ttft_s)
+        for book in (self._books[model], self._of_engines[model, engine]):
+            book.learn(receipt, ttft_s, state_tokens(capability))
 
     def prefill_us(self, model: str, engine: str) -> float | None:
         """Return one engine's microseconds per prefilled token; None until a turn gives some."""

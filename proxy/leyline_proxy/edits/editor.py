@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
+from leyline_engine.contract import RecurrentEdits
 from leyline_policies.builtin.redact import Redact
 from leyline_policies.faults import OnFault
 
@@ -15,6 +16,7 @@ from .editing import Edited, EditInput, edit
 from .fault_origins import FaultLog
 from .policy_facts import PolicyMemos, policy_session, renderer_of
 from .prepare import PolicySession
+from .rules import recurrent_edits
 from .schedule import Timing
 from .sensitive import sensitive_rule
 from .time_limit import TimeLimit
@@ -65,13 +67,15 @@ class Editor:
         if not (given.policies or request.annotations or recalls):
             return edit(given, PolicySession(), None, self._metrics, self._faults)
         renderer = renderer_of(status, request.model)
+        exact = status.recurrent and recurrent_edits(request) is RecurrentEdits.EXACT
+        splices = status.splices and not exact
         reader = request.reader._replace(session=session_id or "")
         with self.memos.of(reader, given.policies, renderer) as memo:
             facts = policy_session(
                 given.session,
                 status,
                 request,
-                cost=self._costs.cost(request.model, splices=status.splices),
+                cost=self._costs.cost(request.model, splices=splices, capability=status.capability),
                 memo=memo,
                 limit=partial(self._time_limit, request.tenant.name),
                 sensitive=sensitive_rule(self._sensitive, memo),

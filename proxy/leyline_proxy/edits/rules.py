@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from leyline_engine.contract import FidelityProfile
+from leyline_engine.contract import FidelityProfile, RecurrentEdits
 from leyline_policies import Policy, PolicyError, Registry, load_pipeline
 from leyline_policies.allowance import Allowance
 
@@ -132,6 +132,7 @@ async def effective_rules(
         (f"{OPTIONS_FIELD}.undeclared", options.undeclared),
         (f"{OPTIONS_FIELD}.reasoning_edits", options.reasoning_edits is not None),
         (f"{OPTIONS_FIELD}.compaction_edits", options.compaction_edits is not None),
+        (f"{OPTIONS_FIELD}.recurrent_edits", options.recurrent_edits is not None),
         (f"{OPTIONS_FIELD}.context", options.context is not None),
         (f"{OPTIONS_FIELD}.share", options.share is not None),
         (f"{OPTIONS_FIELD}.reuse", options.reuse is not None),
@@ -167,6 +168,11 @@ def reasoning_edits(
     if asked is None and profile is not None and profile.reasoning_edits == "exact":
         return "exact"
     return asked or rules.reasoning
+
+
+def recurrent_edits(request: ChatRequest) -> RecurrentEdits:
+    """Return the promise about recurrent states: as the request says, or as its tenant has it."""
+    return request.options.recurrent_edits or request.tenant.recurrent_edits
 
 
 def effective_share(request: ChatRequest, scope: str | None) -> str:

@@ -14,6 +14,11 @@ nothing else is known of it). ``need`` makes room early where that is cheap: an 
 the prompt costs little, and saves an expensive one later. ``python -m leyline_lab edit-timing``
 found the defaults.
 
+Where a model keeps state per sequence, copies end in front of new text, and go on after it, only at
+anchors. On average, half of the tokens between two anchors are computed again on either side, and
+states are copied at the price of the rows that take as much memory. Only the engine knows its
+anchors: one at its own place makes an edit cheaper than this; those of decoding lie further apart.
+
 Edits that forget never wait, nor do edits of messages that the engine hasn't seen.
 """
 
@@ -22,6 +27,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress, pairwise
 
 import msgspec
 
@@ -67,6 +73,8 @@ class Balance:
     """Tokens of messages that the edits wrote; prefilled on any engine."""
     prompt: int
     """Tokens of the prompt without the pending edits."""
+    gaps: int = 0
+    """Places after which messages that the edits wrote are followed by others."""
 
 
 def pending(last: Prepared, now: Prepared) -> Prepared | None:
@@ -115,11 +123,13 @@ def balance(held: Prepared, now: Prepared, seen: int, tokens: Callable[[Message]
     fresh = len(held.sent) - seen
     known = {id(entry.message) for entry in held.sent}
     behind = [entry.message for entry in now.sent[prefix : len(now.sent) - fresh]]
+    written = [id(message) not in known for message in behind]
     return Balance(
         reclaimed=_total(held.sent, tokens) - _total(now.sent, tokens),
         recomputed=sum(map(tokens, behind)),
-        inserted=sum(tokens(message) for message in behind if id(message) not in known),
+        inserted=sum(tokens(message) for message in compress(behind, written)),
         prompt=_total(held.sent, tokens),
+        gaps=sum(new and not after for new, after in pairwise(written)),
     )
 
 
@@ -140,11 +150,22 @@ def decide(
     moved = found.recomputed - found.inserted
     # Both are in tokens prefilled: moving a token costs a fraction of one.
     share = cost.splice_us / cost.prefill_us if cost.prefill_us > 0 else 0.0
-    spent = found.inserted + moved * (min(share, 1.0) if cost.splices else 1.0)
+    spent = found.inserted + (_moving(found, moved, cost, share) if cost.splices else moved)
     expected = min(max(turns, 1), timing.longest_turns)
     fullness = found.prompt / (timing.pressure * window) if window else 0.0
     gained = found.reclaimed * (timing.carry * expected + timing.need * fullness)
     return Decision.PAYS if gained >= spent else Decision.HELD
+
+
+def _moving(found: Balance, moved: int, cost: EditCost, share: float) -> float:
+    """Return the price of moving KV and states, in tokens prefilled; never more than a prefill's.
+
+    Args:
+        share: of a token's prefill that moving its KV costs.
+    """
+    again = found.gaps * (cost.anchor_tokens - 1)
+    states = max(1, found.gaps) * cost.state_tokens
+    return min(again + (moved + states) * share, float(moved))
 
 
 def pays(found: Balance, cost: EditCost, timing: Timing, *, turns: int, window: int | None) -> bool:

@@ -167,6 +167,8 @@ def _install_operations(app: FastAPI, services: Services) -> None:
             raise NotFoundError(f"No capability document: {status.obstacle}.", code="no_capability")
         document = msgspec.to_builtins(status.capability)
         document |= {"splices": status.splices, "unsupported_reason": status.obstacle}
+        if status.recurrent:
+            document["recurrent_edits"] = services.settings.recurrent_edits
         return JSONResponse(document)
 
 

@@ -102,6 +102,8 @@ def _count_splice(metrics: Metrics, settled: SettledTurn, tenant: str, model: st
     inherited = {run.lineage for run in settled.turn.planned.plan.lineage}
     if any(run.lineage not in inherited for run in receipt.lineage):
         metrics.lineages.labels(tenant, model).inc()
+    if receipt.state:
+        metrics.kept_states.labels(tenant, model).inc()
     if receipt.reuse is not None:
         metrics.count_reuse(tenant, model, receipt.reuse)
     copied = receipt.tokens.spliced + receipt.tokens.reused

@@ -80,6 +80,8 @@ def of_receipt(receipt: Receipt, ttft_s: float | None) -> dict[str, Attribute]:
         }
     if receipt.reason is not None:
         found["leyline.reason"] = receipt.reason.value
+    if receipt.state:
+        found["leyline.state"] = receipt.state
     if ttft_s is not None:
         found["gen_ai.response.time_to_first_chunk"] = ttft_s
     return found

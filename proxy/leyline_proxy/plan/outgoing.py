@@ -14,6 +14,7 @@ from leyline_engine.contract import (
     EditPayload,
     Envelope,
     Extent,
+    RecurrentEdits,
     ReuseMode,
     ReusePayload,
     SourceRef,
@@ -84,12 +85,15 @@ def edit_payload(
     *,
     scope: str | None = None,
     secret: str | None = None,
+    recurrent: RecurrentEdits | None = None,
 ) -> EditPayload:
     """Return this turn's payload for the engine; without directives it only registers the turn.
 
     Args:
         scope: scope to share with, as named by messages.
         secret: shared with the engine; digests of prompt text are sealed with it.
+        recurrent: the promise about recurrent states, None if there are none. If it is exact, the
+            turn takes part in no scope: others' splices bring theirs.
     """
     return EditPayload(
         session=session_id,
@@ -102,21 +106,22 @@ def edit_payload(
         spans=plan.spans,
         forget=plan.forget,
         retire=plan.retire[-MAX_RETIRED:],
-        share=effective_share(request, scope),
+        share="" if recurrent is RecurrentEdits.EXACT else effective_share(request, scope),
         sink=sink,
+        recurrent=recurrent or RecurrentEdits.EXACT,
     )
 
 
 def asks_for_reuse(given: PlanInput) -> bool:
     """Return True if the engine is asked for reuse."""
     capability = given.status.capability
-    wanted = _reuse_mode(given.request) != "off"
+    wanted = reuse_mode(given.request) != "off"
     return wanted and given.status.splices and capability is not None and capability.reuses
 
 
 def asks_for_recalls(given: PlanInput) -> bool:
     """Return True if the engine is asked for KV of recalled texts alone."""
-    only = given.request.tenant.recall and _reuse_mode(given.request) == "off"
+    only = given.request.tenant.recall and reuse_mode(given.request) == "off"
     return only and given.status.reuses_within
 
 
@@ -136,13 +141,13 @@ def reuse_payload(
             alone are copied, from the session's own turns; with none, the turn is only indexed.
     """
     general = asks_for_reuse(given)
-    only_recalls = _reuse_mode(given.request) == "off" and given.status.reuses_within
+    only_recalls = reuse_mode(given.request) == "off" and given.status.reuses_within
     if not general and (recalled is None or not only_recalls):
         return None
     options, tenant = given.request.options, given.request.tenant
     groups = tenant.reuse_groups if options.reuse_groups is None else options.reuse_groups
     return ReusePayload(
-        mode=ReuseMode(_reuse_mode(given.request)) if general else ReuseMode.LIVE,
+        mode=ReuseMode(reuse_mode(given.request)) if general else ReuseMode.LIVE,
         boundary=options.boundary or 0,
         groups=groups if general else (),
         margin=tenant.reuse_margin if options.reuse_margin is None else options.reuse_margin,
@@ -153,7 +158,7 @@ def reuse_payload(
     )
 
 
-def _reuse_mode(request: ChatRequest) -> str:
+def reuse_mode(request: ChatRequest) -> str:
     """Return the request's own choice, or else its tenant's."""
     return request.tenant.reuse if request.options.reuse is None else request.options.reuse
 
@@ -192,6 +197,7 @@ def turn_envelope(
         sink_of(given.status),
         scope=planned.prepared.scope,
         secret=secret,
+        recurrent=given.recurrent,
     )
     # KV of a text that was put back is copied even if its tenant reuses nothing else.
     recalled = recalled_extents(planned) if given.request.tenant.recall else None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from leyline_engine.contract import RecurrentEdits
 from leyline_policies import Policy
 
 from ..edits.editing import EditInput
 from ..edits.materialised import Recall, Shelf
+from ..edits.rules import recurrent_edits
 from ..model.asides import Aside, RecalledTexts
 from ..model.session import RetainedTurn, Session
 from ..model.undeclared import UndeclaredRules
@@ -55,6 +57,11 @@ class PlanInput:
         asked = self.request, self.policies, self.session, self.status, self.index
         asides = (*(self.session.asides if self.session else ()), *self.appended)
         return EditInput(*asked, recall=Recall(asides, self.told, self.shelf))
+
+    @property
+    def recurrent(self) -> RecurrentEdits | None:
+        """The promise about the model's recurrent states; None if it has none."""
+        return recurrent_edits(self.request) if self.status.recurrent else None
 
     @property
     def last(self) -> RetainedTurn | None:

@@ -16,6 +16,7 @@ from leyline_engine.contract import (
     Outcome,
     Reason,
     Recompute,
+    RecurrentEdits,
 )
 
 from ..model.derived import Derived
@@ -24,6 +25,7 @@ from ..model.prepared import Prepared
 from ..model.rendered import Rendered
 from ..model.session import Departed, EditRecord, RetainedTurn, Session
 from ..model.spans import ANYTHING, SpanNames
+from ..model.states import splice_overhead
 from ..model.verdicts import Verdict
 from ..model.vocabulary import Decision
 from ..request.identify import demands_forget
@@ -82,7 +84,7 @@ def plan_turn(
     except Exception as error:  # a fault in here costs the splice, never the request
         log.error("synthesis_failed", error=type(error).__name__, frames=frames_of(error))
         names, plan = None, _failed(given, prepared)
-    plan = _with_uncached(decide(plan, given.status), prepared, given.session)
+    plan = _with_uncached(decide(plan, given.status, given.recurrent), prepared, given.session)
     demanded, traced = demands_forget(given.request), given.traced
     if is_unreachable(prepared, names, given.session, traced=traced, demanded=demanded):
         plan = replace(plan, unreachable=True)
@@ -102,11 +104,25 @@ def _derived(
         return Derived()
 
 
-def decide(plan: TurnPlan, status: UpstreamStatus) -> TurnPlan:
-    """Withdraw the parts that this engine can't do, and record it."""
-    if status.splices or plan.planned is not Outcome.SPLICED:
-        return plan
-    reason = Reason.UNSUPPORTED_RUNTIME if status.splicing_allowed else Reason.REPREFILLED
+def decide(
+    plan: TurnPlan, status: UpstreamStatus, recurrent: RecurrentEdits | None = None
+) -> TurnPlan:
+    """Withdraw the parts that this engine can't do, or whose states nobody asked for; record it.
+
+    Args:
+        recurrent: the promise about recurrent states, None if there are none. If it is exact, no
+            earlier splice is continued either.
+    """
+    spliced = plan.planned is Outcome.SPLICED
+    if not status.splices and spliced:
+        allowed = status.splicing_allowed
+        return _withdrawn(plan, Reason.UNSUPPORTED_RUNTIME if allowed else Reason.REPREFILLED)
+    if recurrent is RecurrentEdits.EXACT and (spliced or plan.lineage):
+        return replace(_withdrawn(plan, Reason.RECURRENT_STATE), lineage=())
+    return plan
+
+
+def _withdrawn(plan: TurnPlan, reason: Reason) -> TurnPlan:
     # Forgetting isn't a splice: demands remain.
     forgets = tuple(d for d in plan.directives if d.mode is Mode.FORGET)
     return replace(
@@ -221,6 +237,7 @@ def _synthesize(
         sink=sink_of(given.status),
         recompute=_recompute(given),
         decode=decode_of(given.status),
+        overhead=splice_overhead(given.status.capability),
     )
     return _with_lost_sources(given, prepared, plan)
 

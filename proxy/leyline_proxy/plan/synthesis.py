@@ -141,7 +141,8 @@ def _cut(run: Kept, dest: int, dest_end: int) -> Kept:
 
 
 MIN_SPLICED = 32
-"""Smallest number of spliced tokens after the edits that is worth a private lineage."""
+"""Smallest number of spliced tokens after the edits that is worth a private lineage; beside state
+per sequence, the cost of that is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,7 @@ def synthesize(
     sink: int = ATTENTION_SINK,
     recompute: Recompute = Recompute(),  # noqa: B008 - immutable
     decode: Decode | None = None,
+    overhead: int = 0,
 ) -> TurnPlan:
     """Plan one turn against the session's retained turns.
 
@@ -203,10 +205,10 @@ def synthesize(
         sink: leading positions that the engine always computes again.
         recompute: tokens after each edit to compute again.
         decode: see :func:`.candidates.consider`.
+        overhead: tokens that a splice must move beyond :data:`MIN_SPLICED` to pay for state.
 
     Returns:
-        A plan whose segments reproduce the prompt; without directives if nothing was edited, or if
-        no edit leaves anything to copy.
+        A plan whose segments reproduce the prompt; without directives if no edit leaves copies.
     """
     usable = _of_model(turns, model_fingerprint, model)
     # A forget binds wherever the span may be held, not only in the turn that serves as source.
@@ -217,9 +219,8 @@ def synthesize(
     # other turn has.
     compared = usable if thorough else [turn for turn in usable if not turn.is_apart]
     candidates: list[Candidate] = []
-    for index in range(len(compared) - 1, -1, -1):
-        turn, later = compared[index], compared[index + 1 :]
-        candidate = compare(turn, prepared, rendered, rules, names, later=later)
+    for index, turn in reversed([*enumerate(compared)]):
+        candidate = compare(turn, prepared, rendered, rules, names, later=compared[index + 1 :])
         candidates.append(candidate)
         longest_left = max((len(turn.tokens) for turn in compared[:index]), default=0)
         if not thorough and candidate.reusable >= longest_left and not _has_holes(candidate):
@@ -229,7 +230,7 @@ def synthesize(
     elif forget:
         plan = _unheld_plan(candidates, prepared)
     elif candidates:
-        plan = _splicing_plan(candidates, rendered.tokens, sink, quoted)
+        plan = _splicing_plan(candidates, rendered.tokens, sink, quoted, MIN_SPLICED + overhead)
     else:
         plan = TurnPlan()
     if any(map(_is_compacted, candidates)):
@@ -281,12 +282,17 @@ def _most_reusable(candidates: Sequence[Candidate]) -> int:
 
 
 def _splicing_plan(
-    candidates: Sequence[Candidate], prompt: array[int], sink: int, quotes: Sequence[Candidate]
+    candidates: Sequence[Candidate],
+    prompt: array[int],
+    sink: int,
+    quotes: Sequence[Candidate],
+    least: int,
 ) -> TurnPlan:
     """Return the plan of a turn that forgets nothing.
 
     Args:
         quotes: answers that the prompt quotes, as sources of their own.
+        least: fewest moved tokens that are worth a splice.
     """
     best = _most_reusable(candidates)
     chosen = candidates[best]
@@ -306,7 +312,7 @@ def _splicing_plan(
         reusable_tokens=sum(piece.run.length for piece in pieces),
     )
     moved = [p.run for p in pieces if p.run.dest >= first and p.run.dest_end > sink]
-    worth_it = sum(run.dest_end - max(run.dest, sink) for run in moved) >= MIN_SPLICED
+    worth_it = sum(run.dest_end - max(run.dest, sink) for run in moved) >= least
     if not worth_it:
         own = records_of(chosen.edits, ())
         reason = Reason.NOT_WORTH_IT if moved else Reason.REPREFILLED

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from leyline_engine.contract import MAX_BOUNDARY, MAX_GROUPS
+from leyline_engine.contract import MAX_BOUNDARY, MAX_GROUPS, RecurrentEdits
 
 from ..model.fields import (
     OPTIONS_FIELD,
@@ -31,6 +31,8 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """The mode of thinking that the template strips; None for the tenant's setting."""
     compaction_edits: OwnMode | None = None
     """The mode of a history that gives way to a summary; None for the tenant's setting."""
+    recurrent_edits: RecurrentEdits | None = None
+    """The promise about recurrent states; None for the tenant's setting."""
     tool_order: ToolOrder | None = None
     """The order of the tools: as sent, or as the session had them first; None for the tenant's."""
     edits: list[DeclaredEdit] = []

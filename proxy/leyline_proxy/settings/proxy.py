@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from leyline_engine.contract import RecurrentEdits
+
 from ..model.fields import ToolOrder
 from ..model.name_rule import NameRule
 from ..model.undeclared import OwnMode
@@ -125,6 +127,9 @@ class Settings(
     compaction_edits: OwnMode = "amortize"
     """A history that gives way to a summary which the model wrote in the same session:
     ``amortize`` splices the summary where it is quoted, and what is left, ``exact`` prefills."""
+    recurrent_edits: RecurrentEdits = RecurrentEdits.KEPT
+    """Amortized edits on models with recurrent layers: ``kept`` copies recurrent states, which
+    still hold what was cut, ``exact`` prefills. Other models ignore it."""
     tool_order: ToolOrder = "sent"
     """``first`` sends a session's tools in the order in which it first had them, and new ones after
     them: a client that reconnects to tool servers may have them in another order."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, SecretStr
 
-from leyline_engine.contract import MAX_GROUPS
+from leyline_engine.contract import MAX_GROUPS, RecurrentEdits
 
 from ..model.fields import GROUP_PATTERN, SHARE_PATTERN, ToolOrder
 from ..model.undeclared import OwnMode
@@ -28,6 +28,7 @@ class TenantSettings(TenantLimitSettings):
     undeclared: dict[str, str] | None = None
     reasoning_edits: OwnMode | None = None
     compaction_edits: OwnMode | None = None
+    recurrent_edits: RecurrentEdits | None = None
     tool_order: ToolOrder | None = None
     allow_request_policy: bool | None = None
     share: Annotated[str, Field(pattern=SHARE_PATTERN)] = ""

@@ -81,6 +81,7 @@ class Metrics:
     completion_tokens: Counter
     freed_tokens: Counter
     receipts_missing: Counter
+    kept_states: Counter
     lineages: Counter
     directives: Counter
     prefill_avoided_tokens: Counter

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from leyline_engine.contract import RecurrentEdits
 from leyline_policies import Policy, SpecError, load_pipeline
 
 from ..model.budgets import WindowLimit
@@ -44,6 +45,8 @@ class Tenant:
     policies: tuple[Policy, ...]
     undeclared: UndeclaredRules
     allow_request_policy: bool
+    recurrent_edits: RecurrentEdits = RecurrentEdits.EXACT
+    """The promise of its amortized edits about recurrent states."""
     tool_order: ToolOrder = "sent"
     """The order of a request's tools: as sent, or as its session had them first."""
     share: str = ""
@@ -94,6 +97,7 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
             compaction=own.compaction_edits or settings.compaction_edits,
         ),
         allow_request_policy=settings.allow_request_policy if allow is None else allow,
+        recurrent_edits=own.recurrent_edits or settings.recurrent_edits,
         tool_order=own.tool_order or settings.tool_order,
         share=own.share,
         reuse=settings.reuse if own.reuse is None else own.reuse,

@@ -23,6 +23,7 @@ from ..model.rendered import Rendered
 from ..model.session import RetainedTurn
 from ..model.vocabulary import ForgetResult
 from ..model.working_set import WorkingSet
+from ..plan.outgoing import reuse_mode
 from ..request.resemblance import offers_tools
 from ..sessions.summary import edit_account, receipt_account
 from .recall_reports import RecallOutcome, documents
@@ -35,6 +36,7 @@ _TEXT_BYTES = 3
 """Bytes of decoded messages, both as the client sent them and as sent on, per byte of the body."""
 
 NO_RECEIPT = "the engine gave no receipt for this request"
+EXACT_STATES = "the model has recurrent layers, and recurrent_edits is exact"
 UNNAMED = "the caller's own edits are spliced in sessions with a name only; send x-leyline-session"
 
 
@@ -121,6 +123,8 @@ def caller_account(
         account |= (turn.planned.derived or Derived()).account()
     if forgets_owed:
         account["forgets_owed"] = forgets_owed
+    if turn.status.recurrent and (recalled or reuse_mode(turn.request) != "off"):
+        account["reuse_refused"] = Reason.RECURRENT_STATE.value
     if turn.planned.plan.omitted:
         account["edits_omitted"] = turn.planned.plan.omitted
     if turn.request.moved_tools:
@@ -242,6 +246,8 @@ def retained_turn(
 def _detail(turn: Turn, reason: Reason) -> str:
     if reason is Reason.UNNAMED_SESSION:
         return UNNAMED
+    if reason is Reason.RECURRENT_STATE:
+        return EXACT_STATES
     if reason is Reason.UNSUPPORTED_RUNTIME:
         return turn.status.obstacle or "the engine can't splice this request"
     if turn.status.obstacle:

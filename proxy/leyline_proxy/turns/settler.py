@@ -267,7 +267,8 @@ class TurnSettler:
             with self._metrics.stage("account"):
                 avoided_s = self._costs.avoided_s(model, receipt)
                 ttft_s = clock.engine_ttft_s if turn.request.stream else None
-                self._costs.learn(model, turn.replica.name, receipt, ttft_s)
+                capability = turn.status.capability
+                self._costs.learn(model, turn.replica.name, receipt, ttft_s, capability)
                 cache = cache_account(turn, receipt, usage)
                 settled = SettledTurn(
                     turn=turn,

@@ -123,6 +123,12 @@ class UpstreamStatus:
         return capability is not None and capability.reuses and capability.reuse_within
 
     @property
+    def recurrent(self) -> bool:
+        """True if the model has recurrent layers, whose states no rotation corrects."""
+        state = self.capability.state if self.capability is not None else None
+        return state is not None and state.recurrent_layers > 0
+
+    @property
     def continues(self) -> bool:
         """True if it takes ``continue_final_message``; other servers may refuse what they don't
         know."""

@@ -108,6 +108,14 @@ def test_amortized_edit_is_spliced() -> None:
     ]
 
 
+@pytest.mark.parametrize(("anchor_tokens", "expected"), [(1, 120), (21, 140), (1000, 230)])
+def test_new_text_costs_what_lies_between_anchors(anchor_tokens: int, expected: int) -> None:
+    """A model with recurrent layers computes that again, but never more than without splices."""
+    options, policy = TrialOptions(anchor_tokens=anchor_tokens), _policy(_stub_first_user_from(2))
+    found = try_session("s", requests_of(_talk(4)), [policy], options)
+    assert [each.splice for each in _prefills(found)] == [200, 110, expected, 110]
+
+
 def test_forget_is_not_spliced() -> None:
     """After an edit that forgets, all is computed again, whatever the cache can do."""
     found = _try(requests_of(_talk(4)), _policy(_stub_first_user_from(2), "forget"))

@@ -131,6 +131,9 @@ def test_each_source_serves_what_it_should() -> None:
     rules = UndeclaredRules(frozenset({"user"}))
     declared = Player(_renderer(), rules=rules).play(trace, "f").sessions[1].requests[-1]
     assert (declared.prefix, declared.edits, declared.reuse) == (_shared(c, d), moved, 0)
+    hybrid = Player(_renderer(), rules=rules, anchor_tokens=9).play(trace, "f").sessions[1]
+    assert (hybrid.requests[-1].edits, hybrid.requests[-1].prompt) == (moved - 8, declared.prompt)
+    assert [one.reuse for one in hybrid.requests] == [0, 0, 0], "a state brings what it has read"
 
 
 def test_a_cache_too_small_for_any_prompt_serves_nothing() -> None:
@@ -179,6 +182,7 @@ def test_json_table_and_picture(tmp_path: Path) -> None:
         "retained_turns": 2,
         "cache_tokens": 90000,
         "page_tokens": 1,
+        "anchor_tokens": 1,
         "mode": "observe",
     }
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from redis.exceptions import (
     AuthenticationError,
@@ -25,6 +26,7 @@ from leyline_engine.contract import (
     KVFacts,
     Plugin,
     Refusal,
+    StateFacts,
     this_plugin,
 )
 from leyline_proxy import installing
@@ -458,3 +460,27 @@ def test_policies_for_a_tenant_that_there_is_not(tmp_path: Path) -> None:
     assert verdict("team-a").status is Status.OK
     assert verdict("teama").status is Status.WARN
     assert "teama" in verdict("teama").detail
+
+
+@pytest.mark.parametrize(("slots", "status"), [(79, Status.WARN), (80, Status.OK)])
+def test_a_models_states_and_the_promise_about_them_are_named(slots: int, status: Status) -> None:
+    """Kinds, size and sessions that fit, why nothing is reused, and a remedy for few slots."""
+    kv = KVFacts(pool_class="gqa", dtype="f", layers=1, bytes_per_token=100, capacity_tokens=9999)
+    state = StateFacts(
+        window=128, recurrent_layers=3, edits="kept", bytes_per_state=250, slots=slots
+    )
+    hybrid = msgspec.structs.replace(CAPABILITY, kv=kv, state=state)
+    own = needs(recurrent_edits="kept, exact for red")
+    found = {each.name: each for each in engines.capability_verdicts(own, hybrid)}
+    finding = found["upstream.a.states"]
+    assert finding.status is status and bool(finding.fix) is (status is Status.WARN)
+    for words in ("windows of 128", "3 recurrent layers", "250 bytes", "rows of 3 tokens"):
+        assert words in finding.detail
+    assert f"about {slots // 5} sessions" in finding.detail
+    assert "recurrent_edits: kept, exact for red" in finding.detail
+    assert "no content reuse" in finding.detail and "recurrent_state" in finding.detail
+    windows = msgspec.structs.replace(hybrid, state=StateFacts(window=128))
+    (plain,) = (each for each in engines.capability_verdicts(own, windows) if "states" in each.name)
+    assert plain.status is Status.OK and "recurrent" not in plain.detail
+    bare = engines.capability_verdicts(own, msgspec.structs.replace(hybrid, state=None))
+    assert not any("states" in each.name for each in bare)

@@ -150,6 +150,34 @@ def test_edits_are_sent_when_they_pay(
     assert pays(CASE, cost, timing, turns=turn, window=window) is expected
 
 
+def test_anchors_and_states_are_part_of_the_price() -> None:
+    """Each place with new text costs the tokens between two anchors, each moved run a state at the
+    price of its rows; dropped messages leave no such place, and a prefill bounds it all."""
+    whole = talk([500, 900, 700, 20])
+    lists = [whole[:-2], whole]
+    (held,) = turns(lists[:1], (), Timing(), None)
+
+    def found(policy: str) -> Balance:
+        now = prepare(lists[1], load_pipeline(policy), (), 1)
+        waits = pending(held, now)
+        assert waits is not None
+        return balance(waits, now, len(held.sent), chars)
+
+    stubs = found("truncate_older_than:n=1,max_chars=40")
+    assert (stubs.gaps, found("sliding_window:max_messages=6").gaps) == (2, 0)
+    hybrid = replace(SPLICING, anchor_tokens=65, state_tokens=1_000)
+    price = CASE.inserted + (4_900 + 1_000) * 0.01
+    for gaps, states in ((0, 0), (3, 3 * 64 + 2_000 * 0.01)):
+        line = (price + states) / CASE.reclaimed
+        case = replace(CASE, gaps=gaps)
+        for carry, expected in ((line * 1.001, True), (line * 0.999, False)):
+            timing = Timing(carry=carry, need=0)
+            assert pays(case, hybrid, timing, turns=1, window=None) is expected
+    large = replace(hybrid, state_tokens=10**9)
+    assert pays(CASE, large, Timing(carry=5.01, need=0), turns=1, window=None)
+    assert hybrid.of(500) == 1_500 * 0.1 + 64 * 10
+
+
 def test_edits_that_reclaim_nothing_are_not_held() -> None:
     """It isn't for their tokens that they are made."""
     timing = Timing(carry=0, need=0)

@@ -35,6 +35,8 @@ export function turnView(turn, of, state) {
     wideBand(turn, tokens),
     figures(tokens),
     foundElsewhere(turn.receipt?.reuse),
+    turn.receipt?.state
+      ? h("p", { class: "dim state" }, "Recurrent states were kept: they still hold what was cut.") : null,
     turn.receipt?.detail ? h("p", { class: "dim" }, `Engine: ${turn.receipt.detail}`) : null,
     turn.edits.length ? editTable(turn) : h("p", { class: "dim" }, withoutEdits(outcome)),
     payView(turn));

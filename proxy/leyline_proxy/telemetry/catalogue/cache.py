@@ -84,6 +84,15 @@ _TURNS: tuple[CatalogueEntry, ...] = (
         starts=_AT_FIRST_TURN,
     ),
     counter(
+        "kept_states",
+        "leyline_kept_states",
+        "Turns whose edits copied recurrent states, which still hold what was cut "
+        "(recurrent_edits).",
+        _TENANT_MODEL,
+        bad="Above 0 for a tenant that needs exact answers: set its recurrent_edits to exact.",
+        starts=_AT_FIRST_TURN,
+    ),
+    counter(
         "directives",
         "leyline_directives",
         "Directives that engines reported on, by mode and by the reason in the receipt.",
