@@ -139,7 +139,7 @@ def _findings(flags: Mapping[str, Any], prometheus: str | None, timeout: float) 
     import asyncio
 
     from ..doctor import Situation, checks_for, config_findings, examine
-    from ..doctor.partial import findings_of_part, without_missing
+    from ..doctor.examination import findings_of_part, without_missing
     from ..settings.faults import faults_of
     from ..settings.readable import ReadablePart, readable_part
     from ..telemetry.logging import configure_logging

@@ -27,7 +27,7 @@ from ..sessions.summary import session_document, session_overview
 from ..settings.api_keys import ApiKey, digest_of, expiry_text, key_digest
 from ..tenants import Tenant
 from ..tenants.directory import offered_key
-from ..upstream.summary import replica_document
+from ..upstream.replica import replica_document
 from ..wiring.services import Services
 from .budget_routes import all_budgets
 from .caller import READS
@@ -36,8 +36,8 @@ from .errors import install_error_handlers
 from .guard import guard_against_pages
 from .limits import read_body
 from .metrics import metrics_response
-from .proof import FEWER_SPANS, MAX_PROOF_BYTES, proof_demand
-from .session_paths import stored_id
+from .quarantine_routes import FEWER_SPANS, MAX_PROOF_BYTES, proof_demand
+from .side_routes import stored_id
 
 log = structlog.get_logger("leyline.admin")
 

@@ -14,9 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ..claims.documents import ClaimBody, RevisionBody
-from ..request.proof import ProofBody
-from ..request.quarantine import QuarantineBody
-from ..request.recall import RecallBody
+from ..request.side_bodies import ProofBody, QuarantineBody, RecallBody
 
 _REF = "#/components/schemas/{name}"
 

@@ -13,14 +13,13 @@ from ..model.parts import PartFacts
 from ..parts.store import PartStoreError
 from ..request.identify import NAMED
 from ..request.parse import decode_body
-from ..request.recall import recall_body
+from ..request.side_bodies import recall_body
 from ..tenants import Tenant
 from ..turns.quarantine import no_session
 from ..turns.recalling import Holder
 from ..wiring.services import Services
 from .limits import read_body
-from .session_paths import stored_id
-from .side_routes import side_caller
+from .side_routes import side_caller, stored_id
 
 _SESSION = "/v1/leyline/sessions/{session_id}"
 _MAX_BODY = 1 << 16

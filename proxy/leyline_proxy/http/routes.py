@@ -15,7 +15,7 @@ from ..errors import NotFoundError
 from ..parts.recalling import RecallableParts
 from ..sessions.summary import session_document, session_overview
 from ..tenants import Tenant
-from ..upstream.summary import replica_document
+from ..upstream.replica import replica_document
 from ..wiring.services import Services
 from .api import Api
 from .budget_routes import install_budgets
@@ -34,8 +34,7 @@ from .quarantine_routes import install_quarantine
 from .recall_routes import install_recall
 from .response_chain import install_stored_responses
 from .responses import RESPONSES
-from .session_paths import stored_id
-from .side_routes import side_caller
+from .side_routes import side_caller, stored_id
 from .turn import TurnExchange
 
 APIS: Mapping[str, Api] = {api.path: api for api in (CHAT, RESPONSES, MESSAGES)}

@@ -1,4 +1,4 @@
-"""Callers of routes besides the turns': they ask stores and engines about a tenant's own state."""
+"""Dependencies of routes besides the turns': the caller, and the session that a path names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable
 
 from fastapi import Request
 
+from ..request.session_name import public_id
+from ..settings.proxy import secret_of
 from ..tenants import Tenant
 from ..wiring.services import Services
 from .caller import caller_of
@@ -26,3 +28,16 @@ def side_caller(services: Services) -> SideCaller:
             yield tenant
 
     return caller
+
+
+def stored_id(services: Services) -> Callable[[str], str]:
+    """Return a function from a path's ``session_id`` to the session's id: a dependency of routes.
+
+    A name with a slash can't be in a path; its id can.
+    """
+    secret = secret_of(services.settings.hints_secret)
+
+    def found(session_id: str) -> str:
+        return public_id(session_id, secret)
+
+    return found

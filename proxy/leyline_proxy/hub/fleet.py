@@ -13,9 +13,8 @@ import msgspec
 import structlog
 
 from ..telemetry.logging import frames_of
-from .link import HubLink
+from .link import HubLink, Welcome
 from .server import Handlers, Member
-from .welcome import Welcome
 from .wire import Method, Topic
 
 log = structlog.get_logger("leyline.workers")

@@ -13,13 +13,20 @@ import structlog
 
 from ..errors import TryLaterError
 from ..telemetry.logging import frames_of
-from .welcome import Welcome
 from .wire import A, Answer, Ask, Connection, Frame, Method, Push, Q, Topic, packed, unpacked
 
 log = structlog.get_logger("leyline.workers")
-
 _RETRY_AFTER_S = 2
 _FLUSH_S = 0.001
+
+
+class Welcome(msgspec.Struct, array_like=True, frozen=True):
+    """State from before the worker came."""
+
+    draining: tuple[str, ...] = ()
+    """Engines that get no sessions."""
+    claims: dict[str, int] = {}
+    """Numbers of the newest claim events in the audit log, by run of an engine."""
 
 
 class HubGoneError(TryLaterError):

@@ -10,8 +10,7 @@ import orjson
 from leyline_engine.contract import Outcome, Receipt
 
 from ..model.session import Session
-from ..telemetry.tracing.codes import plain_code
-from ..telemetry.tracing.current import Attribute, current_trace
+from ..telemetry.tracing.current import Attribute, current_trace, plain_code
 from ..telemetry.tracing.usage import MAX_INT
 from ..turns.settled import SettledTurn
 from ..turns.turn import Turn

@@ -28,14 +28,13 @@ from ..model.session import Place, Session
 from ..model.spans import ANYTHING
 from ..parts.recalling import RecallableParts
 from ..plan.forgetting import texts_named
-from ..request.proof import ProofBody
+from ..request.side_bodies import ProofBody
 from ..sessions import SessionStore
 from ..sessions.ledger import session_spans
 from ..sessions.stored_responses import SessionResponses
 from ..upstream.pool import ReplicaPool
 from ..upstream.replica import Replica
-from .asking import ask_forget
-from .erasure import Erasures
+from .erasure import Erasures, ask_forget
 from .named import NamedSources
 from .placing import Placing
 from .ports import KeptText, ProofLog

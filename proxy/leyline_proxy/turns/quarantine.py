@@ -20,7 +20,7 @@ from ..model.spans import turn_index
 from ..model.verdicts import MAX_VERDICTS, Verdict, demanded, keyed_print, with_verdicts
 from ..parts.recalling import RecallableParts
 from ..plan.forgetting import texts_named
-from ..request.quarantine import QuarantineBody
+from ..request.side_bodies import QuarantineBody
 from ..sessions import SessionStore
 from ..sessions.stored_responses import SessionResponses
 from .erasure import Erasures

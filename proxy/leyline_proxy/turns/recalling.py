@@ -29,8 +29,8 @@ from ..plan.plan_input import PlanInput
 from ..plan.planning import Planned
 from ..request.identify import Identity
 from ..request.parse import ChatRequest
-from ..request.recall import RecallBody
 from ..request.recall_tool import address_in, fit_arguments, recalls
+from ..request.side_bodies import RecallBody
 from .recall_reports import report_of
 from .turn import Turn
 

@@ -27,8 +27,7 @@ from ..turns.turn import Turn
 from .book import RunBook
 from .folder import FolderLockedError
 from .manifests import Change, Manifests, Written
-from .outcomes import FileResult, Outcome
-from .runs import EngineIdentity, Group, Run
+from .runs import EngineIdentity, FileResult, Group, Outcome, Run
 
 log = structlog.get_logger("leyline.warm_start")
 

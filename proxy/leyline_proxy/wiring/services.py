@@ -31,17 +31,15 @@ from ..observe.auditor import Auditor
 from ..observe.eviction_rates import EvictionRates
 from ..observe.live import LiveTurns
 from ..observe.log import TurnLog
-from ..observe.recall_metrics import RecallMetrics
-from ..observe.turn_metrics import TurnMetrics
+from ..observe.turn_metrics import RecallMetrics, TurnMetrics
 from ..observe.turn_traces import TurnTraces
 from ..parts.recalling import RecallableParts
 from ..plan.planner import Planner
 from ..request.bodies import BodyMemory
 from ..sessions import SessionStore
 from ..sessions.compactions import CompactionSeal
-from ..sessions.connection_responses import AllResponses
 from ..sessions.contents import ContentIndex
-from ..sessions.stored_responses import ResponseStore
+from ..sessions.stored_responses import AllResponses, ResponseStore
 from ..settings import Settings, secret_of
 from ..shutdown import Shutdown
 from ..telemetry.claim_metrics import ClaimMetrics
@@ -63,11 +61,10 @@ from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
 from ..warm_start.service import WarmStart
 from .audit import build_auditor
-from .budgets import build_charges
 from .identity import build_tokens
 from .memories import Kept, build_kept
 from .recall import build_recall
-from .stores import build_debts, build_stores
+from .stores import build_charges, build_debts, build_stores
 from .tls import TlsContexts, build_tls
 from .tracing import build_tracing
 from .upstreams import build_pool

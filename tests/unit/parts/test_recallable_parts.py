@@ -16,7 +16,7 @@ from leyline_proxy.parts.memory import MemorySpace
 from leyline_proxy.parts.recalling import RecallableParts
 from leyline_proxy.parts.sealing import PartSeal
 from leyline_proxy.parts.store import PartStoreError
-from leyline_proxy.turns.kept import KeptTexts
+from leyline_proxy.turns.memories import KeptTexts
 
 A, B = part("first"), part("second")
 

@@ -30,7 +30,7 @@ from leyline_proxy.errors import NotFoundError
 from leyline_proxy.model.asides import Anchor, Aside
 from leyline_proxy.model.places import owed
 from leyline_proxy.model.session import Place, Session
-from leyline_proxy.request.proof import ProofBody
+from leyline_proxy.request.side_bodies import ProofBody
 from leyline_proxy.sessions.contents import ContentIndex
 from leyline_proxy.sessions.memory import MemorySessionStore
 from leyline_proxy.sessions.stored_responses import MemoryResponseStore, ResponseShelf

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ...errors import QueueFullError, QueueTimeoutError, RateLimitError
-from ...model.tls_refusal import TlsRefusal
-from ...model.tls_side import TlsSide
+from ...model.tls import TlsRefusal, TlsSide
 from ...model.token_results import Result
 from .entries import SHORT, CatalogueEntry, Group, counter, gauge, histogram
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .codes import plain_code
-from .current import Attribute, current_trace
+from .current import Attribute, current_trace, plain_code
 
 _COUNTS = (
     (("prompt_tokens",), "gen_ai.usage.input_tokens"),

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from leyline_proxy.cli import build_app, serve
 from leyline_proxy.doctor import Check, Finding, Situation, Status, checks_for, examine
 from leyline_proxy.doctor import checks as checking
+from leyline_proxy.doctor.examination import in_thread
 from leyline_proxy.doctor.findings import document, fail, ok
 from leyline_proxy.doctor.reaching import document as server_document
-from leyline_proxy.doctor.running import in_thread
 from leyline_proxy.settings import Settings
 from leyline_proxy.settings.faults import Sources, faults_of, ignored_variables
 
