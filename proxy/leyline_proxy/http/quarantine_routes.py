@@ -16,7 +16,7 @@ from ..request.side_bodies import ProofBody, checked_body, quarantine_body
 from ..sessions.ledger import MAX_LISTED, session_ledger
 from ..tenants import Tenant
 from ..turns.engine_ledgers import EngineLedgers, with_engines
-from ..turns.quarantine import no_session
+from ..turns.forgets import no_session
 from ..wiring.services import Services
 from .exchange import Exchange, ServedBy
 from .limits import read_body

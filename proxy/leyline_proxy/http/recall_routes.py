@@ -10,12 +10,12 @@ from starlette.responses import JSONResponse
 
 from ..errors import ForbiddenError, PartsUnavailableError
 from ..model.parts import PartFacts
-from ..parts.store import PartStoreError
+from ..parts.limits import PartStoreError
 from ..request.identify import NAMED
 from ..request.parse import decode_body
 from ..request.side_bodies import recall_body
 from ..tenants import Tenant
-from ..turns.quarantine import no_session
+from ..turns.forgets import no_session
 from ..turns.recalling import Holder
 from ..wiring.services import Services
 from .limits import read_body

@@ -12,9 +12,10 @@ from starlette.responses import JSONResponse, Response
 from leyline_engine.contract import CAPABILITY_PATH
 
 from ..errors import NotFoundError
-from ..parts.recalling import RecallableParts
+from ..parts.recallable_parts import RecallableParts
 from ..sessions.summary import session_document, session_overview
 from ..tenants import Tenant
+from ..turns.forgets import no_session
 from ..upstream.replica import replica_document
 from ..wiring.services import Services
 from .api import Api
@@ -127,7 +128,7 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
         """Show one session: its turns, edits and receipts, without prompt text."""
         found = await services.store.get(tenant.name, session_id)
         if found is None or not found.answered:
-            raise NotFoundError("No such session; it may have expired.", code="session_not_found")
+            raise no_session()
         return JSONResponse(session_document(found))
 
 

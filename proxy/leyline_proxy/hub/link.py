@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -44,6 +44,15 @@ class HubGoneError(TryLaterError):
 
 class HubFaultError(Exception):
     """The hub could not answer a question; its message is the name of the hub's error."""
+
+
+@contextmanager
+def unreachable_as(gone: type[Exception]) -> Iterator[None]:
+    """Raise another error where the hub has gone, or fails."""
+    try:
+        yield
+    except (HubGoneError, HubFaultError) as error:
+        raise gone from error
 
 
 class HubLink:

@@ -28,12 +28,9 @@ from ..sessions.store import SessionChange, SessionCopies
 from ..sessions.summary import SessionOverview, overview
 from ..sessions.table import OpenTurns, SessionName, SessionTable
 from .link import HubLink
-from .server import Handlers, Member
+from .server import Handlers, Part
 from .wire import Method
 
-DELETE = Method("sessions.delete", tuple[str, str], bool)
-OF_TENANT = Method("sessions.of", str, tuple[SessionOverview, ...])
-COUNT = Method("sessions.count", type(None), int)
 _PIECES = msgspec.msgpack.Decoder(Pieces)
 
 _IDLE_S = 60.0
@@ -101,6 +98,9 @@ REPLACE = Method("sessions.replace", Replace, Replaced)
 MATCHES = Method("sessions.matches", Match, Matched)
 OPEN_TURN = Method("sessions.open_turn", TurnOf, type(None))
 CLOSE_TURN = Method("sessions.close_turn", TurnOf, type(None))
+DELETE = Method("sessions.delete", tuple[str, str], bool)
+OF_TENANT = Method("sessions.of", str, tuple[SessionOverview, ...])
+COUNT = Method("sessions.count", type(None), int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class _Row:
         return replace(self, pieces=_PIECES.decode(decompress(self.packed)), packed=b"")
 
 
-class HubSessions:
+class HubSessions(Part):
     """The sessions of all workers.
 
     Args:
@@ -170,7 +170,6 @@ class HubSessions:
         return self._table.bytes
 
     def handlers(self, handlers: Handlers) -> None:
-        """Add the answers to questions about sessions."""
         handlers.add(GET, lambda _, asked: self._get(asked))
         handlers.add(REPLACE, lambda _, asked: self._replace(asked))
         handlers.add(MATCHES, lambda _, asked: self._matches(asked))
@@ -179,9 +178,6 @@ class HubSessions:
         handlers.add(DELETE, lambda _, name: self._table.get(name) is not None and self._drop(name))
         handlers.add(OF_TENANT, lambda _, tenant: tuple(row.line for row in self._table.of(tenant)))
         handlers.add(COUNT, lambda _, __: len(self._table))
-
-    def left(self, member: Member) -> None:
-        """Keep the notes of a worker's open turns: engines may hold KV of them."""
 
     async def run(self) -> None:
         """Compress sessions that have become idle, forever."""

@@ -10,9 +10,10 @@ from leyline_engine.contract import Reason, Receipt
 from ..model.places import owed
 from ..model.session import Session
 from ..model.working_set import PieceReport, PieceVerdict
-from ..parts.store import Owner
+from ..parts.limits import Owner
 from ..telemetry.metrics import Metrics, by_source, exemplar
 from ..turns.accounting import forget_result
+from ..turns.ports import TurnObserver
 from ..turns.settled import SettledTurn, generated_tokens
 from ..turns.turn import Turn
 from .eviction_rates import EvictionRates, Work
@@ -29,7 +30,7 @@ _POSSIBLE: Mapping[Way, tuple[PieceVerdict, ...]] = {
 """Verdicts on texts that were put back, by way."""
 
 
-class TurnMetrics:
+class TurnMetrics(TurnObserver):
     """Adds turns to the metrics."""
 
     def __init__(self, metrics: Metrics) -> None:
@@ -53,9 +54,6 @@ class TurnMetrics:
         reason = Reason.REFUSED_BY_CLAIM.value
         metrics.turns.labels(tenant, model, receipt.outcome.value, reason).inc()
         metrics.claim_refusals.labels(tenant).inc()
-
-    def abandoned(self, turn: Turn, model: str) -> None:
-        """Do nothing: the request is counted by its status."""
 
 
 def _count_turn(metrics: Metrics, settled: SettledTurn) -> None:
@@ -127,7 +125,7 @@ def _count_splice(metrics: Metrics, settled: SettledTurn, tenant: str, model: st
         metrics.prefill_avoided_seconds.labels(tenant, model).inc(settled.avoided_s)
 
 
-class RecallMetrics:
+class RecallMetrics(TurnObserver):
     """Adds recalls to the metrics, and evictions to their rates."""
 
     def __init__(self, metrics: Metrics, rates: EvictionRates) -> None:
@@ -163,12 +161,6 @@ class RecallMetrics:
         addresses = tuple(each for each in found if each is not None)
         if addresses:
             self._rates.add(Work(owner, lambda entry: entry.recalled(addresses)))
-
-    def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
-        """Do nothing: nothing was put back."""
-
-    def abandoned(self, turn: Turn, model: str) -> None:
-        """Do nothing: it is unknown what the model has read."""
 
     def _count(self, tenant: str, way: Way, report: PieceReport) -> str | None:
         """Count a recall; return the address of a text that was put back."""

@@ -22,7 +22,7 @@ from ..edits.prompts import PromptSearch
 from ..edits.rules import PolicyCatalog
 from ..edits.schedule import Timing
 from ..edits.sensitive import sensitive_content
-from ..hub.budget_reports import BudgetsOfAll
+from ..hub.budgets import BudgetsOfAll
 from ..hub.fleet import Fleet
 from ..hub.places import SharedPlaces
 from ..live.feed import LiveFeed
@@ -33,7 +33,7 @@ from ..observe.live import LiveTurns
 from ..observe.log import TurnLog
 from ..observe.turn_metrics import RecallMetrics, TurnMetrics
 from ..observe.turn_traces import TurnTraces
-from ..parts.recalling import RecallableParts
+from ..parts.recallable_parts import RecallableParts
 from ..plan.planner import Planner
 from ..request.bodies import BodyMemory
 from ..sessions import SessionStore
@@ -49,6 +49,7 @@ from ..tenants import KeyFile, TenantDirectory, build_directory
 from ..turns import TurnOpener, TurnSettler, TurnsUnderWay
 from ..turns.charging import TurnCharges
 from ..turns.erasure import Erasures
+from ..turns.forgets import SessionForgets
 from ..turns.named import NamedSources
 from ..turns.placing import Placing
 from ..turns.predecessors import Predecessors
@@ -251,26 +252,12 @@ def build_services(
         routing=routing,
         erasures=erasures,
     )
-    quarantines = Quarantines(
+    forgets = SessionForgets(
         store=store,
         responses=erasable,
         placing=placing,
         erasures=erasures,
         named=named,
-        audit=audit,
-        key=history,
-        kept=places.everywhere,
-        parts=recall,
-    )
-    proofs = ForgetProofs(
-        pool=pool,
-        store=store,
-        responses=erasable,
-        placing=placing,
-        erasures=erasures,
-        named=named,
-        audit=audit,
-        hints_secret=hints_secret,
         kept=places.everywhere,
         parts=recall,
     )
@@ -320,8 +307,8 @@ def build_services(
         PromptSearch(editor, catalog, threads),
         erasures,
         named,
-        quarantines,
-        proofs,
+        Quarantines(forgets, audit=audit, key=history),
+        ForgetProofs(forgets, pool, audit=audit, hints_secret=hints_secret),
         recalls,
         recall_metrics,
         evictions,
