@@ -17,7 +17,7 @@ import structlog
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive, Scope, Send
 
-from ..apis.responses.errors import FieldError
+from ..apis.fields import FieldError
 from ..apis.responses.socket import Create, read_frame
 from ..errors import BadRequestError, LimitError, NotFoundError, ProxyError
 from ..sessions.stored_responses import ConnectionResponses

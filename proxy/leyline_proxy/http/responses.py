@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..apis.events import encoded
+from ..apis.fields import FieldError, in_request
 from ..apis.responses.answer import Opening, map_answer, map_usage, shown_request
 from ..apis.responses.compaction import TRIGGER, compaction_item
-from ..apis.responses.errors import FieldError
 from ..apis.responses.ids import response_id, with_id
 from ..apis.responses.items import COMPACTION
 from ..apis.responses.native import NativeResponses
@@ -355,7 +355,7 @@ class ResponsesCall(ApiCall):
         error = document["error"]
         for name in ("message", "param"):
             if isinstance(error.get(name), str):
-                error[name] = self._read.mapping.in_request(error[name])
+                error[name] = in_request(error[name], self._read.mapping.origins)
         kept = {k: v for k, v in refused.headers.items() if k != "content-length"}
         return Response(msgspec.json.encode(document), refused.status_code, kept)
 
@@ -365,8 +365,10 @@ class ResponsesCall(ApiCall):
         if error.overflow is not None:
             error.param = "input"
         elif self._mapping is not None:
-            error.message = self._mapping.in_request(error.message)
-            error.param = self._mapping.in_request(error.param) if error.param else error.param
+            error.message = in_request(error.message, self._mapping.origins)
+            error.param = (
+                in_request(error.param, self._mapping.origins) if error.param else error.param
+            )
         return error
 
     @property
