@@ -194,7 +194,8 @@ class BudgetsOfAll:
         asked = self._own.asked(tenant)
         usages = await self._own.read(asked)
         if usages is None:
-            usages = together(await self._all(COUNTED, asked) or [self._own.counted(asked)])
+            found = await self._all(COUNTED, asked)
+            usages = together(found or [self._own.counted(asked)])
         return standings(asked, usages)
 
     async def state(self) -> StoreState:
@@ -210,4 +211,4 @@ class BudgetsOfAll:
         return []
 
     async def _counted_here(self, asked: Asked) -> tuple[Counted, ...]:
-        return tuple(self._own.counted(asked))
+        return self._own.counted(asked)

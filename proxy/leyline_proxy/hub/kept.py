@@ -21,7 +21,7 @@ class _Session(msgspec.Struct, array_like=True, frozen=True):
 
 
 FORGET = Method("kept.forget", _Session, type(None))
-LEFT = Method("kept.left", _Session, list[ProofPlace])
+LEFT = Method("kept.left", _Session, tuple[ProofPlace, ...])
 DELETE = Method("kept.delete", _Session, type(None))
 
 
@@ -32,9 +32,10 @@ class KeptByAll:
     """
 
     def __init__(self, own: KeptText, fleet: Fleet) -> None:
+        self._own = own
         self._fleet = fleet
         fleet.follow(FORGET, lambda s: own.forget(s.tenant, s.session, s.turn, s.demands))
-        fleet.follow(LEFT, lambda s: own.left(s.tenant, s.session, s.demands))
+        fleet.follow(LEFT, self._left_here)
         fleet.follow(DELETE, lambda s: own.delete(s.tenant, s.session))
 
     async def forget(self, tenant: str, session: str, turn: str, demands: int) -> None:
@@ -47,3 +48,6 @@ class KeptByAll:
     async def delete(self, tenant: str, session: str) -> None:
         """Drop all of a session that is deleted."""
         await self._fleet.everyone(DELETE, _Session(tenant, session))
+
+    async def _left_here(self, asked: _Session) -> tuple[ProofPlace, ...]:
+        return tuple(await self._own.left(asked.tenant, asked.session, asked.demands))
