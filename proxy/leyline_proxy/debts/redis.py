@@ -20,8 +20,7 @@ from typing import Any
 import msgspec
 
 from ..sessions.redis.keys import Keys
-from ..sessions.redis.link import RedisOptions, StoreGoneError
-from ..sessions.redis.script_link import ScriptLink
+from ..sessions.redis.link import RedisOptions, ScriptLink, StoreGoneError
 from ..sessions.redis.scripts import Script
 from .book import Debt, DebtKey, DebtStoreGoneError, Inherited
 

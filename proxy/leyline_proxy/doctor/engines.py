@@ -200,11 +200,7 @@ def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Fin
         return fail(name, detail, fix)
     if not answer.splices:
         reason = answer.unsupported_reason or "it gives no reason"
-        return fail(
-            name,
-            f"{answer.engine_label} can't splice: {reason}",
-            _remedy(answer),
-        )
+        return fail(name, f"{answer.engine_label} can't splice: {reason}", _remedy(answer))
     claims = "takes claims" if CLAIMS in answer.actions else "takes no claims"
     if judge(answer) is not None:  # a finding of its own
         return ok(name, f"{answer.engine_label} has the plugin")

@@ -36,9 +36,7 @@ def examine_tls(settings: Settings) -> list[Finding]:
 
 
 def _side(
-    setting: str,
-    build: Callable[[Settings, Metrics], ReloadedContext | None],
-    settings: Settings,
+    setting: str, build: Callable[[Settings, Metrics], ReloadedContext | None], settings: Settings
 ) -> Finding | None:
     try:
         context = build(settings, Metrics())

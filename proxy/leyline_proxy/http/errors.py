@@ -19,14 +19,7 @@ from starlette.routing import BaseRoute, Route
 from ..apis.anthropic.errors import ANTHROPIC_VERSION, error_document, too_long
 from ..errors import BadRequestError, NotFoundError, ProxyError, TryLaterError
 from ..telemetry.logging import frames_of
-from .path_hints import (
-    KnownPaths,
-    google_error,
-    hint,
-    is_anthropic,
-    is_gemini,
-    shown_path,
-)
+from .path_hints import KnownPaths, google_error, hint, is_anthropic, is_gemini, shown_path
 
 log = structlog.get_logger("leyline.http")
 

@@ -66,10 +66,7 @@ _PART: dict[str, Schema] = {
     "created": NUMBER,
 }
 _DERIVED = _object(
-    span=STRING,
-    message=_NO_COUNT,
-    role=STRING,
-    read={"enum": ["direct", "transitive", "unknown"]},
+    span=STRING, message=_NO_COUNT, role=STRING, read={"enum": ["direct", "transitive", "unknown"]}
 )
 _LEDGER_SPAN = _object(
     span=STRING,

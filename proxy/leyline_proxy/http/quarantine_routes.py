@@ -19,8 +19,7 @@ from ..turns.engine_ledgers import EngineLedgers, with_engines
 from ..turns.forgets import no_session
 from ..wiring.services import Services
 from .exchange import Exchange, ServedBy
-from .limits import read_body
-from .side_routes import side_caller, stored_id
+from .side_routes import side_body, side_caller, stored_id
 
 _SESSION = "/v1/leyline/sessions/{session_id}"
 _MAX_BODY = 1 << 20
@@ -45,10 +44,9 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
     ) -> JSONResponse:
         """Put messages of a session into quarantine: out of the cache now, out of each prompt from
         now on."""
-        limit = min(services.settings.max_body_bytes, _MAX_BODY)
-        timeout_s = services.settings.body_timeout_s
-        raw = await read_body(request, limit, "Name fewer messages.", timeout_s=timeout_s)
-        body = quarantine_body(decode_body(raw))
+        body = quarantine_body(
+            await side_body(services, request, _MAX_BODY, "Name fewer messages.")
+        )
         return JSONResponse(await services.quarantines.put(tenant.name, session_id, body))
 
     @app.post(PROOF_PATH, tags=["leyline"])

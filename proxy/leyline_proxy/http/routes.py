@@ -22,7 +22,6 @@ from .api import Api
 from .budget_routes import install_budgets
 from .chat import CHAT
 from .claim_routes import install_claims
-from .compact import COMPACT_PATH, CompactExchange
 from .completions import COMPLETIONS_PATH, CompletionExchange
 from .counting import CountExchange
 from .exchange import ServedBy
@@ -34,7 +33,7 @@ from .pass_through import METHODS, PATTERN, PassThroughExchange
 from .quarantine_routes import install_quarantine
 from .recall_routes import install_recall
 from .response_chain import install_stored_responses
-from .responses import RESPONSES
+from .responses import COMPACT_PATH, RESPONSES, CompactExchange
 from .side_routes import side_caller, stored_id
 from .turn import TurnExchange
 

@@ -267,11 +267,7 @@ class SharedSessions:
     name = "memory"
 
     def __init__(
-        self,
-        link: HubLink,
-        *,
-        max_cached_bytes: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, link: HubLink, *, max_cached_bytes: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._link = link
         self._cache = SessionCache[Exchanged | None](max_bytes=max_cached_bytes, idle_s=_IDLE_S)

@@ -129,10 +129,7 @@ class ForgetProofs:
             "unreachable": before.untraced > 0,
             "engines": engines,
             "places": [msgspec.to_builtins(place) for place in places],
-            "responses": {
-                "held": await responses.count_in(tenant, session_id),
-                "deleted": deleted,
-            },
+            "responses": {"held": await responses.count_in(tenant, session_id), "deleted": deleted},
             "stays": list(STAYS),
         }
         return self._audit.proven(proof)

@@ -187,10 +187,7 @@ class UpstreamClient:
             response = await link.send(
                 method,
                 path,
-                headers=[
-                    *upstream_headers(theirs, self._api_key, credentials=credentials),
-                    *own,
-                ],
+                headers=[*upstream_headers(theirs, self._api_key, credentials=credentials), *own],
                 content=content,
                 timeout_s=timeout_s,
                 extensions=self._extensions,

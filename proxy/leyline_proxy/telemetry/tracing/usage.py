@@ -12,10 +12,7 @@ _COUNTS = (
     (("prompt_tokens",), "gen_ai.usage.input_tokens"),
     (("completion_tokens",), "gen_ai.usage.output_tokens"),
     (("prompt_tokens_details", "cached_tokens"), "gen_ai.usage.cache_read.input_tokens"),
-    (
-        ("completion_tokens_details", "reasoning_tokens"),
-        "gen_ai.usage.reasoning.output_tokens",
-    ),
+    (("completion_tokens_details", "reasoning_tokens"), "gen_ai.usage.reasoning.output_tokens"),
 )
 _NAMES = (("id", "gen_ai.response.id"), ("model", "gen_ai.response.model"))
 _LONGEST = 256
