@@ -34,7 +34,7 @@ _BAD_SIGNATURE = "invalid_signature"
 _PAGES = {"vllm": "docs/vllm.md"}
 """Pages of engines other than SGLang."""
 
-_PATH = "/health"
+_ROUTER_HEALTH = "/health"
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +395,7 @@ async def examine_router(settings: Settings, name: str, limit_s: float) -> list[
     verify = tls() if tls is not None else True
     async with httpx.AsyncClient(timeout=limit_s, trust_env=False, verify=verify) as http:
         try:
-            async with http.stream("GET", url.rstrip("/") + _PATH) as answer:
+            async with http.stream("GET", url.rstrip("/") + _ROUTER_HEALTH) as answer:
                 pass  # the status is enough
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             problem, fix = why_unreachable(error, "the router")

@@ -16,7 +16,6 @@ from .findings import Finding, Status, fail, skip
 T = TypeVar("T")
 
 _ENGINES = ("upstream", "upstreams", "router", "engine", "engine_options", "model")
-
 _READ_BY = {
     "redis": ("session_store",),
     "session-secret": ("session_store", "session_secret"),

@@ -48,7 +48,9 @@ _NO_ID = "0-0"
 """Invalid id of an entry: the command checks all permissions and limits, and adds nothing."""
 
 _ADDS_NOTHING = "must be greater than 0-0"
+
 T = TypeVar("T")
+# What the trial writes.
 _TTL_S = 10.0
 _TENANT, _KEY, _TURN = "doctor", "", "t"
 _OUT, _KEPT = "pushed-out", "kept"
