@@ -18,9 +18,7 @@ from leyline_proxy.http.app import create_app
 from leyline_proxy.model.session import Session
 from leyline_proxy.sessions.contents import ContentIndex
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.embedded import create_embedded_engine
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, create_embedded_engine, lifespan_of
 
 CHAT = "/v1/chat/completions"
 FILE = "".join(

@@ -14,8 +14,7 @@ from support.fake_engine import MODEL, FakeEngine, chat_json, proxy_before, tool
 from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, lifespan_of
 
 CHAT = "/v1/chat/completions"
 SESSION = {"x-leyline-session": "plain"}

@@ -25,7 +25,7 @@ from leyline_proxy.debts import (
     Inherited,
     MemoryDebtStore,
 )
-from leyline_proxy.debts.debt import Owner
+from leyline_proxy.debts.book import Owner
 from leyline_proxy.debts.folder import FolderDebtStore
 from leyline_proxy.debts.redis import RedisDebtStore
 from leyline_proxy.hub.debts import HubDebts, SharedDebtStore

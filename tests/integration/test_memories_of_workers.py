@@ -23,8 +23,7 @@ from leyline_proxy.hub.responses import HubResponses
 from leyline_proxy.hub.server import Member
 from leyline_proxy.hub.sessions import HubSessions
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, lifespan_of
 from leyline_proxy.wiring.services import Services
 from leyline_proxy.wiring.stores import build_response_shelf
 from leyline_proxy.wiring.workers import Worker

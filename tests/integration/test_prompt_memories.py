@@ -14,9 +14,7 @@ from support.process_search import Marker
 
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.embedded import create_embedded_engine
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, create_embedded_engine, lifespan_of
 from leyline_proxy.wiring.services import Services
 
 pytestmark = pytest.mark.nightly

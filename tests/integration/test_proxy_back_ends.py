@@ -27,9 +27,8 @@ from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.metrics import Metrics
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.client import UpstreamClient
-from leyline_proxy.upstream.embedded import create_embedded_engine
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, create_embedded_engine
 from leyline_proxy.upstream.handshake import Handshake
 from leyline_proxy.upstream.link import Link
 

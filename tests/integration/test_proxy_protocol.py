@@ -27,8 +27,7 @@ from support.sse import sse
 
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, lifespan_of
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi."}]

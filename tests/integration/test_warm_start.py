@@ -28,15 +28,13 @@ from leyline_lab.stand_ins.serving import check_clean
 from leyline_proxy.http.admin import create_admin_app
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.embedded import create_embedded_engine
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, create_embedded_engine
 from leyline_proxy.upstream.link import Link
 from leyline_proxy.upstream.rendezvous import ranked
 from leyline_proxy.upstream.replica import Replica
 from leyline_proxy.warm_start.folder import ManifestFolder
 from leyline_proxy.warm_start.manifests import Manifests, max_manifest
-from leyline_proxy.warm_start.outcomes import FileResult, Outcome
-from leyline_proxy.warm_start.runs import EngineIdentity, Run
+from leyline_proxy.warm_start.runs import EngineIdentity, FileResult, Outcome, Run
 from leyline_proxy.warm_start.sealing import ManifestSeal
 
 KEY = "a key of tests, long enough"

@@ -30,8 +30,7 @@ from leyline_engine.contract import (
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.tracing import Tracing
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, lifespan_of
 
 MODEL = "fake-model"
 JSON = {"content-type": "application/json"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from leyline_proxy.telemetry.metrics import Metrics
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.breaker import Breaker
 from leyline_proxy.upstream.client import UpstreamClient
+from leyline_proxy.upstream.embedded import ASGIStreamTransport
 from leyline_proxy.upstream.handshake import Handshake
 from leyline_proxy.upstream.link import Link
 from leyline_proxy.upstream.replica import Replica

@@ -20,7 +20,6 @@ LONG_FUNCTIONS = {
     "bench/leyline_lab/commands/policies_try.py try_policies": _OPTIONS,
     "bench/leyline_lab/commands/replay.py replay": _OPTIONS,
     "bench/leyline_lab/commands/roi.py roi": _OPTIONS,
-    "proxy/leyline_proxy/cli/serve.py serve": _OPTIONS,
     "proxy/leyline_proxy/wiring/services.py build_services": "the one place that wires services",
     "engine_patch/leyline_engine/rows/kernel.py _move_rows": "one Triton kernel",
 }

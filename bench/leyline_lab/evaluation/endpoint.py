@@ -21,7 +21,7 @@ from leyline_engine.contract import (
     sign_envelope,
 )
 from leyline_lab.errors import SubjectError
-from leyline_proxy.upstream.renderer_document import RendererDocument
+from leyline_proxy.upstream.client import RendererDocument
 
 AGAIN = "run the same command again to continue"
 PAUSES_S = (0.5, 1.0, 2.0)

@@ -14,7 +14,7 @@ from leyline_engine.contract import normalize_messages, template_takes_parts
 from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.rendering import Rendered, place_contents
 from leyline_proxy.render.template import ChatTemplate
-from leyline_proxy.upstream.renderer_document import RendererDocument
+from leyline_proxy.upstream.client import RendererDocument
 
 
 class ModelRenderer:

@@ -28,8 +28,7 @@ from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.logging import configure_logging
 from leyline_proxy.telemetry.tracing import Tracing, stage_span
 from leyline_proxy.telemetry.tracing.otel import OtelTracing
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, lifespan_of
 
 from ..console import write_json
 from ..harness.arguments import Arguments

@@ -31,9 +31,7 @@ from leyline_proxy.plan.named import name_copies
 from leyline_proxy.sessions.contents import ContentIndex
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.logging import configure_logging
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.embedded import create_embedded_engine
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, create_embedded_engine, lifespan_of
 
 from ..console import write_json
 from ..engines.stack import CHAT_PATH as CHAT

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from leyline_proxy.render.renderer import ChatRenderer
-from leyline_proxy.upstream.renderer_document import RendererDocument
+from leyline_proxy.upstream.client import RendererDocument
 
 from ..engines.process import shipped_model
 from ..errors import TokenizerError

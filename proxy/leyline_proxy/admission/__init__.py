@@ -1,6 +1,6 @@
 """Admission of requests: fair queueing across tenants, and rate limits."""
 
-from .fair_places import FairPlaces
 from .gate import AdmissionGate
+from .places import FairPlaces
 
 __all__ = ["AdmissionGate", "FairPlaces"]

@@ -1,13 +1,15 @@
-"""Places for requests, and who waits for them: of one process, or of all workers of a proxy."""
+"""Places for requests and other work, and who waits for them: of one process, or of all workers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
+from ..errors import QueueFullError, QueueTimeoutError
 from .bucket import TokenBucket
 from .fair_queue import Arrival, FairQueue, Share
 
@@ -15,6 +17,8 @@ T = TypeVar("T")
 
 Ticket = asyncio.Future[None]
 """Done once its request has a place."""
+
+_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +123,45 @@ class OwnPlaces:
 def _grant(ticket: Ticket) -> None:
     if not ticket.done():  # else its request leaves in a moment
         ticket.set_result(None)
+
+
+class FairPlaces:
+    """Lets a few pieces of work run at once; tenants take turns.
+
+    Args:
+        most: pieces at once, of all tenants.
+        of_tenant: pieces at once of one tenant.
+        waiting: pieces of one tenant that may wait.
+        wait_s: longest wait.
+    """
+
+    def __init__(self, most: int, *, of_tenant: int, waiting: int, wait_s: float) -> None:
+        self._places = OwnPlaces(most)
+        self._share = Share(max_running=of_tenant, max_waiting=waiting)
+        self._wait_s = wait_s
+
+    @asynccontextmanager
+    async def place(self, tenant: str) -> AsyncIterator[None]:
+        """Hold a place.
+
+        Raises:
+            QueueFullError: too much of the tenant's work waits already.
+            QueueTimeoutError: no place became free in time.
+        """
+        ticket: Ticket = asyncio.get_running_loop().create_future()
+        try:
+            entry = await self._places.enter(tenant, self._share, ticket)
+            if entry is Arrival.FULL:
+                raise QueueFullError(self._share.max_waiting, _RETRY_S)
+            if entry is Arrival.WAITS:
+                await self._wait(ticket)
+            yield
+        finally:
+            self._places.leave(tenant, ticket)
+
+    async def _wait(self, ticket: Ticket) -> None:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await ticket
+        except TimeoutError as error:
+            raise QueueTimeoutError(self._wait_s, _RETRY_S) from error

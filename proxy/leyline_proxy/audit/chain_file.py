@@ -235,9 +235,7 @@ class ChainFile:
             self.path.rename(target)
             self._fail()
             self._descriptor = os.open(
-                self.path,
-                os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
-                MODE,
+                self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE
             )
             sync_folder(self.path)
         except OSError as error:

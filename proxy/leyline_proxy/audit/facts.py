@@ -106,12 +106,7 @@ class _Texts:
             befores: tuple[Message, ...] = (own,) if before is None else (before, own)
         else:
             befores = () if before is None else (before,)
-        return EditFacts(
-            record,
-            befores,
-            () if after is None else (after,),
-            names,
-        )
+        return EditFacts(record, befores, () if after is None else (after,), names)
 
     def _sent_before(self, record: EditRecord) -> bool | None:
         """Return whether an engine had the edit's text or insertion before; None if unknown."""

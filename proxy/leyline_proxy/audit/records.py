@@ -173,12 +173,7 @@ def start_record(
     Args:
         missing: the last known head of a log that ends before it.
     """
-    record = {
-        **_stamp(at, "start"),
-        "instance": instance,
-        "version": version,
-        "key": key_id(key),
-    }
+    record = {**_stamp(at, "start"), "instance": instance, "version": version, "key": key_id(key)}
     return record if missing is None else {**record, "missing": missing}
 
 

@@ -1,6 +1,6 @@
 """Budgets of tenants: where usage is counted, and who is refused."""
 
-from .reports import BudgetReports
 from .service import Budgets, Reservation
+from .store import BudgetReports
 
 __all__ = ["BudgetReports", "Budgets", "Reservation"]

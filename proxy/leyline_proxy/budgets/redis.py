@@ -18,8 +18,7 @@ from typing import Any
 
 from ..model.budgets import Amount, Asked, Period, Reserved, Settlement, Usage
 from ..sessions.redis.keys import Keys
-from ..sessions.redis.link import RedisOptions, StoreGoneError
-from ..sessions.redis.script_link import ScriptLink
+from ..sessions.redis.link import RedisOptions, ScriptLink, StoreGoneError
 from ..sessions.redis.scripts import Script
 from .store import BudgetStoreGoneError
 

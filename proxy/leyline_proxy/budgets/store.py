@@ -1,4 +1,4 @@
-"""Stores of usage."""
+"""Stores of usage, and reports on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ..model.budgets import Asked, Reserved, Settlement, Usage
+from ..model.budgets import Asked, Reserved, Settlement, Standing, StoreState, Usage
+from ..tenants import Tenant
 from .book import Book
 
 
@@ -56,3 +57,13 @@ class MemoryBudgetStore:
 
     async def aclose(self) -> None:
         """Do nothing."""
+
+
+class BudgetReports(Protocol):
+    """Reports what is used, in one process or in all of a proxy."""
+
+    async def standings(self, tenant: Tenant) -> list[Standing]:
+        """Return the state of a tenant's budgets, as far as known while the store is down."""
+
+    async def state(self) -> StoreState:
+        """Return the state of the store, as found when it was last asked."""

@@ -15,12 +15,13 @@ from typing import Any
 
 import structlog
 
-from leyline_engine.contract import GetClaim, ProblemCode, Receipt, ReleaseClaim, SubmitClaim
+from leyline_engine.contract import GetClaim, ProblemCode, ReleaseClaim, SubmitClaim
 
 from ..errors import ProxyError
 from ..model.session import Session
 from ..request.annotations import Pin, pin_terms
 from ..telemetry.logging import frames_of
+from ..turns.ports import TurnObserver
 from ..turns.settled import SettledTurn
 from ..turns.turn import Turn
 from .engine import ClaimEngine
@@ -65,7 +66,7 @@ class _Pins:
     refused: dict[str, _Refused] = field(default_factory=dict)
 
 
-class Pinning:
+class Pinning(TurnObserver):
     """Keeps a session's claims in line with its pinned messages."""
 
     def __init__(self, claims: ClaimService, clock: Callable[[], float] = time.monotonic) -> None:
@@ -89,12 +90,6 @@ class Pinning:
             self._next[owner] = wanted
         elif len(self._running) < _MAX_RUNNING:  # otherwise the next turn asks again
             self._running[owner] = asyncio.create_task(self._run(owner, wanted))
-
-    def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
-        """Do nothing: the turn isn't retained."""
-
-    def abandoned(self, turn: Turn, model: str) -> None:
-        """Do nothing: the turn isn't retained."""
 
     def refusals(self, turn: Turn) -> list[dict[str, Any]]:
         """Return a turn's pinned messages known to be refused, for the caller."""

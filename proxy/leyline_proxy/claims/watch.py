@@ -11,13 +11,7 @@ from typing import Any
 
 import structlog
 
-from leyline_engine.contract import (
-    MAX_LISTED,
-    ClaimState,
-    ClaimStatus,
-    GetClaimEvents,
-    ListClaims,
-)
+from leyline_engine.contract import MAX_LISTED, ClaimState, ClaimStatus, GetClaimEvents, ListClaims
 
 from ..errors import ProxyError
 from ..telemetry.claim_metrics import ClaimMetrics

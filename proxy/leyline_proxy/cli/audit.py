@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from .output import print_json, shown, usage_error, usage_errors
 from .prove import prove
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from ..audit.reading import AuditVerdict, LogFiles
 
 BROKEN = 1
-USAGE_ERROR = 2
 
 _Paths = Annotated[
     list[Path] | None,
@@ -65,12 +65,10 @@ def verify(
     from ..audit import reading
 
     keys = _keys(key_file)
-    try:
+    with usage_errors("audit", reading.KeyNeededError, OSError):
         verdicts = [reading.verify(log, keys, head) for log in _logs(paths)]
-    except (reading.KeyNeededError, OSError) as error:
-        raise _usage(str(error)) from error
     if as_json:
-        _print_json([_verdict_document(verdict) for verdict in verdicts])
+        print_json([_verdict_document(verdict) for verdict in verdicts])
     else:
         for verdict in verdicts:
             _print_verdict(verdict)
@@ -102,7 +100,7 @@ def show(
     from ..audit.effects import edits_of
 
     logs, keys = _logs(paths), _keys(key_file)
-    try:
+    with usage_errors("audit", OSError):
         chain = _chain_state(logs, keys)
         found = [
             record
@@ -110,8 +108,6 @@ def show(
             for record in reading.records(log)
             if session in (None, record.get("session")) and tenant in (None, record.get("tenant"))
         ]
-    except OSError as error:
-        raise _usage(str(error)) from error
     first, last = _moment(since), _moment(until)
     edits = [
         view
@@ -122,7 +118,7 @@ def show(
     ]
     verdicts = [] if mode else [each for each in found if _is_verdict(each, first, last)]
     if as_json:
-        _print_json({**_edits_document(edits, chain), **_verdicts_document(verdicts)})
+        print_json({**_edits_document(edits, chain), **_verdicts_document(verdicts)})
     else:
         _print_verdicts(verdicts)
         _print_edits(edits, chain)
@@ -140,7 +136,9 @@ def digest(key_file: _KeyFile = None) -> None:
 
     keys = _keys(key_file)
     if not keys:
-        raise _usage("hashing a text needs the key: use --key-file or LEYLINE_AUDIT_KEY")
+        raise usage_error(
+            "audit", "hashing a text needs the key: use --key-file or LEYLINE_AUDIT_KEY"
+        )
     text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
     for key in keys:
         typer.echo(key.digest(text))
@@ -152,20 +150,16 @@ def _logs(paths: list[Path] | None) -> list[LogFiles]:
     default = os.environ.get("LEYLINE_AUDIT_FILE")
     wanted = paths or ([Path(default)] if default else [])
     if not wanted:
-        raise _usage("name a log, or set LEYLINE_AUDIT_FILE")
-    try:
+        raise usage_error("audit", "name a log, or set LEYLINE_AUDIT_FILE")
+    with usage_errors("audit", LogNotFoundError):
         return [log for path in wanted for log in find_logs(path)]
-    except LogNotFoundError as error:
-        raise _usage(str(error)) from error
 
 
 def _keys(key_file: Path | None) -> list[AuditKey]:
     from ..audit.keys import audit_keys
 
-    try:
+    with usage_errors("audit", ValueError):
         return audit_keys(key_file)
-    except ValueError as error:
-        raise _usage(str(error)) from error
 
 
 def _chain_state(logs: list[LogFiles], keys: list[AuditKey]) -> str:
@@ -245,13 +239,13 @@ def _verdicts_document(records: list[dict[str, Any]]) -> dict[str, Any]:
 def _print_verdicts(records: list[dict[str, Any]]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for each in records:
-        when, session = _shown(each["time"][:19].replace("T", " ")), _shown(each["session"])
+        when, session = _text(each["time"][:19].replace("T", " ")), _text(each["session"])
         if each["kind"] == "quarantine":
-            what = f"quarantine of {_shown(each['span'])}, {_shown(each['cause'])}"
+            what = f"quarantine of {_text(each['span'])}, {_text(each['cause'])}"
         else:
             spans = each.get("spans")
             some = f"{len(spans)} messages" if isinstance(spans, list) and spans else "everything"
-            what = f"forget of {some}: [bold]{_shown(each['verdict']).replace('_', ' ')}[/bold]"
+            what = f"forget of {some}: [bold]{_text(each['verdict']).replace('_', ' ')}[/bold]"
         console.print(f"{when}  {session}  {what}")
 
 
@@ -280,12 +274,12 @@ def _print_edits(edits: list[EditView], chain: str) -> None:
         place = "-" if edit["message"] is None else str(edit["message"])
         later = "" if view.erased_by is None else f"; erased by turn {view.erased_by}"
         table.add_row(
-            _shown(view.time[:19].replace("T", " ")),
-            _shown(view.session),
+            _text(view.time[:19].replace("T", " ")),
+            _text(view.session),
             str(view.index),
-            f"{place} {_shown(edit['role'])}",
-            _shown(edit["cause"]),
-            _shown(edit["mode"]),
+            f"{place} {_text(edit['role'])}",
+            _text(edit["cause"]),
+            _text(edit["mode"]),
             f"{_count(edit['removed_tokens'])}→{_count(edit['inserted_tokens'])}",
             view.effect + later,
         )
@@ -298,25 +292,9 @@ def _print_edits(edits: list[EditView], chain: str) -> None:
     console.print(f"chain: [{colour}]{chain}[/{colour}]")
 
 
-def _shown(text: str) -> str:
-    """Return a log's text for the terminal, without markup and cursor movements."""
-    return escape(
-        "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
-    )
+def _text(text: str) -> str:
+    return shown(text, "\N{REPLACEMENT CHARACTER}")
 
 
 def _count(tokens: int | None) -> str:
     return "?" if tokens is None else str(tokens)
-
-
-def _print_json(document: object) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
-
-
-def _usage(message: str) -> typer.Exit:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
-        f"[red]leyline audit:[/red] {escape(message)}"
-    )
-    return typer.Exit(USAGE_ERROR)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -18,8 +17,9 @@ from rich.table import Table
 
 from leyline_engine.contract import CAPABILITY_PATH, Capability, Mismatch, judge
 
-from . import serve
 from .client_tls import Ca, Cert, Key, context_of, tls_refusal
+from .flags import read_settings, sources_of, with_flags
+from .output import print_json, shown, usage_error, usage_errors
 
 if TYPE_CHECKING:
     import httpx
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..doctor import Finding
 
 NOT_WELL = 1
-USAGE_ERROR = 2
 
 Verify = ssl.SSLContext | bool
 
@@ -59,9 +58,10 @@ class Unreachable(Exception):  # noqa: N818 - a finding, no failure of ours
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command(name="doctor", epilog=_EPILOG)(_with_flags_of(serve.serve, doctor))
+    app.command(name="doctor", epilog=_EPILOG)(doctor)
 
 
+@with_flags
 def doctor(
     url: Annotated[
         str | None,
@@ -93,38 +93,13 @@ def doctor(
     if url is None:
         _examine(flags, prometheus, timeout, as_json)
     elif prometheus is not None or any(value is not None for value in flags.values()):
-        raise _usage("Give a URL to ask an engine, or settings to examine them, not both.")
+        raise usage_error(
+            "doctor", "Give a URL to ask an engine, or settings to examine them, not both."
+        )
     else:
-        try:
+        with usage_errors("doctor", ValueError):
             verify = context_of(ca, client_cert, client_key)
-        except ValueError as error:
-            raise _usage(str(error)) from error
         _ask_engine(url, timeout, as_json, verify)
-
-
-def _with_flags_of(
-    source: Callable[..., None], command: Callable[..., None]
-) -> Callable[..., None]:
-    """Return ``command`` with the flags of ``source``, which it receives together as ``flags``."""
-    theirs = inspect.signature(source).parameters
-    own = {
-        name: each
-        for name, each in inspect.signature(command).parameters.items()
-        if name != "flags"
-    }
-
-    @wraps(command)
-    def taken(**given: Any) -> None:
-        flags = {name: given.pop(name) for name in theirs}
-        command(**given, flags=flags)
-
-    hints = get_type_hints(source, include_extras=True) | get_type_hints(
-        command, include_extras=True
-    )
-    shown = {name: each.replace(annotation=hints[name]) for name, each in {**own, **theirs}.items()}
-    taken.__annotations__ = {name: hints[name] for name in shown}
-    taken.__signature__ = inspect.Signature(list(shown.values()))  # type: ignore[attr-defined]
-    return taken
 
 
 def _examine(
@@ -134,8 +109,7 @@ def _examine(
 
     findings = _findings(flags, prometheus, timeout)
     if as_json:
-        encoded = msgspec.json.encode(document(findings))
-        typer.echo(msgspec.json.format(encoded, indent=2).decode())
+        print_json(document(findings))
     else:
         _print_findings(findings)
     if not healthy(findings):
@@ -146,7 +120,7 @@ def _findings(flags: Mapping[str, Any], prometheus: str | None, timeout: float) 
     import asyncio
 
     from ..doctor import Situation, checks_for, config_findings, examine
-    from ..doctor.partial import findings_of_part, without_missing
+    from ..doctor.examination import findings_of_part, without_missing
     from ..settings.faults import faults_of
     from ..settings.readable import ReadablePart, readable_part
     from ..telemetry.logging import configure_logging
@@ -155,11 +129,11 @@ def _findings(flags: Mapping[str, Any], prometheus: str | None, timeout: float) 
     configure_logging("error", "console")
     broken: list[Finding] = []
     try:
-        part = ReadablePart(serve.read_settings(flags))
+        part = ReadablePart(read_settings(flags))
     except (OSError, ValueError) as error:
-        sources = serve.sources_of(flags)
+        sources = sources_of(flags)
         broken = config_findings(faults_of(error, sources))
-        readable = readable_part(partial(serve.read_settings, flags), error)
+        readable = readable_part(partial(read_settings, flags), error)
         if readable is None:
             return broken
         part = readable
@@ -188,24 +162,19 @@ def _print_findings(findings: Sequence[Finding]) -> None:
     table.add_column(overflow="fold")
     for finding in findings:
         if finding.status in _SIGNS:
-            text = escape(_shown(finding.detail))
+            text = shown(finding.detail)
             if finding.fix:
-                text += f"\n[bold]fix:[/bold] {escape(_shown(finding.fix))}"
-            table.add_row(_SIGNS[finding.status], escape(_shown(finding.name)), text)
+                text += f"\n[bold]fix:[/bold] {shown(finding.fix)}"
+            table.add_row(_SIGNS[finding.status], shown(finding.name), text)
     console.print(table)
     for finding in findings:
         if finding.status == "skip":
-            console.print(f"[dim]- {finding.name}: {escape(_shown(finding.detail))}[/dim]")
+            console.print(f"[dim]- {finding.name}: {shown(finding.detail)}[/dim]")
     count = {sign: sum(finding.status == sign for finding in findings) for sign in _SIGNS}
     tone = "red" if count["fail"] else "yellow" if count["warn"] else "green"
     console.print(
         f"[{tone}]{count['ok']} ok, {count['warn']} with warnings, {count['fail']} failed[/{tone}]"
     )
-
-
-def _shown(text: str) -> str:
-    """Return a server's text without cursor movements."""
-    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def _ask_engine(url: str, timeout: float, as_json: bool, verify: Verify) -> None:
@@ -225,7 +194,7 @@ def _ask_engine(url: str, timeout: float, as_json: bool, verify: Verify) -> None
         document["mismatch"] = None if mismatch is None else msgspec.to_builtins(mismatch)
         if effects is not None:
             document["reasoning_edits"] = effects
-        typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        print_json(document)
     else:
         _print(capability, mismatch)
         if effects is not None:
@@ -314,8 +283,8 @@ def _print(capability: Answered, mismatch: Mismatch | None) -> None:
     console = Console(highlight=False)
     table = Table("Fact", "Value", title="Capability", title_justify="left")
     # Its refusals are listed below.
-    shown = msgspec.structs.replace(capability, refusals=())
-    for name, value in _rows(msgspec.to_builtins(shown)):
+    facts = msgspec.structs.replace(capability, refusals=())
+    for name, value in _rows(msgspec.to_builtins(facts)):
         table.add_row(name, escape(value))
     console.print(table)
     if mismatch is not None:
@@ -353,10 +322,3 @@ def _rows(document: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         else:
             rows.append((prefix + name, "none" if value in (None, "") else str(value)))
     return rows
-
-
-def _usage(message: str) -> typer.Exit:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
-        f"[red]leyline doctor:[/red] {escape(message)}"
-    )
-    return typer.Exit(USAGE_ERROR)

@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .output import usage_error, usage_errors
+
 if TYPE_CHECKING:
     from ..settings.api_keys import ApiKey
 
-USAGE_ERROR = 2
 _KEY_BYTES = 32
 
 _HELP = """Make API keys, and manage the file that --api-keys-file names.
@@ -65,7 +66,7 @@ def hash_key(
     key = typer.prompt("Key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.read()
     stripped = key.strip()
     if not stripped or len(stripped.split()) > 1:
-        raise _usage("a key is one word")
+        raise usage_error("keys", "a key is one word")
     typer.echo(_line(tenant, stripped, expires))
 
 
@@ -82,11 +83,11 @@ def list_keys(
     try:
         keys = parse_keys(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise _usage(f"{file} can't be read: {error.strerror}") from error
+        raise usage_error("keys", f"{file} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise _usage(f"{file} isn't UTF-8 text") from error
+        raise usage_error("keys", f"{file} isn't UTF-8 text") from error
     except KeyLineError as error:
-        raise _usage(f"{file}, {error}") from error
+        raise usage_error("keys", f"{file}, {error}") from error
     now = time.time()
     if as_json:
         typer.echo(msgspec.json.encode([_document(key, now) for key in keys]).decode())
@@ -109,11 +110,9 @@ def _line(tenant: str, key: str, expires: str | None) -> str:
         parse_expiry,
     )
 
-    try:
+    with usage_errors("keys", KeyLineError):
         ends = None if expires is None else parse_expiry(expires)
         return key_line(ApiKey(check_tenant(tenant), key_digest(key), ends))
-    except KeyLineError as error:
-        raise _usage(str(error)) from error
 
 
 def _document(key: ApiKey, now: float) -> dict[str, str | bool | None]:
@@ -125,10 +124,3 @@ def _document(key: ApiKey, now: float) -> dict[str, str | bool | None]:
         "expires": None if key.expires is None else expiry_text(key.expires),
         "valid": key.valid(now),
     }
-
-
-def _usage(message: str) -> typer.Exit:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
-        f"[red]leyline keys:[/red] {escape(message)}"
-    )
-    return typer.Exit(USAGE_ERROR)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from .laboratory import POLICY_COMMANDS, register_commands
+from .output import usage_errors
 
 
 def register(app: typer.Typer) -> None:
@@ -37,8 +39,6 @@ def list_policies() -> None:
 
     A broken plugin is listed with its error.
     """
-    from rich.console import Console
-
     from leyline_policies import Registry
 
     from .policy_catalogue import catalogue_table
@@ -52,17 +52,13 @@ def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As leyline policies list shows it.")],
 ) -> None:
     """Explain one policy: what it does, its settings, and specs to copy."""
-    from rich.console import Console
-
     from leyline_policies import PolicyError, Registry
 
     from .policy_catalogue import print_policy
 
-    try:
+    with usage_errors("policies show", PolicyError):
         registry = Registry.discover()
         print_policy(Console(), registry.get(name), registry)
-    except PolicyError as error:
-        _fail("show", error)
 
 
 def new(
@@ -79,16 +75,12 @@ def new(
     The package registers the policy as an entry point, so that a Leyline in the same
     environment can choose it by name. Existing files are never overwritten.
     """
-    from rich.console import Console
-
     from leyline_policies import Registry
 
     from .policy_scaffold import ScaffoldError, write_package
 
-    try:
+    with usage_errors("policies new", ScaffoldError):
         folder = write_package(name, parent.expanduser(), Registry.discover())
-    except ScaffoldError as error:
-        _fail("new", error)
     console = Console(highlight=False)
     console.print(f"Wrote {folder}. Next:", markup=False)
     for line in (
@@ -108,11 +100,3 @@ def schema() -> None:
     from leyline_policies.schema import policy_schema
 
     typer.echo(json.dumps(policy_schema(Registry.discover()), indent=2))
-
-
-def _fail(command: str, error: Exception) -> NoReturn:
-    from rich.console import Console
-
-    text = f"leyline policies {command}: {error}"
-    Console(stderr=True).print(text, style="red", markup=False, highlight=False)
-    raise typer.Exit(2) from error

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from .client_tls import Ca, Cert, Key, context_of, tls_refusal
+from .output import usage_error, usage_errors
 
 if TYPE_CHECKING:
     from ..audit.chain import AuditKey
 
 NOT_PROVEN = 1
-USAGE_ERROR = 2
 
 _PROXY = "http://127.0.0.1:8790"
 _MARGIN_S = 45.0
@@ -73,9 +73,12 @@ def prove(
     Exits with 0 if nothing is left in any place, with 1 if something is, or if a place could not be
     looked at, and with 2 if the proxy can't be asked. The key of the tenant is in LEYLINE_API_KEY.
     """
+    from ..audit.keys import audit_keys
+
     body = {"spans": span or [], "wait_s": wait, "responses": responses}
     begun = datetime.now(UTC)
-    keys, verify = _keys(key_file), _verify(ca, client_cert, client_key)
+    with usage_errors("audit prove", ValueError):
+        keys, verify = audit_keys(key_file), context_of(ca, client_cert, client_key)
     # Before anything is forgotten: a proof can't be made twice.
     out = _opened(json_out) if json_out is not None else None
     try:
@@ -126,13 +129,22 @@ def _ask(
         found = msgspec.json.decode(answer.content)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = tls_refusal(error) or type(error).__name__
-        raise _usage(f"the proxy at {proxy} gave no answer: {reason}") from error
+        raise usage_error(
+            "audit prove", f"the proxy at {proxy} gave no answer: {reason}"
+        ) from error
     except msgspec.DecodeError as error:
-        raise _usage(f"{proxy} answered {answer.status_code}, and not as a proxy does") from error
+        raise usage_error(
+            "audit prove", f"{proxy} answered {answer.status_code}, and not as a proxy does"
+        ) from error
     if answer.status_code != 200:
-        raise _usage(_message(found) or f"the proxy answered {answer.status_code}")
+        raise usage_error(
+            "audit prove", _message(found) or f"the proxy answered {answer.status_code}"
+        )
     if not isinstance(found, dict) or not {"verdict", *_MEMBERS} <= found.keys():
-        raise _usage(f"{proxy} answered without a proof; is its version the same as this one's?")
+        raise usage_error(
+            "audit prove",
+            f"{proxy} answered without a proof; is its version the same as this one's?",
+        )
     return found
 
 
@@ -142,22 +154,6 @@ def _message(answer: object) -> str:
             return message
         case _:
             return ""
-
-
-def _keys(key_file: Path | None) -> Sequence[AuditKey]:
-    from ..audit.keys import audit_keys
-
-    try:
-        return audit_keys(key_file)
-    except ValueError as error:
-        raise _usage(str(error)) from error
-
-
-def _verify(ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext | bool:
-    try:
-        return context_of(ca, cert, key)
-    except ValueError as error:
-        raise _usage(str(error)) from error
 
 
 def _signature_problem(proof: Mapping[str, Any], keys: Sequence[AuditKey]) -> str:
@@ -189,7 +185,7 @@ def _opened(path: Path) -> TextIO:
     try:
         return path.open("a", encoding="utf-8")
     except OSError as error:
-        raise _usage(f"{path} can't be written: {error.strerror}") from error
+        raise usage_error("audit prove", f"{path} can't be written: {error.strerror}") from error
 
 
 def _write(out: TextIO, text: str) -> None:
@@ -202,7 +198,9 @@ def _write(out: TextIO, text: str) -> None:
                 out.truncate(0)
             out.write(text + "\n")
     except OSError as error:
-        raise _usage(f"{out.name} can't be written: {error.strerror}") from error
+        raise usage_error(
+            "audit prove", f"{out.name} can't be written: {error.strerror}"
+        ) from error
 
 
 def _discard(out: TextIO | None) -> None:
@@ -267,10 +265,3 @@ def _rows(table: Any, where: str, places: Any) -> None:
     for place in places:
         counts = (place[name] for name in _COUNTS)
         table.add_row(escape(where), place["place"], *map(str, counts), escape(place["unscanned"]))
-
-
-def _usage(message: str) -> typer.Exit:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
-        f"[red]leyline audit prove:[/red] {escape(message)}"
-    )
-    return typer.Exit(USAGE_ERROR)

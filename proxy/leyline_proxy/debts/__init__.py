@@ -1,9 +1,16 @@
 """Forgets that engines owe: kept outside the process that carries them."""
 
-from .book import DebtBook, older
-from .debt import Debt, DebtKey, Inherited
+from .book import (
+    Debt,
+    DebtBook,
+    DebtKey,
+    DebtStore,
+    DebtStoreGoneError,
+    Inherited,
+    MemoryDebtStore,
+    older,
+)
 from .debts import Debts
-from .store import DebtStore, DebtStoreGoneError, MemoryDebtStore
 
 __all__ = [
     "Debt",

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from .debt import Debt, Owner
-from .store import DebtStore, DebtStoreGoneError
+from .book import Debt, DebtStore, DebtStoreGoneError, Owner
 
 log = structlog.get_logger("leyline.forget")
 

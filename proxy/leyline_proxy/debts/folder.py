@@ -20,8 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from .debt import Debt, DebtKey, Inherited
-from .store import DebtStoreGoneError
+from .book import Debt, DebtKey, DebtStoreGoneError, Inherited
 
 _LOCK = ".lock"
 _DEBT = msgspec.json.Decoder(Debt)

@@ -20,11 +20,9 @@ from typing import Any
 import msgspec
 
 from ..sessions.redis.keys import Keys
-from ..sessions.redis.link import RedisOptions, StoreGoneError
-from ..sessions.redis.script_link import ScriptLink
+from ..sessions.redis.link import RedisOptions, ScriptLink, StoreGoneError
 from ..sessions.redis.scripts import Script
-from .debt import Debt, DebtKey, Inherited
-from .store import DebtStoreGoneError
+from .book import Debt, DebtKey, DebtStoreGoneError, Inherited
 
 LEASE_S = 10.0
 """A carrier without a sign of life for so long has gone."""

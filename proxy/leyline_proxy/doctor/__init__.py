@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from .checks import Situation, checks_for
 from .configured import config_findings
+from .examination import Check, examine
 from .findings import Finding, Status, document, healthy
-from .running import Check, examine
 
 __all__ = [
     "Check",

@@ -16,24 +16,21 @@ from ..settings import ONLY_ENGINE, Settings, secret_of
 from ..settings.sessions import MEMORY
 from ..telemetry.metrics import Metrics
 from ..tls.files import TlsFilesError
-from ..upstream.embedded import EngineUnavailable, create_embedded_engine
-from ..upstream.lifespan import lifespan_of
+from ..upstream.embedded import EngineUnavailable, create_embedded_engine, lifespan_of
 from ..upstream.replica import Replica
 from ..wiring.stores import redis_options
 from ..wiring.tls import engines_context
 from ..wiring.upstreams import build_pool
 from . import configured, machine
 from .budgets import counts_long, examine_budgets
-from .engines import EngineNeeds, examine_engine
+from .engines import EngineNeeds, examine_engine, examine_router, routers_of
+from .examination import Check, in_thread
 from .findings import Finding, fail, ok, skip
 from .identity import examine_identity
 from .prometheus import examine_prometheus
 from .reasoning import examine_reasoning
 from .recall import examine_recall
-from .routers import examine_router, routers_of
-from .running import Check, in_thread
-from .stores import StoreNeeds, examine_store
-from .streams import examine_stream
+from .stores import StoreNeeds, examine_store, examine_stream
 from .tls import examine_tls
 from .warm_start import examine_warm_start
 

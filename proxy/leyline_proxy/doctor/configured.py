@@ -144,9 +144,7 @@ def file_verdicts(name: str, path: Path, mode: int, *, plain: bool) -> list[Find
         plain: True if it holds keys themselves, not only their digests.
     """
     if mode & _WRITTEN_BY_OTHERS:
-        return [
-            warn(name, f"other users can change {path}", f"chmod go-w {path}"),
-        ]
+        return [warn(name, f"other users can change {path}", f"chmod go-w {path}")]
     if plain and mode & _READ_BY_ALL:
         return [
             warn(

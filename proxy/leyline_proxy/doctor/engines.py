@@ -1,4 +1,4 @@
-"""Checks of engines: availability, splicing, the shared secret, and rendering."""
+"""Checks of engines and routers: availability, splicing, the shared secret, and rendering."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from leyline_engine.contract import THIS_RELEASE, Capability, ListClaims, judge
 
 from ..errors import ProxyError
 from ..model.states import RETAINED_TURNS, needs_slots, state_words
+from ..settings import Settings
+from ..telemetry.metrics import Metrics
+from ..tls.files import TlsFilesError
 from ..upstream.client import GATEWAY_FAILURES, NoCapability, UpstreamClient
 from ..upstream.handshake import CLAIMS
 from ..upstream.proof import Rendering, examine_rendering
 from ..upstream.tls_faults import tls_problem
+from ..wiring.tls import engines_context
 from .findings import Finding, fail, ok, skip, warn
 from .reaching import why_unreachable
 from .stores import clock_verdict
@@ -30,6 +34,8 @@ _AS_REQUIRED = "Start the engine as the reason requires"
 _BAD_SIGNATURE = "invalid_signature"
 _PAGES = {"vllm": "docs/vllm.md"}
 """Pages of engines other than SGLang."""
+
+_ROUTER_HEALTH = "/health"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +204,7 @@ def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Fin
         return fail(name, detail, fix)
     if not answer.splices:
         reason = answer.unsupported_reason or "it gives no reason"
-        return fail(
-            name,
-            f"{answer.engine_label} can't splice: {reason}",
-            _remedy(answer),
-        )
+        return fail(name, f"{answer.engine_label} can't splice: {reason}", _remedy(answer))
     claims = "takes claims" if CLAIMS in answer.actions else "takes no claims"
     if judge(answer) is not None:  # a finding of its own
         return ok(name, f"{answer.engine_label} has the plugin")
@@ -391,3 +393,29 @@ def _code(response: httpx.Response) -> Any:
         return response.json()["error"]["code"]
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def routers_of(settings: Settings) -> dict[str, str]:
+    """Return the router of each engine that has one, by the engine's name."""
+    found = {name: own.router or settings.router for name, own in settings.engines().items()}
+    return {name: url for name, url in found.items() if url is not None}
+
+
+async def examine_router(settings: Settings, name: str, limit_s: float) -> list[Finding]:
+    """Check that requests to an engine have a router that takes them."""
+    found, url = f"upstream.{name}.router", routers_of(settings)[name]
+    try:
+        tls = engines_context(settings, Metrics())
+    except TlsFilesError:
+        return [skip(found, "its certificates' files can't serve (tls)")]
+    asked = httpx.URL(url)
+    place = f"{asked.scheme}://{asked.netloc.decode().rpartition('@')[2]}"
+    verify = tls() if tls is not None else True
+    async with httpx.AsyncClient(timeout=limit_s, trust_env=False, verify=verify) as http:
+        try:
+            async with http.stream("GET", url.rstrip("/") + _ROUTER_HEALTH) as answer:
+                pass  # the status is enough
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            problem, fix = why_unreachable(error, "the router")
+            return [fail(found, f"{place}: {problem}", fix)]
+    return [ok(found, f"{place} answers (status {answer.status_code})")]

@@ -276,11 +276,5 @@ def examine_packages(settings: Settings) -> list[Finding]:
             problems += package_problems(REPLAY_ENGINE, ())
     detail = f"Leyline {version(PACKAGE)}, Python {platform.python_version()}"
     if problems:
-        return [
-            fail(
-                "packages",
-                f"{detail}; {'; '.join(problems[:6])}",
-                pip_install(*extras),
-            )
-        ]
+        return [fail("packages", f"{detail}; {'; '.join(problems[:6])}", pip_install(*extras))]
     return [ok("packages", detail)]

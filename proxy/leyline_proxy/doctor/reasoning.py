@@ -81,10 +81,7 @@ def verdict(effects: Mapping[str, int], mode: str) -> Finding:
 async def _metrics(proxy: httpx.AsyncClient) -> str | None:
     """Return a proxy's metrics; None if there are none."""
     try:
-        async with (
-            proxy as client,
-            client.stream("GET", "/metrics") as response,
-        ):
+        async with proxy as client, client.stream("GET", "/metrics") as response:
             found = await bounded_body(response, _MOST_BYTES)
     except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, BodyTooLongError):
         return None

@@ -8,7 +8,8 @@ from contextlib import suppress
 from secrets import token_hex
 
 from ..model.parts import StoredPart
-from ..parts.store import PartStore, PartStoreError
+from ..parts.limits import PartStoreError
+from ..parts.store import PartStore
 from ..settings import Settings
 from ..settings.sessions import MEMORY
 from ..wiring.recall import build_part_store, recalls

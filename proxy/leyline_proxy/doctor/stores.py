@@ -1,12 +1,15 @@
-"""Checks of Redis: availability, lasting data, and latency."""
+"""Checks of Redis: availability, lasting data, latency, and trials of the session store and of the
+audit log's stream."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from secrets import token_hex
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from redis.asyncio import RedisCluster
@@ -19,10 +22,14 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from ..audit.stream import FIELD
+from ..model.session import Session
+from ..sessions.redis import RedisLink, RedisSessionStore, Seal
+from ..sessions.redis.keys import Keys
 from ..sessions.redis.link import RedisOptions, client_of, clustered
+from ..sessions.redis.scripts import LOSE
 from .findings import Finding, fail, ok, warn
 from .reaching import why_unreachable
-from .store_trial import try_store
 
 KEEPS_ALL = "noeviction"
 OLDEST = 5
@@ -36,6 +43,18 @@ _SKEW_S = 5.0
 _PINGS = 5
 FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError, ValueError, TypeError)
 """The last two come from the URL: a port that isn't a number, or an unknown option."""
+
+_NO_ID = "0-0"
+"""Invalid id of an entry: the command checks all permissions and limits, and adds nothing."""
+
+_ADDS_NOTHING = "must be greater than 0-0"
+
+T = TypeVar("T")
+# What the trial writes.
+_TTL_S = 10.0
+_TENANT, _KEY, _TURN = "doctor", "", "t"
+_OUT, _KEPT = "pushed-out", "kept"
+_HISTORY = (1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,3 +356,97 @@ def _any(answer: Any) -> Any:
 def patient(options: RedisOptions, limit_s: float) -> RedisOptions:
     """Return options that wait longer than the proxy would, to measure slow answers."""
     return replace(options, connect_timeout_s=limit_s / 2, timeout_s=limit_s / 2)
+
+
+async def examine_stream(needs: StoreNeeds, limit_s: float) -> list[Finding]:
+    """Check that the proxy's user may write there. The stream isn't changed."""
+    try:
+        async with client_of(patient(needs.options, limit_s)) as client:
+            refusal = await _refusal(client, needs.prefix)
+    except FAILURES as error:
+        return [unreachable(needs, error)]
+    place = place_of(needs.options.url)
+    return [ok(f"{needs.name}.reachable", f"Redis at {place} answers"), _verdict(needs, refusal)]
+
+
+async def _refusal(client: Any, stream: str) -> ResponseError | None:
+    async with client.pipeline(transaction=True) as pipe:
+        pipe.xadd(stream, {FIELD: ""}, id=_NO_ID)
+        try:
+            await pipe.execute()
+        except ResponseError as error:
+            return None if _ADDS_NOTHING in str(error) else error
+    return None
+
+
+def _verdict(needs: StoreNeeds, refusal: ResponseError | None) -> Finding:
+    name, stream = f"{needs.name}.write", needs.prefix
+    if refusal is None:
+        return ok(name, f"entries can be added to {stream}")
+    fix = fix_of(refusal, f"Let the user XADD to the key {stream}, with MULTI and EXEC")
+    return fail(name, f"can't add entries to {stream} ({refusal}): only the file gets them", fix)
+
+
+class _OpenLink(RedisLink):
+    """A link that raises the server's own errors, which the store doesn't catch."""
+
+    async def call(self, command: Callable[[Any], Awaitable[T]], *, probe: bool = False) -> T:
+        return await command(self._client)
+
+    def close_circuit(self, runs: Mapping[str, str]) -> None:
+        self.problem = None
+
+
+async def try_store(options: RedisOptions, prefix: str) -> ResponseError | None:
+    """Write, find and delete sessions as a proxy does; return the server's refusal, if any.
+
+    Nothing remains, unless Redis goes away meanwhile.
+
+    Raises:
+        RedisError, RedisClusterException, OSError: Redis doesn't answer.
+    """
+    link, keys = _OpenLink(options), Keys(f"{prefix}:doctor:{token_hex(8)}")
+    try:
+        # First, so that a user who may not delete leaves nothing.
+        await _delete(link, keys)
+        try:
+            await _write_and_find(link, keys)
+        finally:
+            with suppress(RedisError, RedisClusterException, OSError):
+                await _delete(link, keys)
+    except ResponseError as refusal:
+        return refusal
+    finally:
+        await link.aclose()
+    return None
+
+
+async def _write_and_find(link: RedisLink, keys: Keys) -> None:
+    store = RedisSessionStore(link, ttl_s=_TTL_S, seal=Seal(), prefix=keys.prefix, max_sessions=1)
+    await store.connect()
+    for name in (_OUT, _KEPT):
+        session = Session(name, _TENANT, _KEY, (), (), 1, time.time())
+        await store.open_turn(_TENANT, name, _TURN)
+        await store.update(_TENANT, name, lambda _, new=session: new, _HISTORY, ends=_TURN)  # type: ignore[misc]
+    found = await store.matches(_TENANT, _KEY, _HISTORY, 1)
+    if [match.session for match in found] != [_KEPT] or await store.count() != 1:
+        raise ResponseError("other sessions were found than were written")
+    await store.sessions(_TENANT)
+    # Commands for rare cases: many alike conversations, a script new to the server, and responses
+    # that a quarantine deletes.
+    opening, entries = keys.opening(_TENANT, _KEY, _HISTORY[0]), _entries(keys, _KEPT)
+    await link.call(lambda client: client.zremrangebyrank(opening, 0, -1))
+    await link.call(lambda client: client.eval(LOSE.text, 2, *entries, 1, _KEY, 1000))
+    await link.call(lambda client: client.zrangebyscore(opening, 0, 1))
+    await store.close_turn(_TENANT, _KEPT, _TURN)
+    await store.delete(_TENANT, _KEPT)
+
+
+async def _delete(link: RedisLink, keys: Keys) -> None:
+    gone = [keys.all, keys.state, keys.owners, keys.tenant(_TENANT), keys.owned(_TENANT)]
+    gone += [keys.whole(_TENANT, _KEY, _HISTORY[-1]), *_entries(keys, _OUT), *_entries(keys, _KEPT)]
+    await link.together(lambda pipe: [pipe.delete(entry) for entry in gone])
+
+
+def _entries(keys: Keys, session: str) -> tuple[str, str]:
+    return keys.of_digest(keys.digest(_TENANT, session))

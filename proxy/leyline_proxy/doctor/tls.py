@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from ..settings import Settings
 from ..telemetry.metrics import Metrics
+from ..tls.contexts import ReloadedContext
 from ..tls.files import TlsFilesError
-from ..tls.reloading import ReloadedContext
 from ..wiring.tls import clients_context, engines_context
 from .configured import strangers
 from .findings import Finding, fail, ok, skip, warn
@@ -36,9 +36,7 @@ def examine_tls(settings: Settings) -> list[Finding]:
 
 
 def _side(
-    setting: str,
-    build: Callable[[Settings, Metrics], ReloadedContext | None],
-    settings: Settings,
+    setting: str, build: Callable[[Settings, Metrics], ReloadedContext | None], settings: Settings
 ) -> Finding | None:
     try:
         context = build(settings, Metrics())

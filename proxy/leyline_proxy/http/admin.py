@@ -27,7 +27,8 @@ from ..sessions.summary import session_document, session_overview
 from ..settings.api_keys import ApiKey, digest_of, expiry_text, key_digest
 from ..tenants import Tenant
 from ..tenants.directory import offered_key
-from ..upstream.summary import replica_document
+from ..turns.forgets import no_session
+from ..upstream.replica import replica_document
 from ..wiring.services import Services
 from .budget_routes import all_budgets
 from .caller import READS
@@ -36,8 +37,8 @@ from .errors import install_error_handlers
 from .guard import guard_against_pages
 from .limits import read_body
 from .metrics import metrics_response
-from .proof import FEWER_SPANS, MAX_PROOF_BYTES, proof_demand
-from .session_paths import stored_id
+from .quarantine_routes import FEWER_SPANS, MAX_PROOF_BYTES, proof_demand
+from .side_routes import stored_id
 
 log = structlog.get_logger("leyline.admin")
 
@@ -153,7 +154,7 @@ class _Handlers:
         tenant, session_id = self._identity(request)
         found = await self._services.store.get(tenant, session_id)
         if found is None:
-            raise _no_session()
+            raise no_session()
         return JSONResponse({"tenant": tenant, **session_document(found)})
 
     async def delete_session(self, request: Request) -> Response:
@@ -167,7 +168,7 @@ class _Handlers:
         if gone:
             raise SessionStoreGoneError
         if not known:
-            raise _no_session()
+            raise no_session()
         return JSONResponse({"deleted": True})
 
     async def proof(self, request: Request) -> Response:
@@ -252,10 +253,6 @@ def _tenant_document(tenant: Tenant, keys: tuple[ApiKey, ...]) -> dict[str, Any]
             "max_body_values": limits.max_body_values,
         },
     }
-
-
-def _no_session() -> NotFoundError:
-    return NotFoundError("No such session; it may have expired.", code="session_not_found")
 
 
 def _limit(text: str | None) -> int:

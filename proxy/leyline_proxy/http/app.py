@@ -17,7 +17,7 @@ from ..settings.other_paths import passing_paths
 from ..telemetry.exposition import enter
 from ..telemetry.processes import ALONE
 from ..telemetry.tracing import Tracing
-from ..upstream.lifespan import lifespan_of
+from ..upstream.embedded import lifespan_of
 from ..wiring.services import Services, build_services
 from ..wiring.workers import Worker
 from .api import Api

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from ..tenants import Tenant
-from ..tls.names import names_of
+from ..tls.peers import names_of
 from ..wiring.services import Services
 
 READS = frozenset({"GET", "HEAD"})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
+import httpx
 import msgspec
 
 from ..apis.call_arguments import readable
@@ -15,6 +18,9 @@ from ..request.declared import edits_by_characters
 from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
 from ..request.wire import replace_messages
 from ..tenants import Tenant
+from ..turns.turn import Turn
+from ..upstream.headers import RawHeaders
+from ..wiring.services import Services
 from .api import Api, ApiCall
 from .limits import beside
 
@@ -62,3 +68,25 @@ class ChatCall(ApiCall):
 
 
 CHAT = Api(ChatCall.path, "/v1/leyline/count_tokens", ChatCall)
+
+
+@asynccontextmanager
+async def open_chat(
+    services: Services, turn: Turn, headers: RawHeaders
+) -> AsyncIterator[httpx.Response]:
+    """Send a turn to its engine, through the router if there is one.
+
+    Args:
+        headers: the client's, for the engine.
+    """
+    async with turn.replica.forward(
+        "POST",
+        CHAT.path,
+        headers=headers,
+        content=turn.body,
+        own=services.routing.headers(turn),
+        credentials=turn.request.tenant.forward_credentials,
+        routed=True,
+    ) as response:
+        services.routing.note(turn, response.headers)
+        yield response

@@ -9,11 +9,9 @@ from starlette.responses import JSONResponse
 
 from leyline_engine.contract import MAX_COMMAND_BYTES, MAX_LISTED
 
-from ..request.parse import decode_body
 from ..tenants import Tenant
 from ..wiring.services import Services
-from .limits import read_body
-from .side_routes import side_caller
+from .side_routes import side_body, side_caller
 
 CLAIMS = "/v1/leyline/claims"
 
@@ -24,10 +22,13 @@ def install_claims(app: FastAPI, services: Services) -> None:
     """Register the routes on ``app``."""
     claims, caller = services.claims, Depends(side_caller(services))
 
+    async def body_of(request: Request) -> dict[str, Any]:
+        return await side_body(services, request, MAX_COMMAND_BYTES, "A claim takes less.")
+
     @app.post(CLAIMS, tags=["claims"])
     async def submit(request: Request, tenant: Tenant = caller) -> JSONResponse:
         """Claim tokens of one of the tenant's sessions."""
-        document = await claims.submit(tenant.name, await _body(services, request))
+        document = await claims.submit(tenant.name, await body_of(request))
         where = {"location": f"{CLAIMS}/{document['id']}"}
         return JSONResponse(document, status_code=201, headers=where)
 
@@ -44,7 +45,7 @@ def install_claims(app: FastAPI, services: Services) -> None:
     @app.patch(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
     async def revise(claim_id: str, request: Request, tenant: Tenant = caller) -> JSONResponse:
         """Revise a claim; members that aren't given keep their values."""
-        body = await _body(services, request)
+        body = await body_of(request)
         return JSONResponse(await claims.revise(tenant.name, claim_id, body))
 
     @app.delete(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
@@ -61,9 +62,3 @@ def install_claims(app: FastAPI, services: Services) -> None:
     ) -> JSONResponse:
         """List the events of a claim, in order."""
         return JSONResponse(await claims.events(tenant.name, claim_id, after, limit))
-
-
-async def _body(services: Services, request: Request) -> dict[str, Any]:
-    limit = min(services.settings.max_body_bytes, MAX_COMMAND_BYTES)
-    timeout_s = services.settings.body_timeout_s
-    return decode_body(await read_body(request, limit, "A claim takes less.", timeout_s=timeout_s))

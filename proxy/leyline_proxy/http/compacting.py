@@ -50,12 +50,11 @@ from ..turns.turn import Turn
 from ..upstream.client import read
 from ..wiring.services import Services
 from .api import ApiCall
-from .forwarding import open_chat
-from .limits import until_disconnect
+from .chat import open_chat
+from .limits import until_disconnect, within
 from .refusal import answer_of, refusal_of_answer
 from .signs import Signs
 from .sse import is_text
-from .time_limit import within
 
 log = structlog.get_logger("leyline.http")
 

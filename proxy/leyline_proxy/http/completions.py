@@ -29,9 +29,8 @@ from ..upstream.replica import Replica
 from ..wiring.services import Services
 from .bare_charges import BareCharge, ChargedRelay, prompt_tokens_of, usage_in
 from .exchange import Exchange
-from .limits import beside, until_disconnect
+from .limits import beside, until_disconnect, within
 from .refusal import answer_of, refusal_of_answer, refusal_response
-from .time_limit import within
 
 COMPLETIONS_PATH = "/v1/completions"
 

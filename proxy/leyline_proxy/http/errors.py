@@ -17,16 +17,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ..apis.anthropic.errors import ANTHROPIC_VERSION, error_document, too_long
-from ..errors import BadRequestError, NotFoundError, ProxyError
+from ..errors import BadRequestError, NotFoundError, ProxyError, TryLaterError
 from ..telemetry.logging import frames_of
-from .path_hints import (
-    KnownPaths,
-    google_error,
-    hint,
-    is_anthropic,
-    is_gemini,
-    shown_path,
-)
+from .path_hints import KnownPaths, google_error, hint, is_anthropic, is_gemini, shown_path
 
 log = structlog.get_logger("leyline.http")
 
@@ -198,3 +191,14 @@ def install_error_handlers(app: Starlette, other: Iterable[tuple[str, Iterable[s
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RequestValidationError, validation_error)
     app.add_exception_handler(Exception, proxy_error)
+
+
+class StoppingError(TryLaterError):
+    """The proxy is about to stop; another one may answer."""
+
+    status = 503
+    kind = "server_error"
+    code = "stopping"
+
+    def __init__(self) -> None:
+        super().__init__("This proxy is about to stop. Send the request again.", 1)

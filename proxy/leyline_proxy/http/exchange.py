@@ -23,12 +23,11 @@ from ..tenants import Tenant
 from ..upstream.headers import downstream_headers
 from ..wiring.services import Services
 from .caller import caller_of
-from .errors import as_proxy_error, error_event, shaped_response
+from .errors import StoppingError, as_proxy_error, error_event, shaped_response
 from .limits import SHORTER, read_body, until_disconnect
 from .relay import Relay
 from .signs import Signs
 from .sse import PING, STREAM_HEADERS
-from .stopping import StoppingError
 
 log = structlog.get_logger("leyline.http")
 

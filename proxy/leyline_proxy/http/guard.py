@@ -20,7 +20,7 @@ from ..settings import Settings
 from ..settings.authorities import AllowedHosts, Authority, allowed_hosts, parse_authority
 from ..settings.other_paths import takes_form
 from .errors import shaped_response
-from .socket_answer import refuse_socket
+from .socket_calls import refuse_socket
 
 FormPath = Callable[[str, str], bool]
 """Returns True if a request of a method and a path may have a form."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import structlog
 
-from ..model.tls_refusal import TlsRefusal
+from ..model.tls import TlsRefusal
 from ..tls.refusing import ACCEPTED, refusal_of
 
 log = structlog.get_logger("leyline.tls")

@@ -16,6 +16,7 @@ from ..errors import (
     ClientDisconnected,
     MediaTypeError,
     RequestTimeoutError,
+    UpstreamTimeoutError,
 )
 from ..request.surrogates import repair_surrogates
 from ..request.values import MAX_VALUES, check_values
@@ -26,7 +27,26 @@ T = TypeVar("T")
 
 _LARGE = 1 << 17
 """Bytes of a body from which reading it takes longer than others should wait."""
+
 SHORTER = "Send fewer or shorter messages, or raise max_body_bytes."
+
+
+async def within(limit_s: float | None, work: Coroutine[Any, Any, T], *, spent_s: float = 0) -> T:
+    """Return the result of ``work``; cancel it if it takes longer than ``limit_s``.
+
+    Args:
+        spent_s: time that other work on the same answer took.
+
+    Raises:
+        UpstreamTimeoutError: it took longer.
+    """
+    try:
+        async with asyncio.timeout(limit_s and max(0.0, limit_s - spent_s)):
+            return await work
+    except TimeoutError as error:
+        raise UpstreamTimeoutError(
+            f"The whole answer took longer than {limit_s} s.", code="upstream_total"
+        ) from error
 
 
 class EncodingError(MediaTypeError):

@@ -15,8 +15,8 @@ from ..live.stream import LiveStream, Pace, Sources
 from ..tenants import Tenant
 from ..wiring.services import Services
 from .caller import caller_of
+from .errors import StoppingError
 from .limits import until_disconnect
-from .stopping import StoppingError
 
 LIVE_PATH: Final = "/v1/leyline/live"
 _MAX_ID = 64

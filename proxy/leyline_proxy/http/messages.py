@@ -16,13 +16,14 @@ from starlette.responses import Response
 from ..apis.anthropic.answer import map_answer, map_usage
 from ..apis.anthropic.compaction import compaction_block, last_compaction, with_iterations
 from ..apis.anthropic.diagnostics import Asked, asked_diagnostics, diagnosis, print_of
-from ..apis.anthropic.errors import ANTHROPIC_VERSION, FieldError, error_document
+from ..apis.anthropic.errors import ANTHROPIC_VERSION, error_document
 from ..apis.anthropic.models import map_model, map_models
 from ..apis.anthropic.native import NativeMessages
 from ..apis.anthropic.request import ChatMapping, map_request, without_beginning
 from ..apis.anthropic.stream import NO_TOKENS, MessageEvents
 from ..apis.chat_answers import AnswerError
 from ..apis.events import encoded
+from ..apis.fields import FieldError, in_request
 from ..errors import BadRequestError, ProxyError
 from ..model.clock import TurnClock
 from ..model.compaction import CompactionReport
@@ -176,8 +177,8 @@ class MessagesCall(ApiCall):
         message, param = anthropic_message(error), error.param
         if self._mapping is not None:
             # Proxy and engine speak of the chat request, which the client never saw.
-            message = self._mapping.in_request(message)
-            param = self._mapping.in_request(param) if param is not None else None
+            message = in_request(message, self._mapping.origins)
+            param = in_request(param, self._mapping.origins) if param is not None else None
         account = {"code": error.code, "param": param, **error.members}
         return error_document(
             error.status,

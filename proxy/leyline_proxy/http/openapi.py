@@ -14,22 +14,24 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ..claims.documents import ClaimBody, RevisionBody
-from ..request.proof import ProofBody
-from ..request.quarantine import QuarantineBody
-from ..request.recall import RecallBody
+from ..request.side_bodies import ProofBody, QuarantineBody, RecallBody
 
 _REF = "#/components/schemas/{name}"
 
 Schema = Mapping[str, Any]
 
 
-def _object(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
+def _object(optional: Mapping[str, Schema] | None = None, **required: Schema) -> Schema:
     """Return the schema of an object that may have other members, too."""
     return {
         "type": "object",
         "required": list(required),
         "properties": {**required, **(optional or {})},
     }
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
 
 
 def _nullable(kind: str, **bounds: Any) -> Schema:
@@ -42,259 +44,176 @@ def _ref(name: str) -> Schema:
 
 STRING: Schema = {"type": "string"}
 NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 ANYTHING: Schema = {"type": "object"}
 
+_NO_STRING = _nullable("string")
+_NO_COUNT = _nullable("integer", minimum=0)
+_NO_BOOLEAN = _nullable("boolean")
 _ROLES = ["system", "developer", "user", "assistant", "tool", "function"]
 _MODEL: Schema = {**STRING, "minLength": 1}
-_STREAM: Schema = {"type": ["boolean", "null"]}
-_OBJECTS: Schema = {"type": "array", "items": ANYTHING}
-
-_DERIVED: Schema = {
-    "type": "array",
-    "maxItems": 256,
-    "items": _object(
-        {
-            "span": STRING,
-            "message": _nullable("integer", minimum=0),
-            "role": STRING,
-            "read": {"enum": ["direct", "transitive", "unknown"]},
-        }
-    ),
-}
+_STRINGS, _OBJECTS = _list(STRING), _list(ANYTHING)
 
 _PART: dict[str, Schema] = {
     "role": STRING,
     "tool": STRING,
     "tokens": COUNT,
-    "tags": {"type": "array", "items": STRING},
+    "tags": _STRINGS,
     "policy": STRING,
     "turn": STRING,
     "index": COUNT,
     "created": NUMBER,
 }
+_DERIVED = _object(
+    span=STRING, message=_NO_COUNT, role=STRING, read={"enum": ["direct", "transitive", "unknown"]}
+)
+_LEDGER_SPAN = _object(
+    span=STRING,
+    message=_NO_COUNT,
+    role=_NO_STRING,
+    tokens=_NO_COUNT,
+    state={"enum": ["held", "edited", "forgotten", "quarantined", "gone"]},
+    since=_NO_COUNT,
+    until=_NO_COUNT,
+    read_by=_list(_object(**{"turn": STRING, "from": COUNT})),
+    engines=_list(
+        _object(**{"engine": STRING, "turns": _NO_COUNT, "lineages": _NO_COUNT, "from": _NO_COUNT})
+    ),
+)
+_LEDGER_ENGINE = _object(
+    engine=STRING,
+    answer={"enum": ["given", "unreachable", "unsupported", "gone"]},
+    pending=_NO_COUNT,
+    owed=BOOLEAN,
+)
+_RECALLED = _object(
+    {"text": STRING, **_PART},
+    selector=STRING,
+    verdict={"enum": ["hit", "fault", "recompute", "refuse", "abstain"]},
+    cause=_NO_STRING,
+    address=_NO_STRING,
+    tokens=COUNT,
+    price_tokens=COUNT,
+)
 
 SCHEMAS: dict[str, Schema] = {
     "Error": _object(
-        {
-            "error": _object(
-                {
-                    "message": STRING,
-                    "type": STRING,
-                    "param": _nullable("string"),
-                    "code": {"type": ["string", "integer", "null"]},
-                }
-            )
-        }
+        error=_object(
+            message=STRING,
+            type=STRING,
+            param=_NO_STRING,
+            code={"type": ["string", "integer", "null"]},
+        )
     ),
-    "AnthropicError": _object(
-        {
-            "type": {"const": "error"},
-            "error": _object({"type": STRING, "message": STRING}),
-        }
-    ),
+    "AnthropicError": _object(type={"const": "error"}, error=_object(type=STRING, message=STRING)),
     "ChatRequest": _object(
-        {
-            "model": _MODEL,
-            "messages": {
-                "type": "array",
-                "minItems": 1,
-                "items": _object({"role": {"enum": _ROLES}}, {"content": {}}),
-            },
-        },
-        {"stream": _STREAM, "tools": {"type": ["array", "null"], "items": ANYTHING}},
+        {"stream": _NO_BOOLEAN, "tools": {"type": ["array", "null"], "items": ANYTHING}},
+        model=_MODEL,
+        messages={**_list(_object({"content": {}}, role={"enum": _ROLES})), "minItems": 1},
     ),
-    "ChatCompletion": _object({"choices": _OBJECTS}),
-    "CompletionRequest": _object({"model": _MODEL}, {"prompt": {}, "stream": _STREAM}),
+    "ChatCompletion": _object(choices=_OBJECTS),
+    "CompletionRequest": _object({"prompt": {}, "stream": _NO_BOOLEAN}, model=_MODEL),
     "MessageRequest": _object(
-        {
-            "model": _MODEL,
-            "max_tokens": {"type": "integer", "minimum": 0},
-            "messages": {
-                "type": "array",
-                "minItems": 1,
-                "items": _object({"role": {"enum": ["user", "assistant"]}, "content": {}}),
-            },
+        {"system": {}, "stream": _NO_BOOLEAN, "tools": _OBJECTS, "thinking": ANYTHING},
+        model=_MODEL,
+        max_tokens=COUNT,
+        messages={
+            **_list(_object(role={"enum": ["user", "assistant"]}, content={})),
+            "minItems": 1,
         },
-        {"system": {}, "stream": _STREAM, "tools": _OBJECTS, "thinking": ANYTHING},
     ),
     "Message": _object(
-        {
-            "id": STRING,
-            "type": {"const": "message"},
-            "role": {"const": "assistant"},
-            "model": STRING,
-            "content": _OBJECTS,
-            "stop_reason": _nullable("string"),
-            "usage": _object({"input_tokens": COUNT, "output_tokens": COUNT}),
-        }
+        id=STRING,
+        type={"const": "message"},
+        role={"const": "assistant"},
+        model=STRING,
+        content=_OBJECTS,
+        stop_reason=_NO_STRING,
+        usage=_object(input_tokens=COUNT, output_tokens=COUNT),
     ),
     "ResponseRequest": _object(
-        {"model": _MODEL},
         {
             "input": {"type": ["string", "array"]},
-            "instructions": _nullable("string"),
-            "previous_response_id": _nullable("string"),
-            "stream": _STREAM,
-            "store": {"type": ["boolean", "null"]},
+            "instructions": _NO_STRING,
+            "previous_response_id": _NO_STRING,
+            "stream": _NO_BOOLEAN,
+            "store": _NO_BOOLEAN,
             "tools": _OBJECTS,
         },
+        model=_MODEL,
     ),
-    "Response": _object(
-        {"id": STRING, "object": {"const": "response"}, "status": STRING, "output": _OBJECTS}
-    ),
+    "Response": _object(id=STRING, object={"const": "response"}, status=STRING, output=_OBJECTS),
     "CompactedResponse": _object(
-        {"id": STRING, "object": {"const": "response.compaction"}, "output": _OBJECTS}
+        id=STRING, object={"const": "response.compaction"}, output=_OBJECTS
     ),
-    "Models": _object({"data": {"type": "array", "items": _object({"id": STRING})}}),
-    "Counted": _object({"input_tokens": COUNT}, {"context_management": ANYTHING}),
-    "Budgets": _object({"budgets": _OBJECTS, "complete": {"type": "boolean"}}),
+    "Models": _object(data=_list(_object(id=STRING))),
+    "Counted": _object({"context_management": ANYTHING}, input_tokens=COUNT),
+    "Budgets": _object(budgets=_OBJECTS, complete=BOOLEAN),
     "SessionOverview": _object(
-        {
-            "id": STRING,
-            "name": STRING,
-            "model": STRING,
-            "client": STRING,
-            "turns": COUNT,
-            "updated": NUMBER,
-            "prompt_tokens": COUNT,
-            "cached_tokens": COUNT,
-            "spliced_tokens": COUNT,
-            "reused_tokens": COUNT,
-            "hit_ratio": _nullable("number", minimum=0, maximum=1),
-        }
+        id=STRING,
+        name=STRING,
+        model=STRING,
+        client=STRING,
+        turns=COUNT,
+        updated=NUMBER,
+        prompt_tokens=COUNT,
+        cached_tokens=COUNT,
+        spliced_tokens=COUNT,
+        reused_tokens=COUNT,
+        hit_ratio=_nullable("number", minimum=0, maximum=1),
     ),
-    "Sessions": _object({"sessions": {"type": "array", "items": _ref("SessionOverview")}}),
-    "Session": {
-        "allOf": [
-            _ref("SessionOverview"),
-            _object({"retained": {"type": "array", "items": STRING}, "history": _OBJECTS}),
-        ]
-    },
+    "Sessions": _object(sessions=_list(_ref("SessionOverview"))),
+    "Session": {"allOf": [_ref("SessionOverview"), _object(retained=_STRINGS, history=_OBJECTS)]},
     "Quarantined": _object(
-        {
-            "session": STRING,
-            "quarantined": {
-                "type": "array",
-                "items": _object({"span": STRING, "message": _nullable("integer")}),
-            },
-            "forgot": _object(
-                {"result": {"enum": ["erased", "owed", "unreachable"]}, "owed": COUNT}
-            ),
-            "responses_deleted": COUNT,
-            "derived": _DERIVED,
-            "derived_complete": {"type": "boolean"},
-        },
         {"derived_omitted": COUNT},
+        session=STRING,
+        quarantined=_list(_object(span=STRING, message=_nullable("integer"))),
+        forgot=_object(result={"enum": ["erased", "owed", "unreachable"]}, owed=COUNT),
+        responses_deleted=COUNT,
+        derived={**_list(_DERIVED), "maxItems": 256},
+        derived_complete=BOOLEAN,
     ),
     "Proof": _object(
-        {
-            "session": STRING,
-            "tenant": STRING,
-            "spans": {"type": "array", "items": STRING},
-            "time": STRING,
-            "verdict": {"enum": ["clean", "survivors", "not_proven"]},
-            "unreachable": {"type": "boolean"},
-            "engines": _OBJECTS,
-            "places": _OBJECTS,
-            "responses": _object({"held": _nullable("integer", minimum=0), "deleted": COUNT}),
-            "stays": {"type": "array", "items": STRING},
-            "key": _nullable("string"),
-            "signature": _nullable("string"),
-        }
+        session=STRING,
+        tenant=STRING,
+        spans=_STRINGS,
+        time=STRING,
+        verdict={"enum": ["clean", "survivors", "not_proven"]},
+        unreachable=BOOLEAN,
+        engines=_OBJECTS,
+        places=_OBJECTS,
+        responses=_object(held=_NO_COUNT, deleted=COUNT),
+        stays=_STRINGS,
+        key=_NO_STRING,
+        signature=_NO_STRING,
     ),
     "Ledger": _object(
-        {
-            "session": STRING,
-            "spans": {
-                "type": "array",
-                "items": _object(
-                    {
-                        "span": STRING,
-                        "message": _nullable("integer", minimum=0),
-                        "role": _nullable("string"),
-                        "tokens": _nullable("integer", minimum=0),
-                        "state": {"enum": ["held", "edited", "forgotten", "quarantined", "gone"]},
-                        "since": _nullable("integer", minimum=0),
-                        "until": _nullable("integer", minimum=0),
-                        "read_by": {
-                            "type": "array",
-                            "items": _object({"turn": STRING, "from": COUNT}),
-                        },
-                        "engines": {
-                            "type": "array",
-                            "items": _object(
-                                {
-                                    "engine": STRING,
-                                    "turns": _nullable("integer", minimum=0),
-                                    "lineages": _nullable("integer", minimum=0),
-                                    "from": _nullable("integer", minimum=0),
-                                }
-                            ),
-                        },
-                    }
-                ),
-            },
-            "total": COUNT,
-            "truncated": {"type": "boolean"},
-            "engines": {
-                "type": "array",
-                "items": _object(
-                    {
-                        "engine": STRING,
-                        "answer": {"enum": ["given", "unreachable", "unsupported", "gone"]},
-                        "pending": _nullable("integer", minimum=0),
-                        "owed": {"type": "boolean"},
-                    }
-                ),
-            },
-        }
+        session=STRING,
+        spans=_list(_LEDGER_SPAN),
+        total=COUNT,
+        truncated=BOOLEAN,
+        engines=_list(_LEDGER_ENGINE),
     ),
-    "Recalled": _object(
-        {
-            "session": STRING,
-            "pieces": {
-                "type": "array",
-                "items": _object(
-                    {
-                        "selector": STRING,
-                        "verdict": {"enum": ["hit", "fault", "recompute", "refuse", "abstain"]},
-                        "cause": _nullable("string"),
-                        "address": _nullable("string"),
-                        "tokens": COUNT,
-                        "price_tokens": COUNT,
-                    },
-                    {"text": STRING, **_PART},
-                ),
-            },
-        }
-    ),
-    "Parts": _object(
-        {
-            "session": STRING,
-            "count": COUNT,
-            "parts": {"type": "array", "items": _object({"address": STRING, **_PART})},
-        }
-    ),
+    "Recalled": _object(session=STRING, pieces=_list(_RECALLED)),
+    "Parts": _object(session=STRING, count=COUNT, parts=_list(_object(address=STRING, **_PART))),
     "Claim": _object(
-        {
-            "id": STRING,
-            "session": STRING,
-            "kind": STRING,
-            "state": STRING,
-            "cause": STRING,
-            "age_s": {**NUMBER, "minimum": 0},
-            "expires_in_s": _nullable("number"),
-            "resident_tokens": COUNT,
-            "required_tokens": COUNT,
-            "hits": COUNT,
-            "pressure": COUNT,
-        }
+        id=STRING,
+        session=STRING,
+        kind=STRING,
+        state=STRING,
+        cause=STRING,
+        age_s={**NUMBER, "minimum": 0},
+        expires_in_s=_nullable("number"),
+        resident_tokens=COUNT,
+        required_tokens=COUNT,
+        hits=COUNT,
+        pressure=COUNT,
     ),
-    "Claims": _object({"claims": {"type": "array", "items": _ref("Claim")}}),
-    "ClaimEvents": _object({"events": _OBJECTS, "seq": COUNT}),
-    "Ready": _object({"ready": {"type": "boolean"}, "upstreams": _OBJECTS}),
-    "Alive": _object({"status": {"const": "ok"}}),
+    "Claims": _object(claims=_list(_ref("Claim"))),
+    "ClaimEvents": _object(events=_OBJECTS, seq=COUNT),
+    "Ready": _object(ready=BOOLEAN, upstreams=_OBJECTS),
+    "Alive": _object(status={"const": "ok"}),
 }
 
 

@@ -40,12 +40,11 @@ from ..wiring.services import Services
 from .bare_charges import BareCharge
 from .errors import method_error
 from .exchange import Exchange
-from .limits import checked_json, until_disconnect
+from .limits import checked_json, until_disconnect, within
 from .messages import model_as_asked
 from .models import listed_model
 from .path_hints import hint, is_mistaken, shown_path
 from .refusal import answer_of, refusal_response
-from .time_limit import within
 
 PATTERN = "/v1/{path:path}"
 _SAFE = "/:@!$&'()*+,;=-._~"

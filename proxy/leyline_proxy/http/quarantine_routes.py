@@ -9,23 +9,25 @@ from typing import Annotated
 import anyio.to_thread
 from fastapi import Depends, FastAPI, Query, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from ..request.parse import decode_body
-from ..request.quarantine import quarantine_body
+from ..request.side_bodies import ProofBody, checked_body, quarantine_body
 from ..sessions.ledger import MAX_LISTED, session_ledger
 from ..tenants import Tenant
 from ..turns.engine_ledgers import EngineLedgers, with_engines
-from ..turns.quarantine import no_session
+from ..turns.forgets import no_session
 from ..wiring.services import Services
-from .exchange import ServedBy
-from .limits import read_body
-from .proof import PROOF_PATH, ProofExchange
-from .session_paths import stored_id
-from .side_routes import side_caller
+from .exchange import Exchange, ServedBy
+from .side_routes import side_body, side_caller, stored_id
 
 _SESSION = "/v1/leyline/sessions/{session_id}"
 _MAX_BODY = 1 << 20
 _DEFAULT_LISTED = 200
+
+PROOF_PATH = "/v1/leyline/sessions/{session_id}/proof"
+MAX_PROOF_BYTES = 1 << 20
+FEWER_SPANS = "Name fewer spans."
 
 
 def install_quarantine(app: FastAPI, services: Services) -> None:
@@ -42,10 +44,9 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
     ) -> JSONResponse:
         """Put messages of a session into quarantine: out of the cache now, out of each prompt from
         now on."""
-        limit = min(services.settings.max_body_bytes, _MAX_BODY)
-        timeout_s = services.settings.body_timeout_s
-        raw = await read_body(request, limit, "Name fewer messages.", timeout_s=timeout_s)
-        body = quarantine_body(decode_body(raw))
+        body = quarantine_body(
+            await side_body(services, request, _MAX_BODY, "Name fewer messages.")
+        )
         return JSONResponse(await services.quarantines.put(tenant.name, session_id, body))
 
     @app.post(PROOF_PATH, tags=["leyline"])
@@ -70,3 +71,31 @@ def install_quarantine(app: FastAPI, services: Services) -> None:
         spans = [each["span"] for each in document["spans"]]
         answers = await engines.ask(found, spans)
         return JSONResponse(with_engines(document, answers))
+
+
+class ProofExchange(Exchange):
+    """Proves one forget. Every engine works for it, so the tenant's limits of requests apply."""
+
+    max_bytes = MAX_PROOF_BYTES
+    way_out = FEWER_SPANS
+
+    def __init__(self, services: Services, request: Request) -> None:
+        super().__init__(services, request, PROOF_PATH)
+
+    async def serve(
+        self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Forget, look for what is left, and answer with the proof, even if its client leaves."""
+        session_id = stored_id(self.services)(self.request.path_params["session_id"])
+        wanted = proof_demand(raw)
+        document = await self.services.proofs.prove(tenant.name, session_id, wanted)
+        await self.answer(JSONResponse(document), scope, receive, send)
+
+
+def proof_demand(raw: bytes) -> ProofBody:
+    """Return the demand in a body; an empty one demands a proof of everything.
+
+    Raises:
+        BadRequestError: names the field.
+    """
+    return checked_body(decode_body(raw) if raw.strip() else {}, ProofBody)

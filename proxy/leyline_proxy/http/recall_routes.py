@@ -10,17 +10,14 @@ from starlette.responses import JSONResponse
 
 from ..errors import ForbiddenError, PartsUnavailableError
 from ..model.parts import PartFacts
-from ..parts.store import PartStoreError
+from ..parts.limits import PartStoreError
 from ..request.identify import NAMED
-from ..request.parse import decode_body
-from ..request.recall import recall_body
+from ..request.side_bodies import recall_body
 from ..tenants import Tenant
-from ..turns.quarantine import no_session
+from ..turns.forgets import no_session
 from ..turns.recalling import Holder
 from ..wiring.services import Services
-from .limits import read_body
-from .session_paths import stored_id
-from .side_routes import side_caller
+from .side_routes import side_body, side_caller, stored_id
 
 _SESSION = "/v1/leyline/sessions/{session_id}"
 _MAX_BODY = 1 << 16
@@ -38,10 +35,7 @@ def install_recall(app: FastAPI, services: Services) -> None:
     ) -> JSONResponse:
         """Return evicted texts by address, each with a verdict."""
         holder = await _holder(services, tenant, session_id)
-        limit = min(services.settings.max_body_bytes, _MAX_BODY)
-        timeout_s = services.settings.body_timeout_s
-        raw = await read_body(request, limit, "Name fewer addresses.", timeout_s=timeout_s)
-        body = recall_body(decode_body(raw))
+        body = recall_body(await side_body(services, request, _MAX_BODY, "Name fewer addresses."))
         found = await services.recalls.recall(holder, body)
         services.recall_metrics.asked(holder.owner, [report for report, _ in found])
         pieces = []

@@ -21,8 +21,7 @@ from ..telemetry.tracing.usage import note_answer
 from ..turns import Account, TurnSettler
 from ..turns.records import record_in
 from ..turns.turn import Turn
-from ..upstream.bounds import bounds_of
-from ..upstream.client import chunks
+from ..upstream.client import bounds_of, chunks
 from .api import ApiCall, unfit_answer
 from .recalling import RecallLoop, RecallStream
 from .refusal import answer_of, refusal_of_event

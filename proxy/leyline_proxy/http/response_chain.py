@@ -9,7 +9,7 @@ import msgspec
 from fastapi import Depends, FastAPI, Request
 from starlette.responses import Response
 
-from ..apis.responses.errors import FieldError
+from ..apis.fields import FieldError
 from ..apis.responses.ids import owner_of
 from ..apis.responses.request import PREVIOUS, Items, references, resolved
 from ..apis.responses.stored import joined, list_items

@@ -17,10 +17,10 @@ import structlog
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive, Scope, Send
 
-from ..apis.responses.errors import FieldError
+from ..apis.fields import FieldError
 from ..apis.responses.socket import Create, read_frame
 from ..errors import BadRequestError, LimitError, NotFoundError, ProxyError
-from ..sessions.connection_responses import ConnectionResponses
+from ..sessions.stored_responses import ConnectionResponses
 from ..tenants import Tenant
 from ..wiring.services import Services
 from .caller import caller_of
@@ -28,8 +28,7 @@ from .errors import as_proxy_error
 from .exchange import UNKNOWN, Exchange
 from .limits import checked_json
 from .responses import RESPONSES
-from .socket_answer import FramedAnswer, failure_frame, refuse_socket
-from .socket_calls import PrepareExchange, connected_api
+from .socket_calls import FramedAnswer, PrepareExchange, connected_api, failure_frame, refuse_socket
 from .turn import TurnExchange
 
 MAX_LANES = 8

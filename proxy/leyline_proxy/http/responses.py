@@ -1,4 +1,4 @@
-"""``POST /v1/responses`` and ``/v1/responses/input_tokens``: OpenAI's Responses API over chat
+"""``POST /v1/responses``, ``…/input_tokens`` and ``…/compact``: OpenAI's Responses API over chat
 turns."""
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import httpx
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ..apis.events import encoded
-from ..apis.responses.answer import Opening, map_answer, map_usage, shown_request
+from ..apis.fields import FieldError, in_request
+from ..apis.responses.answer import Opening, map_answer, map_usage, shown_request, usage_of
 from ..apis.responses.compaction import TRIGGER, compaction_item
-from ..apis.responses.errors import FieldError
 from ..apis.responses.ids import response_id, with_id
 from ..apis.responses.items import COMPACTION
 from ..apis.responses.native import NativeResponses
 from ..apis.responses.request import ChatMapping, input_items, map_request, previous_id, stores
-from ..apis.responses.stored import joined
+from ..apis.responses.stored import joined, users
 from ..apis.responses.stream import ResponseEvents
 from ..apis.responses.truncation import Unit, droppable, with_dropped
 from ..errors import BadRequestError, NotFoundError, ProxyError, UnsupportedError
@@ -40,11 +41,14 @@ from ..request.prewarm import prewarms
 from ..sessions.stored_responses import ResponseSource
 from ..tenants import Tenant
 from ..turns import Account
+from ..turns.accounting import account_headers
 from ..turns.turn import Turn
 from ..upstream.tokens import TokensRefusedError
 from ..wiring.services import Services
-from .api import Api, ApiCall
+from .api import Api, ApiCall, read_call
+from .compacting import Compacting
 from .errors import error_event, error_response
+from .exchange import Exchange
 from .limits import beside
 from .refusal import answer_of, overflow_in, refusal_response
 from .response_chain import read_chain, resolve_references
@@ -210,11 +214,7 @@ class ResponsesCall(ApiCall):
     def _mapped(self, tenant: Tenant, given: Given) -> _Asked:
         items, earlier, chain = given.items, joined(given.chain), given.chain
         mapping = self._mapping = map_request(
-            given.body,
-            items,
-            earlier,
-            runs=self.runs,
-            opens=self.opens(tenant, given.model),
+            given.body, items, earlier, runs=self.runs, opens=self.opens(tenant, given.model)
         )
         mapping.body["messages"] = self.written(mapping.body)
         compacted = any(item.get("type") in (COMPACTION, TRIGGER) for item in items)
@@ -355,7 +355,7 @@ class ResponsesCall(ApiCall):
         error = document["error"]
         for name in ("message", "param"):
             if isinstance(error.get(name), str):
-                error[name] = self._read.mapping.in_request(error[name])
+                error[name] = in_request(error[name], self._read.mapping.origins)
         kept = {k: v for k, v in refused.headers.items() if k != "content-length"}
         return Response(msgspec.json.encode(document), refused.status_code, kept)
 
@@ -365,8 +365,10 @@ class ResponsesCall(ApiCall):
         if error.overflow is not None:
             error.param = "input"
         elif self._mapping is not None:
-            error.message = self._mapping.in_request(error.message)
-            error.param = self._mapping.in_request(error.param) if error.param else error.param
+            error.message = in_request(error.message, self._mapping.origins)
+            error.param = (
+                in_request(error.param, self._mapping.origins) if error.param else error.param
+            )
         return error
 
     @property
@@ -401,3 +403,50 @@ def own_items(items: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, An
 RESPONSES = Api(
     ResponsesCall.path, f"{ResponsesCall.path}/input_tokens", ResponsesCall, NativeResponses()
 )
+
+
+COMPACT_PATH = f"{RESPONSES.path}/compact"
+
+
+class CompactExchange(Exchange):
+    """Compacts a conversation. The answer is nothing but the summary's turn, so its errors are the
+    client's."""
+
+    spends = True
+
+    def __init__(self, services: Services, request: Request) -> None:
+        super().__init__(services, request, COMPACT_PATH)
+        self._call = ResponsesCall(services, request, self.clock, runs=False)
+
+    async def serve(
+        self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Ask the model for the summary, and answer with the user's messages and the summary."""
+        chat = await read_call(self._call, tenant, raw, receive)
+        self.model = self.services.pool.label(chat.model)
+        wish = forced(chat.compaction)
+        written = await Compacting(self.services, self._call).write(chat, wish, receive)
+        self.message_id = written.turn.message_id
+        self.extra_headers["x-leyline-session"] = written.turn.identity.session_id
+        output = users(self._call.items)
+        output.append(self._call.compaction_item(chat, written.report, len(output)))
+        members = written.account.members
+        members[OPTIONS_FIELD]["compaction"] = written.report.document()
+        document: dict[str, Any] = {
+            "id": self._call.identifier,
+            "object": "response.compaction",
+            "created_at": int(time.time()),
+            "output": output,
+            "usage": usage_of(written.report.usage or {}),
+            **members,
+        }
+        response = Response(
+            msgspec.json.encode(document),
+            headers={**self.extra_headers, **account_headers(written.account.receipt)},
+            media_type="application/json",
+        )
+        await self.answer(response, scope, receive, send)
+
+    def failure(self, error: ProxyError) -> Response:
+        """Return ``error`` in the shape of the API."""
+        return self._call.error(error, self.extra_headers)

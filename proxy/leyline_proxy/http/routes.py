@@ -12,16 +12,16 @@ from starlette.responses import JSONResponse, Response
 from leyline_engine.contract import CAPABILITY_PATH
 
 from ..errors import NotFoundError
-from ..parts.recalling import RecallableParts
+from ..parts.recallable_parts import RecallableParts
 from ..sessions.summary import session_document, session_overview
 from ..tenants import Tenant
-from ..upstream.summary import replica_document
+from ..turns.forgets import no_session
+from ..upstream.replica import replica_document
 from ..wiring.services import Services
 from .api import Api
 from .budget_routes import install_budgets
 from .chat import CHAT
 from .claim_routes import install_claims
-from .compact import COMPACT_PATH, CompactExchange
 from .completions import COMPLETIONS_PATH, CompletionExchange
 from .counting import CountExchange
 from .exchange import ServedBy
@@ -33,9 +33,8 @@ from .pass_through import METHODS, PATTERN, PassThroughExchange
 from .quarantine_routes import install_quarantine
 from .recall_routes import install_recall
 from .response_chain import install_stored_responses
-from .responses import RESPONSES
-from .session_paths import stored_id
-from .side_routes import side_caller
+from .responses import COMPACT_PATH, RESPONSES, CompactExchange
+from .side_routes import side_caller, stored_id
 from .turn import TurnExchange
 
 APIS: Mapping[str, Api] = {api.path: api for api in (CHAT, RESPONSES, MESSAGES)}
@@ -128,7 +127,7 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
         """Show one session: its turns, edits and receipts, without prompt text."""
         found = await services.store.get(tenant.name, session_id)
         if found is None or not found.answered:
-            raise NotFoundError("No such session; it may have expired.", code="session_not_found")
+            raise no_session()
         return JSONResponse(session_document(found))
 
 

@@ -15,7 +15,7 @@ from ..errors import LimitError, ProxyError
 from .caller import CERTIFICATE, certificate_names
 from .limits import too_large, too_slow
 from .response_socket import BEGINS, RECEPTION, SHORT_MESSAGE
-from .socket_answer import failure_frame
+from .socket_calls import failure_frame
 from .stalling import StallTimer
 
 CONTINUATION, TEXT, BINARY = 0, 1, 2

@@ -41,15 +41,14 @@ from ..upstream.client import GATEWAY_FAILURES, read
 from ..upstream.headers import downstream_headers
 from ..wiring.services import Services
 from .api import Api, ApiCall, read_call, unfit_answer
+from .chat import open_chat
 from .compacting import Compacting, Written
 from .exchange import Exchange
-from .forwarding import open_chat
-from .limits import until_disconnect
+from .limits import until_disconnect, within
 from .recalling import RecallLoop
 from .refusal import answer_of, refusal_of_answer
 from .relay import TurnRelay
 from .sse import DONE, STREAM_HEADERS, is_text
-from .time_limit import within
 
 
 async def paused_answer(call: ApiCall, written: Written, *, stream: bool) -> Response | bytes:

@@ -16,7 +16,7 @@ from ..audit.chain_file import WriteFailedError
 from ..audit.records import Record, lost_record
 from ..audit.writer import AuditWriter
 from .link import HubGoneError, HubLink
-from .server import Handlers, Member
+from .server import Handlers, Member, Part
 from .wire import Method
 
 log = structlog.get_logger("leyline.audit")
@@ -45,7 +45,7 @@ _LOOK_S = 0.5
 """Time between two questions of a worker."""
 
 
-class HubAudit:
+class HubAudit(Part):
     """The log's one writer. It names the turns of which a worker that died wrote no record."""
 
     def __init__(self, writer: AuditWriter) -> None:
@@ -54,7 +54,6 @@ class HubAudit:
         """Turns under way of each worker, by message."""
 
     def handlers(self, handlers: Handlers) -> None:
-        """Add the answers to workers' records."""
         handlers.add(RECORDS, self._offer)
         handlers.add(BEGUN, self._begin)
         handlers.add(ENDED, self._end)

@@ -1,19 +1,38 @@
-"""Budgets for all workers: their requests hold and use the same room."""
+"""Budgets for all workers: their requests hold and use the same room, and reports cover all."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
+from ..budgets import Budgets
 from ..budgets.book import Book
 from ..budgets.owed import OwedSettlements
 from ..budgets.store import BudgetStore, BudgetStoreGoneError
-from ..model.budgets import Amount, Asked, Reserved, Settlement, Usage, settlements_of
-from .link import HubFaultError, HubGoneError, HubLink
-from .server import Handlers, Member
-from .wire import Method, Topic
+from ..model.budgets import (
+    Amount,
+    Asked,
+    Counted,
+    Reserved,
+    Settlement,
+    Standing,
+    StoreState,
+    Usage,
+    settlements_of,
+    standings,
+    together,
+)
+from ..tenants import Tenant
+from .fleet import Fleet
+from .link import HubLink, unreachable_as
+from .server import Handlers, Member, Part
+from .wire import A, Method, Q, Topic
+
+_PATIENCE_S = 1.0
 
 
 class _Settle(msgspec.Struct, array_like=True, frozen=True):
@@ -22,13 +41,15 @@ class _Settle(msgspec.Struct, array_like=True, frozen=True):
 
 
 RESERVE = Method("budgets.reserve", Asked, Reserved)
-NOTE = Method("budgets.note", _Settle, type(None))
-DIED = Topic("budgets.died", _Settle)
 SETTLE = Method("budgets.settle", _Settle, type(None))
 USAGES = Method("budgets.usages", Asked, tuple[Usage, ...])
+NOTE = Method("budgets.note", _Settle, type(None))
+DIED = Topic("budgets.died", _Settle)
+COUNTED = Method("budgets.counted", Asked, tuple[Counted, ...])
+STATE = Method("budgets.state", type(None), StoreState)
 
 
-class HubBudgets:
+class HubBudgets(Part):
     """The usage of all workers' requests, and what they hold, also in another store.
 
     A worker that dies leaves requests of which nobody knows what they used. Another worker charges
@@ -44,7 +65,6 @@ class HubBudgets:
         """Holds that wait for a worker which charges them."""
 
     def handlers(self, handlers: Handlers) -> None:
-        """Add the answers to questions about budgets."""
         handlers.add(RESERVE, self._reserve)
         handlers.add(SETTLE, self._settle)
         handlers.add(USAGES, lambda _, asked: self._book.usages(asked))
@@ -115,22 +135,16 @@ class SharedBudgetStore:
         self._link = link
 
     async def reserve(self, asked: Asked) -> Reserved:
-        try:
+        with unreachable_as(BudgetStoreGoneError):
             return await self._link.ask(RESERVE, asked)
-        except (HubGoneError, HubFaultError) as error:
-            raise BudgetStoreGoneError from error
 
     async def settle(self, tenant: str, settlements: Sequence[Settlement]) -> None:
-        try:
+        with unreachable_as(BudgetStoreGoneError):
             await self._link.ask(SETTLE, _Settle(tenant, tuple(settlements)))
-        except (HubGoneError, HubFaultError) as error:
-            raise BudgetStoreGoneError from error
 
     async def usages(self, asked: Asked) -> tuple[Usage, ...]:
-        try:
+        with unreachable_as(BudgetStoreGoneError):
             return await self._link.ask(USAGES, asked)
-        except (HubGoneError, HubFaultError) as error:
-            raise BudgetStoreGoneError from error
 
     async def aclose(self) -> None:
         """Do nothing: the worker closes the link."""
@@ -163,3 +177,38 @@ class NotedBudgetStore:
     async def aclose(self) -> None:
         """Close all connections of the store."""
         await self._store.aclose()
+
+
+class BudgetsOfAll:
+    """The :class:`~leyline_proxy.budgets.BudgetReports` of one worker and of all others."""
+
+    def __init__(self, own: Budgets, fleet: Fleet) -> None:
+        self._own = own
+        self._fleet = fleet
+        fleet.follow(COUNTED, self._counted_here)
+        fleet.follow(STATE, lambda _: own.state())
+
+    async def standings(self, tenant: Tenant) -> list[Standing]:
+        if not tenant.limits.budgets:
+            return []
+        asked = self._own.asked(tenant)
+        usages = await self._own.read(asked)
+        if usages is None:
+            found = await self._all(COUNTED, asked)
+            usages = together(found or [self._own.counted(asked)])
+        return standings(asked, usages)
+
+    async def state(self) -> StoreState:
+        found = await self._all(STATE, None) or [await self._own.state()]
+        problems = (each.problem for each in found if each.problem is not None)
+        return StoreState(next(problems, None), sum(each.owed for each in found))
+
+    async def _all(self, order: Method[Q, A], question: Q) -> list[A]:
+        """Return all workers' answers; none if one of them is busy for too long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                return await self._fleet.everyone(order, question)
+        return []
+
+    async def _counted_here(self, asked: Asked) -> tuple[Counted, ...]:
+        return self._own.counted(asked)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ..debts import Debt, DebtBook, DebtKey, DebtStoreGoneError, Inherited
-from .link import HubFaultError, HubGoneError, HubLink
-from .server import Handlers, Member
+from .link import HubLink, unreachable_as
+from .server import Handlers, Member, Part
 from .wire import Method
 
 
@@ -21,14 +21,13 @@ WRITE = Method("debts.write", _Write, type(None))
 INHERIT = Method("debts.inherit", type(None), Inherited)
 
 
-class HubDebts:
+class HubDebts(Part):
     """The debts of all workers; the next one that asks inherits those of a worker that has gone."""
 
     def __init__(self) -> None:
         self._book = DebtBook()
 
     def handlers(self, handlers: Handlers) -> None:
-        """Add the answers to questions about debts."""
         handlers.add(WRITE, lambda member, word: self._book.write(member, word.debts, word.paid))
         handlers.add(INHERIT, lambda member, _: self._book.inherit(member))
 
@@ -46,17 +45,13 @@ class SharedDebtStore:
         self._link = link
 
     async def write(self, debts: Sequence[Debt], paid: Sequence[DebtKey]) -> bool:
-        try:
+        with unreachable_as(DebtStoreGoneError):
             await self._link.ask(WRITE, _Write(tuple(debts), tuple(paid)))
-        except (HubGoneError, HubFaultError) as error:
-            raise DebtStoreGoneError from error
         return True
 
     async def inherit(self, *, whole: bool = False) -> Inherited:
-        try:
+        with unreachable_as(DebtStoreGoneError):
             return await self._link.ask(INHERIT, None)
-        except (HubGoneError, HubFaultError) as error:
-            raise DebtStoreGoneError from error
 
     async def aclose(self) -> None:
         """Do nothing: the worker closes the link, and the hub keeps its debts."""

@@ -12,7 +12,7 @@ from leyline_engine.contract import TokenCounts
 from ..live.feed import LiveFeed
 from ..live.trend import Step, Trends
 from .link import HubLink
-from .server import Handlers, Member
+from .server import Handlers, Member, Part
 from .wire import Method, Topic
 
 
@@ -47,7 +47,7 @@ EVENT = Topic("feed.event", _Told)
 WATCHED = Topic("feed.watched", frozenset[str])
 
 
-class HubFeed:
+class HubFeed(Part):
     """The tenants with viewers, and the trends."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
@@ -57,7 +57,6 @@ class HubFeed:
         self._trends = Trends()
 
     def handlers(self, handlers: Handlers) -> None:
-        """Add the answers to questions about events."""
         handlers.add(PUBLISH, self._publish)
         handlers.add(VIEWED, self._view)
         handlers.add(COUNT, lambda _, a: self._trends.add(a.tenant, a.at, a.tokens, a.thinking))

@@ -13,10 +13,9 @@ import msgspec
 import structlog
 
 from ..telemetry.logging import frames_of
-from .link import HubLink
-from .server import Handlers, Member
-from .welcome import Welcome
-from .wire import Method, Topic
+from .link import HubLink, Welcome
+from .server import Handlers, Member, Part
+from .wire import A, Method, Q, Topic, packed, unpacked
 
 log = structlog.get_logger("leyline.workers")
 
@@ -38,17 +37,17 @@ class _Draining(msgspec.Struct, array_like=True, frozen=True):
 class _Order(msgspec.Struct, array_like=True, frozen=True):
     number: int
     kind: str
-    body: bytes
+    body: msgspec.Raw
 
 
 class _Everyone(msgspec.Struct, array_like=True, frozen=True):
     kind: str
-    body: bytes
+    body: msgspec.Raw
 
 
 class _Done(msgspec.Struct, array_like=True, frozen=True):
     number: int
-    body: bytes
+    body: msgspec.Raw
     fault: str = ""
 
 
@@ -57,7 +56,7 @@ READY = Method("fleet.ready", dict[str, str], type(None))
 BEAT = Method("fleet.beat", type(None), type(None))
 COUNTED = Method("fleet.counted", int, type(None))
 DRAIN = Method("fleet.drain", _Draining, type(None))
-EVERYONE = Method("fleet.everyone", _Everyone, list[bytes])
+EVERYONE = Method("fleet.everyone", _Everyone, list[msgspec.Raw])
 DONE = Method("fleet.done", _Done, type(None))
 DRAINING = Topic("fleet.draining", _Draining)
 ORDERS = Topic("fleet.orders", _Order)
@@ -67,7 +66,7 @@ class WorkerFaultError(Exception):
     """A worker failed an order; the message is the name of its error."""
 
 
-class HubFleet:
+class HubFleet(Part):
     """The workers that are up.
 
     Args:
@@ -96,10 +95,9 @@ class HubFleet:
         self._beats: dict[int, float] = {}
         self._draining: set[str] = set()
         self._orders = count(1)
-        self._awaited: dict[int, dict[Member, asyncio.Future[bytes]]] = {}
+        self._awaited: dict[int, dict[Member, asyncio.Future[msgspec.Raw]]] = {}
 
     def handlers(self, handlers: Handlers) -> None:
-        """Add the answers to workers' words."""
         handlers.add(HELLO, self._hello)
         handlers.add(READY, self._serves)
         handlers.add(COUNTED, self._count)
@@ -143,7 +141,7 @@ class HubFleet:
         for member in self._indices:
             member.push(DRAINING, told)
 
-    async def _everyone(self, _: Member, asked: _Everyone) -> list[bytes]:
+    async def _everyone(self, _: Member, asked: _Everyone) -> list[msgspec.Raw]:
         """Return the workers' answers. One that dies has no state left that an answer could be of;
         one that hangs is killed."""
         order, loop = next(self._orders), asyncio.get_running_loop()
@@ -191,7 +189,7 @@ class Fleet:
         """This worker's number."""
         self._link = link
         self._drain = drain
-        self._followers: dict[str, Callable[[bytes], Awaitable[bytes]]] = {}
+        self._followers: dict[str, Callable[[msgspec.Raw], Awaitable[msgspec.Raw]]] = {}
         self._following: set[asyncio.Task[None]] = set()
         self._connections = 0
         link.on(DRAINING, lambda told: drain(told.upstream, told.draining))
@@ -222,17 +220,22 @@ class Fleet:
         """Have all workers drain an engine, or not any more."""
         await self._link.ask(DRAIN, _Draining(upstream, draining))
 
-    def follow(self, kind: str, follower: Callable[[bytes], Awaitable[bytes]]) -> None:
-        """Have ``follower`` answer this kind of orders to all workers."""
-        self._followers[kind] = follower
+    def follow(self, order: Method[Q, A], follower: Callable[[Q], Awaitable[A]]) -> None:
+        """Have ``follower`` carry out an order to all workers."""
 
-    async def everyone(self, kind: str, body: bytes = b"") -> list[bytes]:
+        async def followed(body: msgspec.Raw) -> msgspec.Raw:
+            return packed(await follower(unpacked(body, order.asks)))
+
+        self._followers[order.name] = followed
+
+    async def everyone(self, order: Method[Q, A], question: Q) -> list[A]:
         """Give an order to all workers, this one included, and return their answers.
 
         Raises:
             HubFaultError: a worker failed.
         """
-        return await self._link.ask(EVERYONE, _Everyone(kind, body))
+        found = await self._link.ask(EVERYONE, _Everyone(order.name, packed(question)))
+        return [unpacked(each, order.answers) for each in found]
 
     def _ordered(self, order: _Order) -> None:
         task = asyncio.create_task(self._follow(order))
@@ -245,5 +248,5 @@ class Fleet:
         except Exception as error:
             kind = type(error).__name__
             log.error("order_failed", order=order.kind, error=kind, frames=frames_of(error))
-            done = _Done(order.number, b"", kind)
+            done = _Done(order.number, packed(None), kind)
         self._link.tell(DONE, done)

@@ -10,10 +10,7 @@ from leyline_engine.contract import ProofPlace
 
 from ..turns.ports import KeptText
 from .fleet import Fleet
-
-_FORGET = "kept.forget"
-_LEFT = "kept.left"
-_DELETE = "kept.delete"
+from .wire import Method
 
 
 class _Session(msgspec.Struct, array_like=True, frozen=True):
@@ -21,6 +18,11 @@ class _Session(msgspec.Struct, array_like=True, frozen=True):
     session: str
     turn: str = ""
     demands: int = 0
+
+
+FORGET = Method("kept.forget", _Session, type(None))
+LEFT = Method("kept.left", _Session, tuple[ProofPlace, ...])
+DELETE = Method("kept.delete", _Session, type(None))
 
 
 class KeptByAll:
@@ -32,41 +34,20 @@ class KeptByAll:
     def __init__(self, own: KeptText, fleet: Fleet) -> None:
         self._own = own
         self._fleet = fleet
-        fleet.follow(_FORGET, self._forget)
-        fleet.follow(_LEFT, self._left)
-        fleet.follow(_DELETE, self._delete)
+        fleet.follow(FORGET, lambda s: own.forget(s.tenant, s.session, s.turn, s.demands))
+        fleet.follow(LEFT, self._left_here)
+        fleet.follow(DELETE, lambda s: own.delete(s.tenant, s.session))
 
     async def forget(self, tenant: str, session: str, turn: str, demands: int) -> None:
-        await self._fleet.everyone(_FORGET, _packed(tenant, session, turn, demands))
+        await self._fleet.everyone(FORGET, _Session(tenant, session, turn, demands))
 
     async def left(self, tenant: str, session: str, demands: int) -> Sequence[ProofPlace]:
-        found = await self._fleet.everyone(_LEFT, _packed(tenant, session, "", demands))
-        return [place for each in found for place in _PLACES.decode(each)]
+        found = await self._fleet.everyone(LEFT, _Session(tenant, session, demands=demands))
+        return [place for each in found for place in each]
 
     async def delete(self, tenant: str, session: str) -> None:
         """Drop all of a session that is deleted."""
-        await self._fleet.everyone(_DELETE, _packed(tenant, session, "", 0))
+        await self._fleet.everyone(DELETE, _Session(tenant, session))
 
-    async def _forget(self, body: bytes) -> bytes:
-        asked = _SESSION.decode(body)
-        await self._own.forget(asked.tenant, asked.session, asked.turn, asked.demands)
-        return b""
-
-    async def _left(self, body: bytes) -> bytes:
-        asked = _SESSION.decode(body)
-        return msgspec.msgpack.encode(
-            list(await self._own.left(asked.tenant, asked.session, asked.demands))
-        )
-
-    async def _delete(self, body: bytes) -> bytes:
-        asked = _SESSION.decode(body)
-        await self._own.delete(asked.tenant, asked.session)
-        return b""
-
-
-def _packed(tenant: str, session: str, turn: str, demands: int) -> bytes:
-    return msgspec.msgpack.encode(_Session(tenant, session, turn, demands))
-
-
-_SESSION = msgspec.msgpack.Decoder(_Session)
-_PLACES = msgspec.msgpack.Decoder(list[ProofPlace])
+    async def _left_here(self, asked: _Session) -> tuple[ProofPlace, ...]:
+        return tuple(await self._own.left(asked.tenant, asked.session, asked.demands))

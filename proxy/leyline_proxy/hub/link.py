@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -13,13 +13,20 @@ import structlog
 
 from ..errors import TryLaterError
 from ..telemetry.logging import frames_of
-from .welcome import Welcome
 from .wire import A, Answer, Ask, Connection, Frame, Method, Push, Q, Topic, packed, unpacked
 
 log = structlog.get_logger("leyline.workers")
-
 _RETRY_AFTER_S = 2
 _FLUSH_S = 0.001
+
+
+class Welcome(msgspec.Struct, array_like=True, frozen=True):
+    """State from before the worker came."""
+
+    draining: tuple[str, ...] = ()
+    """Engines that get no sessions."""
+    claims: dict[str, int] = {}
+    """Numbers of the newest claim events in the audit log, by run of an engine."""
 
 
 class HubGoneError(TryLaterError):
@@ -37,6 +44,15 @@ class HubGoneError(TryLaterError):
 
 class HubFaultError(Exception):
     """The hub could not answer a question; its message is the name of the hub's error."""
+
+
+@contextmanager
+def unreachable_as(gone: type[Exception]) -> Iterator[None]:
+    """Raise another error where the hub has gone, or fails."""
+    try:
+        yield
+    except (HubGoneError, HubFaultError) as error:
+        raise gone from error
 
 
 class HubLink:

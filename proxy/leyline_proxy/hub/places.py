@@ -10,7 +10,7 @@ import msgspec
 from ..admission.fair_queue import Arrival, Share
 from ..admission.places import Counts, PlaceBook, Rates, Ticket
 from .link import HubLink
-from .server import Handlers, Member
+from .server import Handlers, Member, Part
 from .wire import Method, Topic
 
 _Owned = tuple[Member, str, int]
@@ -42,7 +42,7 @@ TAKE = Method("places.take", _Take, float)
 GRANTED = Topic("places.granted", int)
 
 
-class HubPlaces:
+class HubPlaces(Part):
     """The places of all workers' requests.
 
     Args:
@@ -56,7 +56,6 @@ class HubPlaces:
         """Requests of each worker that run or wait: tenants by number."""
 
     def handlers(self, handlers: Handlers) -> None:
-        """Add the answers to questions about places."""
         handlers.add(ENTER, self._enter)
         handlers.add(LEAVE, self._leave)
         handlers.add(COUNTS, lambda _, tenant: self._book.counts(tenant))

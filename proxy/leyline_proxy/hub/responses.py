@@ -7,7 +7,7 @@ import msgspec
 from ..model.stored_response import StoredResponse, decode, encode
 from ..sessions.stored_responses import ResponseShelf
 from .link import HubLink
-from .server import Handlers, Member
+from .server import Handlers, Part
 from .wire import Method
 
 
@@ -30,23 +30,19 @@ COUNT_IN = Method("responses.count_in", tuple[str, str], int)
 DELETE_FROM = Method("responses.delete_from", tuple[str, str, int], int)
 
 
-class HubResponses:
+class HubResponses(Part):
     """The responses of all workers."""
 
     def __init__(self, shelf: ResponseShelf) -> None:
         self._shelf = shelf
 
     def handlers(self, handlers: Handlers) -> None:
-        """Add the answers to questions about responses."""
         shelf = self._shelf
         handlers.add(PUT, lambda _, a: shelf.put(a.tenant, a.id, a.raw, a.session, a.turn))
         handlers.add(GET, lambda _, asked: _Found(shelf.get(*asked)))
         handlers.add(DELETE, lambda _, asked: shelf.delete(*asked))
         handlers.add(COUNT_IN, lambda _, asked: shelf.count_in(*asked))
         handlers.add(DELETE_FROM, lambda _, asked: shelf.delete_from(*asked))
-
-    def left(self, member: Member) -> None:
-        """Do nothing: responses outlive the worker that gave them."""
 
 
 class SharedResponses:

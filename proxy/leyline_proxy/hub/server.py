@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from inspect import isawaitable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import structlog
@@ -60,13 +61,14 @@ class Handlers:
         return self._known[name]
 
 
-class Part(Protocol):
+class Part(ABC):
     """A kind of shared state."""
 
+    @abstractmethod
     def handlers(self, handlers: Handlers) -> None:
         """Add the answers to questions about it."""
 
-    def left(self, member: Member) -> None:
+    def left(self, member: Member) -> None:  # noqa: B027 - most outlives a worker
         """Release what a worker held that has gone."""
 
 

@@ -8,9 +8,9 @@ import msgspec
 
 from ..parts.memory import MemorySpace
 from ..parts.names import Shelf
-from ..parts.store import PartUsage
+from ..parts.space import PartUsage
 from .link import HubLink
-from .server import Handlers, Member
+from .server import Handlers, Part
 from .wire import Method
 
 
@@ -43,14 +43,13 @@ TIDY = Method("spaces.tidy", dict[str, int], type(None))
 USAGE = Method("spaces.usage", type(None), PartUsage)
 
 
-class HubSpace:
+class HubSpace(Part):
     """The texts of all workers."""
 
     def __init__(self, space: MemorySpace) -> None:
         self._space = space
 
     def handlers(self, handlers: Handlers) -> None:
-        """Add the answers to questions about texts."""
         space = self._space
         handlers.add(NAMES, lambda _, shelf: _listed(space.names(shelf)))
         handlers.add(READ, lambda _, a: _dict(space.read(a.shelf, a.names, a.most)))
@@ -60,9 +59,6 @@ class HubSpace:
         handlers.add(COUNT, lambda _, asked: space.count(*asked))
         handlers.add(TIDY, lambda _, before: space.tidy(before))
         handlers.add(USAGE, lambda _, __: space.usage)
-
-    def left(self, member: Member) -> None:
-        """Do nothing: texts outlive the worker that evicted them."""
 
 
 async def _listed(found: Awaitable[Sequence[str]]) -> tuple[str, ...]:

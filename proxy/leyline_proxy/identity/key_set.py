@@ -85,11 +85,7 @@ class HttpKeys:
     """
 
     def __init__(
-        self,
-        issuer: str,
-        url: str | None,
-        *,
-        now: Callable[[], float] = time.time,
+        self, issuer: str, url: str | None, *, now: Callable[[], float] = time.time
     ) -> None:
         self._issuer = issuer
         self._url = url

@@ -154,8 +154,7 @@ class Tokens:
         if isinstance(error, jwt.ExpiredSignatureError):
             ago = self._now() - self._time(token, "exp")
             return TokenRefusedError(
-                f"The token expired {ago:.0f} s ago. Get a new one{self._clocks()}.",
-                Result.EXPIRED,
+                f"The token expired {ago:.0f} s ago. Get a new one{self._clocks()}.", Result.EXPIRED
             )
         if isinstance(error, jwt.ImmatureSignatureError):
             ahead = max(self._time(token, "nbf"), self._time(token, "iat")) - self._now()

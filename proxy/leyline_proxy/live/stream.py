@@ -21,8 +21,7 @@ from ..shutdown import Shutdown
 from ..tenants import Tenant
 from ..upstream.handshake import UpstreamStatus
 from ..upstream.pool import ReplicaPool
-from ..upstream.replica import Replica
-from ..upstream.summary import replica_document
+from ..upstream.replica import Replica, replica_document
 from .feed import Event, LiveFeed, Viewer, encoded
 from .trend import STEP_S, Step
 

@@ -161,12 +161,7 @@ def period_at(window: Window, now: float) -> Period:
 
 
 def asked_at(
-    tenant: str,
-    limits: Sequence[WindowLimit],
-    amount: Amount,
-    now: float,
-    *,
-    forced: bool = False,
+    tenant: str, limits: Sequence[WindowLimit], amount: Amount, now: float, *, forced: bool = False
 ) -> Asked:
     """Return the question for ``amount`` at a time."""
     slot = int(now // SLOT_S)

@@ -98,11 +98,7 @@ class _Tracing:
     """The relation of each text to forgotten messages, followed from the oldest to the newest."""
 
     def __init__(
-        self,
-        readings: Readings,
-        forgotten: Collection[str],
-        also: Collection[str],
-        now: int | None,
+        self, readings: Readings, forgotten: Collection[str], also: Collection[str], now: int | None
     ) -> None:
         self.found: dict[str, Relation] = {}
         self._readings = readings

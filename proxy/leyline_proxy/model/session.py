@@ -8,14 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from leyline_engine.contract import (
-    LineageRun,
-    Outcome,
-    Reason,
-    Receipt,
-    output_span,
-    token_digest,
-)
+from leyline_engine.contract import LineageRun, Outcome, Reason, Receipt, output_span, token_digest
 
 from .asides import Aside
 from .history import CONTINUES

@@ -37,6 +37,7 @@ from ..model.places import owed
 from ..model.session import Session
 from ..model.verdicts import Verdict
 from ..telemetry.logging import frames_of
+from ..turns.ports import TurnObserver
 from ..turns.settled import SettledTurn
 from ..turns.turn import Turn
 
@@ -54,7 +55,7 @@ _TEXTS_PER_BODY = 2
 """Bytes of text (old and new) that a waiting record holds per byte of the request's body."""
 
 
-class Auditor:
+class Auditor(TurnObserver):
     """Records turns, claims and forgets; without a writer, nothing. An observer of turns, and the
     log of the engines' actions apart from them.
 

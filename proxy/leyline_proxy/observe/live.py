@@ -6,11 +6,12 @@ from leyline_engine.contract import Receipt
 
 from ..live.feed import LiveFeed
 from ..model.session import Session
+from ..turns.ports import TurnObserver
 from ..turns.settled import SettledTurn
 from ..turns.turn import Turn
 
 
-class LiveTurns:
+class LiveTurns(TurnObserver):
     """Publishes turns to the feed's readers."""
 
     def __init__(self, feed: LiveFeed) -> None:

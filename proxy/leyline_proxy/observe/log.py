@@ -7,13 +7,14 @@ import structlog
 from leyline_engine.contract import Receipt
 
 from ..model.session import Session
+from ..turns.ports import TurnObserver
 from ..turns.settled import SettledTurn
 from ..turns.turn import Turn
 
 log = structlog.get_logger("leyline.turn")
 
 
-class TurnLog:
+class TurnLog(TurnObserver):
     """Writes turns to the log."""
 
     def settled(self, settled: SettledTurn, session: Session) -> None:
@@ -45,6 +46,3 @@ class TurnLog:
             own_claims=len(refused.own) if refused is not None else 0,
             other_claims=refused.others if refused is not None else 0,
         )
-
-    def abandoned(self, turn: Turn, model: str) -> None:
-        """Do nothing: the request's own line covers it."""

@@ -10,9 +10,9 @@ import orjson
 from leyline_engine.contract import Outcome, Receipt
 
 from ..model.session import Session
-from ..telemetry.tracing.codes import plain_code
-from ..telemetry.tracing.current import Attribute, current_trace
+from ..telemetry.tracing.current import Attribute, current_trace, plain_code
 from ..telemetry.tracing.usage import MAX_INT
+from ..turns.ports import TurnObserver
 from ..turns.settled import SettledTurn
 from ..turns.turn import Turn
 
@@ -155,7 +155,7 @@ def note_failover(upstream: str, code: str) -> None:
         trace.event("leyline.failover", {"upstream": upstream, "reason": plain_code(code)})
 
 
-class TurnTraces:
+class TurnTraces(TurnObserver):
     """Describes turns in the current trace."""
 
     def settled(self, settled: SettledTurn, session: Session) -> None:
@@ -177,9 +177,6 @@ class TurnTraces:
         trace = current_trace()
         if trace.recording:
             trace.event("leyline.refusal", {"reason": _reason(receipt)})
-
-    def abandoned(self, turn: Turn, model: str) -> None:
-        """Do nothing: the request's span covers it."""
 
 
 def _reason(receipt: Receipt) -> str:

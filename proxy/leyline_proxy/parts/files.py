@@ -18,8 +18,7 @@ from secrets import token_hex
 from typing import Any, TypeVar
 
 from .names import MARK, NAME, TEXT, Shelf, kind_of, millis_of
-from .space import SpaceError
-from .store import PartUsage
+from .space import PartUsage, SpaceError
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..model.parts import PartFacts
-from .store import FLOOR_S, MAX_FORGOTTEN
+from .limits import FLOOR_S, MAX_FORGOTTEN
 
 NOTHING = -1
 """For :attr:`Mark.demands` of a mark that reaches nothing by demands."""

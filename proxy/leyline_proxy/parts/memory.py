@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from .names import Shelf, kind_of, millis_of
-from .store import PartUsage
+from .space import PartUsage
 
 
 class MemorySpace:

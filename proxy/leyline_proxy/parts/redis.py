@@ -18,9 +18,9 @@ from typing import TypeVar
 
 from ..sessions.redis.link import RedisLink, RedisOptions, StoreGoneError, StoreRefusedError
 from ..sessions.redis.scripts import Script
+from .limits import FLOOR_S
 from .names import MARK, TEXT, Shelf, kind_of, millis_of
-from .space import SpaceError
-from .store import FLOOR_S, PartUsage
+from .space import PartUsage, SpaceError
 
 T = TypeVar("T")
 

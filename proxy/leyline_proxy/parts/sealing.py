@@ -19,9 +19,9 @@ import msgspec
 
 from ..model.parts import PartFacts, StoredPart
 from ..sessions.redis.sealing import Seal, owner_of
+from .limits import Owner
 from .marks import Mark
 from .names import Shelf
-from .store import Owner
 
 _DOMAIN = "leyline evicted text at rest 1"
 _LENGTH = 4

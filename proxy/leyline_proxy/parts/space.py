@@ -1,15 +1,23 @@
 """The interface of places where named entries are kept: memory, Redis, a file system.
 
-A space knows neither texts nor callers: see :mod:`.names`. Rules are in :mod:`.keeping`.
+A space knows neither texts nor callers: see :mod:`.names`. Rules are in :mod:`.store`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from .names import Shelf
-from .store import PartUsage
+
+
+@dataclass(frozen=True, slots=True)
+class PartUsage:
+    """The contents of a space in this process."""
+
+    entries: int = 0
+    bytes: int = 0
 
 
 class SpaceError(Exception):

@@ -112,14 +112,7 @@ def digest_of(context: Any) -> str:
 TEXT_MEMORY_BYTES = 896 << 20
 """Bytes for rendered messages and tokens."""
 
-_FAILURES = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    KeyError,
-    AttributeError,
-    RecursionError,
-)
+_FAILURES = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError)
 """Errors of a template that fails on a conversation."""
 
 

@@ -46,9 +46,7 @@ def _now(pattern: str) -> str:
 def chat_environment() -> ImmutableSandboxedEnvironment:
     """Return Jinja's environment with transformers' settings for chat templates."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise

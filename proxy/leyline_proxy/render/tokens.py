@@ -290,10 +290,7 @@ class _Join:
     """
 
     def __init__(
-        self,
-        tokenizer: PieceTokenizer,
-        point: _Point | None = None,
-        reader: Reader = NO_SESSION,
+        self, tokenizer: PieceTokenizer, point: _Point | None = None, reader: Reader = NO_SESSION
     ) -> None:
         self._reader = reader
         self._tokenizer = tokenizer

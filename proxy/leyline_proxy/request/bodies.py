@@ -161,12 +161,7 @@ class BodyMemory:
                 self._forget(next(iter(self._bodies.values()))[1])
 
     def forget(
-        self,
-        tenant: str,
-        session: str,
-        demands: int | None = None,
-        *,
-        but: ReadBody | None = None,
+        self, tenant: str, session: str, demands: int | None = None, *, but: ReadBody | None = None
     ) -> None:
         """Drop a session's body.
 

@@ -105,11 +105,7 @@ def compacted_body(
     if staying:
         options["edits"] = msgspec.to_builtins(staying)
     rest = {name: value for name, value in body.items() if name != OPTIONS_FIELD}
-    return {
-        **rest,
-        **({OPTIONS_FIELD: options} if options else {}),
-        "messages": [*messages],
-    }
+    return {**rest, **({OPTIONS_FIELD: options} if options else {}), "messages": [*messages]}
 
 
 def merged_wish(

@@ -233,8 +233,7 @@ def _check_together(message: Message, edits: Sequence[_Placed]) -> None:
     if drop is not None and drop.edit.mode is not Mode.FORGET and is_forgotten(message):
         member = "verdict" if is_condemned(message) else "forget"
         raise drop.error(
-            "mode",
-            f"must be forget: messages[{drop.edit.message}].leyline.{member} demands it.",
+            "mode", f"must be forget: messages[{drop.edit.message}].leyline.{member} demands it."
         )
 
 

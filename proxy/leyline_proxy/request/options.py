@@ -8,14 +8,7 @@ import msgspec
 
 from leyline_engine.contract import MAX_BOUNDARY, MAX_GROUPS, RecurrentEdits
 
-from ..model.fields import (
-    OPTIONS_FIELD,
-    GroupName,
-    OptionError,
-    ShareName,
-    ToolOrder,
-    field_error,
-)
+from ..model.fields import OPTIONS_FIELD, GroupName, OptionError, ShareName, ToolOrder, field_error
 from ..model.undeclared import UNDECLARED_KEYS, OwnMode, UndeclaredRules
 from .compaction import CompactOption
 from .declared import EDITS_FIELD, DeclaredEdit

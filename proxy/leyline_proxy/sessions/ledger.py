@@ -158,8 +158,4 @@ def _order(span: str) -> tuple[int, int, str]:
     """Return a key that sorts names by their turn, and by their place in it."""
     place = span.rpartition(".")[2]
     first = turn_index(span)
-    return (
-        first if first is not None else -1,
-        int(place) if place.isdecimal() else 1 << 30,
-        span,
-    )
+    return (first if first is not None else -1, int(place) if place.isdecimal() else 1 << 30, span)

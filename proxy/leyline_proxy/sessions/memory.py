@@ -16,10 +16,9 @@ from ..model.history import HistoryMatch
 from ..model.session import Session
 from .codec import UNENCODABLE, decode_session, encode_session
 from .freed import give_back_freed
-from .open_turns import OpenTurns
 from .store import SessionChange
 from .summary import SessionOverview, overview
-from .table import SessionName, SessionTable
+from .table import OpenTurns, SessionName, SessionTable
 
 
 @dataclass(frozen=True)  # no slots: its line is computed once

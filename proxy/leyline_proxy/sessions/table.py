@@ -1,7 +1,7 @@
 """Sessions by tenant, history and age: bounded in number, bytes and age. Pure but for the clock.
 
 If there are too many, the tenant with the most loses its least recently updated ones, so no tenant
-evicts another's sessions.
+evicts another's sessions. Turns that nobody has settled yet are noted beside them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,15 @@ from typing import Generic, Protocol, TypeVar
 from ..model.history import HistoryMatch
 
 _Holders = tuple[str, ...]
+
+_MAX_PARTIAL = 16
+"""Partial matches considered; more than one of the same length is ambiguous anyway."""
+
+_MESSAGE_BYTES = 120
+"""Bytes of a message in the index of histories."""
+
+SessionName = tuple[str, str]
+"""Tenant and session."""
 
 
 class HistoryIndex:
@@ -56,16 +65,6 @@ class HistoryIndex:
                 table.pop(value, None)
         if not table:
             del self._tables[tenant, key]
-
-
-_MAX_PARTIAL = 16
-"""Partial matches considered; more than one of the same length is ambiguous anyway."""
-
-_MESSAGE_BYTES = 120
-"""Bytes of a message in the index of histories."""
-
-SessionName = tuple[str, str]
-"""Tenant and session."""
 
 
 class Entry(Protocol):
@@ -232,3 +231,26 @@ class SessionTable(Generic[E]):
 
 def _weight(entry: Entry) -> int:
     return entry.size + _MESSAGE_BYTES * len(entry.chain)
+
+
+class OpenTurns:
+    """Names of turns under way. One whose proxy was killed stays: its KV is in no account."""
+
+    def __init__(self) -> None:
+        self._open: dict[SessionName, frozenset[str]] = {}
+
+    def of(self, session: SessionName) -> frozenset[str]:
+        """Return a session's open turns."""
+        return self._open.get(session, frozenset())
+
+    def open(self, session: SessionName, turn: str) -> None:
+        """Note a turn."""
+        self._open[session] = self.of(session) | {turn}
+
+    def close(self, session: SessionName, turn: str) -> None:
+        """Take a turn's note back."""
+        rest = self.of(session) - {turn}
+        if rest:
+            self._open[session] = rest
+        else:
+            self._open.pop(session, None)

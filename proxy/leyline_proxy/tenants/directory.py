@@ -12,7 +12,7 @@ from ..identity.errors import KeysGoneError, UnknownTenantError
 from ..identity.tokens import Tokens, looks_like_token
 from ..settings import DEFAULT_TENANT, Settings
 from ..settings.api_keys import ApiKey, key_digest, parse_key, tenants_of
-from ..tls.names import tenants_named
+from ..tls.peers import tenants_named
 from .key_file import read_keys
 from .tenant import Tenant, build_tenant
 

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from time import time
 from typing import Any
 
-from ..model.tls_refusal import TlsRefusal
+from ..model.tls import TlsRefusal
 
 ACCEPTED: ContextVar[socket.socket | None] = ContextVar("leyline_accepted", default=None)
 """The socket of the handshake that a task makes."""

@@ -8,14 +8,7 @@ from typing import Any
 
 import msgspec
 
-from leyline_engine.contract import (
-    Outcome,
-    Reason,
-    Receipt,
-    TokenCounts,
-    TurnRecord,
-    token_digest,
-)
+from leyline_engine.contract import Outcome, Reason, Receipt, TokenCounts, TurnRecord, token_digest
 
 from ..model.derived import Derived
 from ..model.paid import Paid, paid_account

@@ -11,27 +11,36 @@ way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic
+from typing import Any
 from uuid import uuid4
 
+import msgspec
 import structlog
 
-from leyline_engine.contract import Receipt
+from leyline_engine.contract import (
+    EditPayload,
+    ProvePayload,
+    Receipt,
+    TurnRecord,
+    edit_envelope,
+    sign_envelope,
+)
 
 from ..audit.followup import is_closed
 from ..debts import Debt, Debts, DebtStore, older
 from ..errors import ForgetsOwedError, ProxyError
 from ..model.places import erased, is_unknown_run, owed
 from ..model.session import Place, Session
+from ..model.spans import ANYTHING
 from ..sessions import SessionStore
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.pool import ReplicaPool
 from ..upstream.replica import Replica
-from .asking import ask_forget
 from .ports import EngineLog
 
 log = structlog.get_logger("leyline.forget")
@@ -46,6 +55,11 @@ _Owner = tuple[str, str]
 
 _BEAT_S = 2.0
 """Pause between two looks for debts of processes that have gone."""
+
+_ANSWER_TIMEOUT_S = 30.0
+"""Timeout of a request for one token, including its time in the engine's queue."""
+
+_RECORD_WAITS_S = (0.0, 0.05, 0.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,3 +386,48 @@ def _without(session: Session | None, done: list[_Done]) -> Session:
     for each in done:
         places = erased(places, each.run, each.seen)
     return replace(session, places=places)
+
+
+async def ask_forget(
+    replica: Replica,
+    owner: tuple[str, str],
+    *,
+    hints_secret: str | None,
+    spans: Sequence[str] = (ANYTHING,),
+    prove: ProvePayload | None = None,
+) -> TurnRecord | None:
+    """Ask an engine to forget, and return its record; None if it doesn't confirm the forget.
+
+    Args:
+        owner: tenant and session.
+        spans: names in the engine's ledger.
+        prove: the demand for a proof, if any.
+
+    Raises:
+        ProxyError: the engine can't be reached, or refuses the request.
+    """
+    capability = replica.status.capability
+    if capability is None:
+        return None
+    tenant, session = owner
+    message_id = f"m-{uuid4().hex}"
+    payload = EditPayload(
+        session=session, scope=tenant, turn=f"e-{uuid4().hex[:12]}", forget=tuple(spans)
+    )
+    envelope = edit_envelope(message_id, payload, prove=prove)
+    if hints_secret is not None:
+        envelope = sign_envelope(envelope, hints_secret)
+    body: dict[str, Any] = {
+        "model": capability.model,
+        "messages": [{"role": "user", "content": "."}],
+        "max_tokens": 1,
+        "temperature": 0,
+        "custom_params": {"kv_hints": msgspec.to_builtins(envelope)},
+    }
+    await replica.client.complete(body, _ANSWER_TIMEOUT_S)
+    for pause in _RECORD_WAITS_S:
+        await asyncio.sleep(pause)
+        record = await replica.client.record(message_id)
+        if record is not None and record.receipt.forgot is not None:
+            return record
+    return None

@@ -6,6 +6,7 @@ gives it to :class:`PromptMemories`; a test searches the process for others.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from leyline_engine.contract import ProofPlace
 from ..model.text_memory import Left
 from ..render import ChatRenderer
 from ..upstream.pool import ReplicaPool
+from .ports import KeptText
 
 
 class PromptMemory(Protocol):
@@ -84,3 +86,27 @@ class RenderedTexts:
         for replica in self._pool:
             if (renderer := replica.status.rendering.renderer) is not None:
                 yield renderer
+
+
+class KeptTexts:
+    """A :class:`~.ports.KeptText` of several."""
+
+    def __init__(self, *places: KeptText) -> None:
+        self._places = places
+
+    async def forget(self, tenant: str, session: str, turn: str, demands: int) -> None:
+        """Remove all of a session from each place."""
+        await asyncio.gather(
+            *(place.forget(tenant, session, turn, demands) for place in self._places)
+        )
+
+    async def delete(self, tenant: str, session: str) -> None:
+        """Remove all of a deleted session from each place."""
+        await asyncio.gather(*(place.delete(tenant, session) for place in self._places))
+
+    async def left(self, tenant: str, session: str, demands: int) -> Sequence[ProofPlace]:
+        """Look for a session's text in each place."""
+        found = await asyncio.gather(
+            *(place.left(tenant, session, demands) for place in self._places)
+        )
+        return [each for places in found for each in places]

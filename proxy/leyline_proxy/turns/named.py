@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from leyline_engine.contract import ProofPlace, Receipt, common_prefix
+from leyline_engine.contract import ProofPlace, common_prefix
 
 from ..model.rendered import MessageSpan
 from ..model.session import Session
@@ -17,13 +17,13 @@ from ..plan.planning import Planned, sink_of
 from ..plan.recalled import recalled_extents
 from ..sessions.contents import ContentIndex, ContentPlace
 from ..telemetry.logging import frames_of
+from .ports import TurnObserver
 from .settled import SettledTurn
-from .turn import Turn
 
 log = structlog.get_logger("leyline.turn")
 
 
-class NamedSources:
+class NamedSources(TurnObserver):
     """Names copies for turns that ask for reuse, and learns from those that end."""
 
     def __init__(self, index: ContentIndex) -> None:
@@ -84,12 +84,6 @@ class NamedSources:
             self._index.put(session)
         except Exception as error:
             _report("learning", error)
-
-    def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
-        """Do nothing: the engine didn't run it."""
-
-    def abandoned(self, turn: Turn, model: str) -> None:
-        """Do nothing: the turn isn't retained."""
 
 
 def _report(work: str, error: Exception) -> None:

@@ -93,11 +93,7 @@ class TurnOpener:
         self._erasures = erasures
 
     async def begin(
-        self,
-        request: ChatRequest,
-        avoid: Names = frozenset(),
-        *,
-        again: Turn | None = None,
+        self, request: ChatRequest, avoid: Names = frozenset(), *, again: Turn | None = None
     ) -> Turn:
         """Find the messages to send, the engine, and the request to it.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from ..model.places import after_turn, unknown_run
+from ..model.forgotten import without_written
+from ..model.places import after_turn, all_owed, unknown_run
 from ..model.session import Place, Session
 from ..upstream.pool import ReplicaPool
 from .turn import Turn
@@ -55,6 +56,17 @@ class Placing:
         places = self.known(session.places if session is not None else {}, turn)
         own = {turn.status.retains_as: turn.place} if turn.status.retains_as else {}
         return {run: place.replica for run, place in places.items()} | own
+
+    def forgotten(self, session: Session) -> Session:
+        """Return the session with a forget of everything, owed by all engines that may have it."""
+        places = session.places
+        if session.unnamed or session.unvouched:
+            places = {**self.anywhere(), **places}  # any engine may have KV without a name here
+        return replace(
+            without_written(session.without_tokens()),
+            places=all_owed(places),
+            demands=session.demands + 1,
+        )
 
     def anywhere(self) -> Mapping[str, Place]:
         """Return all runs, and engines with an unknown run because they are out of reach."""

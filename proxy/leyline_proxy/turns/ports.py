@@ -15,8 +15,8 @@ from .settled import SettledTurn
 from .turn import Turn
 
 
-class TurnObserver(Protocol):
-    """An observer of the ends of turns."""
+class TurnObserver:
+    """An observer of the ends of turns; by default, it ignores them."""
 
     def settled(self, settled: SettledTurn, session: Session) -> None:
         """Receive a turn that was answered in full.

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from leyline_engine.contract import Receipt
-
 from ..model.history import CONTINUES
 from ..model.session import Session
 from ..request.identify import Identity, chain_of
 from ..request.parse import ChatRequest
 from ..sessions import SessionStore
+from .ports import TurnObserver
 from .settled import SettledTurn
-from .turn import Turn
 
 MAX_HISTORIES = 4096
 """Answered requests that are remembered, of all tenants; the latest are."""
 
 
-class Predecessors:
+class Predecessors(TurnObserver):
     """Finds the session that answered the beginning of a new one's list, for the account alone.
 
     It holds keyed hashes and ids, and only what this process has answered.
@@ -55,9 +53,3 @@ class Predecessors:
         self._answered.move_to_end(place)
         if len(self._answered) > self._most:
             self._answered.popitem(last=False)
-
-    def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
-        """Do nothing: the engine didn't run it."""
-
-    def abandoned(self, turn: Turn, model: str) -> None:
-        """Do nothing: the turn isn't retained."""

@@ -21,25 +21,17 @@ from leyline_engine.contract import NONCE_BYTES, PROVE_ACTION, ProofPlace, Prove
 
 from ..admission import FairPlaces
 from ..audit.proofs import NO_SUPPORT, engine_document, places_verdict, verdict_of
-from ..errors import BadRequestError, ProxyError, SessionStoreGoneError
-from ..model.forgotten import without_written
-from ..model.places import all_owed, erased, is_unknown_run
+from ..errors import BadRequestError, ProxyError
+from ..model.places import erased, is_unknown_run
 from ..model.session import Place, Session
 from ..model.spans import ANYTHING
-from ..parts.recalling import RecallableParts
-from ..plan.forgetting import texts_named
-from ..request.proof import ProofBody
-from ..sessions import SessionStore
+from ..request.side_bodies import ProofBody
 from ..sessions.ledger import session_spans
-from ..sessions.stored_responses import SessionResponses
 from ..upstream.pool import ReplicaPool
 from ..upstream.replica import Replica
-from .asking import ask_forget
-from .erasure import Erasures
-from .named import NamedSources
-from .placing import Placing
-from .ports import KeptText, ProofLog
-from .quarantine import no_session
+from .erasure import ask_forget
+from .forgets import SessionForgets, no_session
+from .ports import ProofLog
 
 log = structlog.get_logger("leyline.proof")
 
@@ -79,35 +71,21 @@ class ForgetProofs:
     """Forgets sessions with a proof.
 
     Args:
-        parts: evicted texts that can be recalled.
-        kept: text that a forget reaches beside the store.
         audit: records and signs proofs.
     """
 
     def __init__(
         self,
-        *,
+        forgets: SessionForgets,
         pool: ReplicaPool,
-        store: SessionStore,
-        responses: SessionResponses,
-        placing: Placing,
-        erasures: Erasures,
-        named: NamedSources,
+        *,
         audit: ProofLog,
         hints_secret: str | None,
-        kept: KeptText | None = None,
-        parts: RecallableParts | None = None,
     ) -> None:
+        self._forgets = forgets
         self._pool = pool
-        self._store = store
-        self._responses = responses
-        self._placing = placing
-        self._erasures = erasures
-        self._named = named
         self._audit = audit
         self._hints_secret = hints_secret
-        self._kept = kept
-        self._parts = parts
         self._engines = {
             replica.name: FairPlaces(_AT_ONCE, of_tenant=1, waiting=_WAITING, wait_s=_PLACE_WAIT_S)
             for replica in pool
@@ -123,13 +101,10 @@ class ForgetProofs:
             ForgetsOwedError: too many forgets of the tenant wait already.
         """
         before, after = await self._demand(tenant, session_id, body)
-        self._named.drop(tenant, session_id)
-        async with self._erasures.during(after):
-            if self._parts is not None:
-                texts = texts_named(before, body.spans)
-                await self._parts.bar((tenant, session_id), texts, demands=before.demands)
-            if self._kept is not None:
-                await self._kept.forget(tenant, session_id, "", before.demands)
+        forgets, responses = self._forgets, self._forgets.responses
+        forgets.named.drop(tenant, session_id)
+        async with forgets.erasures.during(after):
+            await forgets.remove_texts(before, after, body.spans)
             asked = await asyncio.gather(
                 *(
                     self._ask((tenant, session_id), run, place, body)
@@ -139,7 +114,7 @@ class ForgetProofs:
             await self._settle(tenant, session_id, asked, whole=not body.spans)
         deleted = 0
         if body.responses:
-            deleted = await self._responses.delete_from(tenant, session_id, 0)
+            deleted = await responses.delete_from(tenant, session_id, 0)
         places = await self._own_places(before, after)
         engines = [each.document for each in asked]
         parts = [each["verdict"] for each in engines] + [places_verdict(places)]
@@ -154,10 +129,7 @@ class ForgetProofs:
             "unreachable": before.untraced > 0,
             "engines": engines,
             "places": [msgspec.to_builtins(place) for place in places],
-            "responses": {
-                "held": await self._responses.count_in(tenant, session_id),
-                "deleted": deleted,
-            },
+            "responses": {"held": await responses.count_in(tenant, session_id), "deleted": deleted},
             "stays": list(STAYS),
         }
         return self._audit.proven(proof)
@@ -166,10 +138,7 @@ class ForgetProofs:
         self, tenant: str, session_id: str, body: ProofBody
     ) -> tuple[Session, Session]:
         """Note the forget with the session; returns it as it was, and as it is now."""
-        found = await self._store.get(tenant, session_id)
-        self._check_store()
-        if found is None or not found.answered:
-            raise no_session()
+        found = await self._forgets.session(tenant, session_id)
         known = session_spans(found)
         for number, span in enumerate(body.spans):
             if span not in known:
@@ -178,37 +147,17 @@ class ForgetProofs:
                     f"{param} names no message of this session; its ledger lists the names.",
                     param=param,
                 )
-        self._erasures.check(tenant)
-        before: list[Session] = []
-
-        def change(now: Session | None) -> Session:
-            if now is None:
-                raise no_session()
-            before[:] = [now]
-            places = now.places
-            if now.unnamed or now.unvouched:
-                places = {**self._placing.anywhere(), **places}
-            return replace(
-                without_written(now.without_tokens()),
-                places=all_owed(places),
-                demands=now.demands + 1,
-            )
-
-        after = await self._store.update(tenant, session_id, change)
-        self._check_store()
+        self._forgets.erasures.check(tenant)
+        placing = self._forgets.placing
+        before, after = await self._forgets.change(tenant, session_id, placing.forgotten)
         # A store names the turns in flight only when it is asked for a session.
-        return replace(before[0], in_flight=before[0].in_flight | found.in_flight), after
+        return replace(before, in_flight=before.in_flight | found.in_flight), after
 
     def _places(self, session: Session) -> Mapping[str, Place]:
         """Return the runs that may hold the session, and all others that can be asked."""
-        here = {
-            run: each for run, each in self._placing.anywhere().items() if not is_unknown_run(run)
-        }
+        anywhere = self._forgets.placing.anywhere()
+        here = {run: each for run, each in anywhere.items() if not is_unknown_run(run)}
         return {**here, **session.places}
-
-    def _check_store(self) -> None:
-        if self._store.problem is not None:
-            raise SessionStoreGoneError
 
     async def _ask(self, owner: tuple[str, str], run: str, place: Place, body: ProofBody) -> _Asked:
         # Search by run first: the replica may have another name now.
@@ -277,7 +226,8 @@ class ForgetProofs:
             return replace(now, places=places)
 
         try:
-            self._erasures.start(await self._store.update(tenant, session_id, change))
+            after = await self._forgets.store.update(tenant, session_id, change)
+            self._forgets.erasures.start(after)
         except ProxyError as error:
             log.warning("proof_unsettled", error=error.code)
 
@@ -285,15 +235,16 @@ class ForgetProofs:
         """Look for the session's text in the proxy's own places."""
         places = [
             await self._stored(before, after),
-            self._named.left(before.tenant, before.id),
+            self._forgets.named.left(before.tenant, before.id),
         ]
-        if self._kept is not None:
-            places += await self._kept.left(before.tenant, before.id, after.demands)
+        if self._forgets.kept is not None:
+            places += await self._forgets.kept.left(before.tenant, before.id, after.demands)
         return places
 
     async def _stored(self, before: Session, after: Session) -> ProofPlace:
-        now = await self._store.get(before.tenant, before.id)
-        if self._store.problem is not None:
+        store = self._forgets.store
+        now = await store.get(before.tenant, before.id)
+        if store.problem is not None:
             return ProofPlace(place="session", unscanned="the session store can't be reached")
         turns = now.turns if now is not None else ()
         held = [turn.turn for turn in turns if turn.rendered.tokens or turn.output_ids]

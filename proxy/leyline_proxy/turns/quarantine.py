@@ -10,23 +10,17 @@ from typing import Any
 from leyline_engine.contract import output_span
 from leyline_policies.verbs import VERDICT, Verbs
 
-from ..errors import BadRequestError, NotFoundError, SessionStoreGoneError
+from ..errors import BadRequestError, SessionStoreGoneError
 from ..model.derived import Derived, derived_from
-from ..model.forgotten import without_written
 from ..model.history import FRAME
-from ..model.places import all_owed, owed
+from ..model.places import owed
 from ..model.session import RetainedTurn, Session
 from ..model.spans import turn_index
 from ..model.verdicts import MAX_VERDICTS, Verdict, demanded, keyed_print, with_verdicts
-from ..parts.recalling import RecallableParts
-from ..plan.forgetting import texts_named
-from ..request.quarantine import QuarantineBody
-from ..sessions import SessionStore
-from ..sessions.stored_responses import SessionResponses
-from .erasure import Erasures
-from .named import NamedSources
+from ..request.side_bodies import QuarantineBody
+from .forgets import SessionForgets
 from .placing import Placing
-from .ports import KeptText, QuarantineLog
+from .ports import QuarantineLog
 
 _PATIENCE_S = 5.0
 """Seconds that an answer waits for the engines."""
@@ -48,32 +42,12 @@ class Quarantines:
 
     Args:
         key: keys the hashes by which messages are known again.
-        parts: evicted texts that can be recalled.
-        kept: text that a quarantine reaches beside the store.
     """
 
-    def __init__(
-        self,
-        *,
-        store: SessionStore,
-        responses: SessionResponses,
-        placing: Placing,
-        erasures: Erasures,
-        named: NamedSources,
-        audit: QuarantineLog,
-        key: bytes,
-        kept: KeptText | None = None,
-        parts: RecallableParts | None = None,
-    ) -> None:
-        self._store = store
-        self._responses = responses
-        self._placing = placing
-        self._erasures = erasures
-        self._named = named
+    def __init__(self, forgets: SessionForgets, *, audit: QuarantineLog, key: bytes) -> None:
+        self._forgets = forgets
         self._audit = audit
         self._key = key
-        self._kept = kept
-        self._parts = parts
 
     async def put(self, tenant: str, session_id: str, body: QuarantineBody) -> dict[str, Any]:
         """Put messages into quarantine, and return the account for the caller.
@@ -84,47 +58,31 @@ class Quarantines:
             SessionStoreGoneError: the verdict could not be kept.
             ForgetsOwedError: too many forgets of the tenant wait already.
         """
-        session = await self._store.get(tenant, session_id)
-        self._check_store()
-        if session is None or not session.answered:
-            raise no_session()
+        forgets, erasures = self._forgets, self._forgets.erasures
+        session = await forgets.session(tenant, session_id)
         targets = list(_targets(session, body, self._key))
         verdicts = [each.verdict for each in targets]
         _check_room(session, verdicts)
-        self._erasures.check(tenant)
-        before: list[Session] = []
-
-        def change(now: Session | None) -> Session:
-            if now is None:
-                raise no_session()
-            before[:] = [now]
-            return condemned(now, verdicts, self._placing)
-
-        try:
-            after = await self._store.update(tenant, session_id, change)
-        except NotFoundError:
-            self._check_store()  # without it, no session is known
-            raise
+        erasures.check(tenant)
+        before, after = await forgets.change(
+            tenant, session_id, lambda now: condemned(now, verdicts, forgets.placing)
+        )
         await self._check_kept(tenant, session_id, verdicts)
         # First of all: what a stop cuts off below must not take the debt along.
-        self._erasures.start(after)
-        await self._erasures.saved()
-        self._named.drop(tenant, session_id)
-        if self._parts is not None:
-            texts = texts_named(before[0], {each.verdict.span for each in targets})
-            await self._parts.bar((tenant, session_id), texts, demands=before[0].demands)
-        if self._kept is not None and after.demands > before[0].demands:
-            await self._kept.forget(tenant, session_id, "", before[0].demands)
+        erasures.start(after)
+        await erasures.saved()
+        forgets.named.drop(tenant, session_id)
+        await forgets.remove_texts(before, after, {each.verdict.span for each in targets})
         derived = _derived(after, targets, under_way=bool(session.in_flight))
-        new = set(after.verdicts) - set(before[0].verdicts)
+        new = set(after.verdicts) - set(before.verdicts)
         self._record(after, [v for v in verdicts if v.span in {n.span for n in new}], body, derived)
         first = min(each.first for each in targets)
         deleted = 0
         if body.responses:
-            deleted = await self._responses.delete_from(tenant, session_id, first)
-            self._check_store()
-        await self._erasures.carried(tenant, session_id, _PATIENCE_S)
-        now = await self._store.get(tenant, session_id) or after
+            deleted = await forgets.responses.delete_from(tenant, session_id, first)
+            forgets.check_store()
+        await erasures.carried(tenant, session_id, _PATIENCE_S)
+        now = await forgets.store.get(tenant, session_id) or after
         return {
             "session": session_id,
             "quarantined": [
@@ -149,15 +107,12 @@ class Quarantines:
                 derived=told.pop() if told else None,
             )
 
-    def _check_store(self) -> None:
-        if self._store.problem is not None:
-            raise SessionStoreGoneError
-
     async def _check_kept(self, tenant: str, session_id: str, verdicts: list[Verdict]) -> None:
         """Check that the store has the verdicts: others may have written all the time."""
-        found = await self._store.get(tenant, session_id)
+        found = await self._forgets.store.get(tenant, session_id)
         kept = {name for each in found.verdicts for name in each.spans} if found else set()
-        if self._store.problem is not None or not kept.issuperset(v.span for v in verdicts):
+        self._forgets.check_store()
+        if not kept.issuperset(v.span for v in verdicts):
             raise SessionStoreGoneError
 
 
@@ -167,21 +122,11 @@ def condemned(session: Session, verdicts: list[Verdict], placing: Placing) -> Se
     known = with_verdicts(session.verdicts, verdicts)
     if known == session.verdicts:
         return session
-    places = session.places
-    if session.unnamed or session.unvouched:
-        places = {**placing.anywhere(), **places}  # any engine may have KV without a name here
     return replace(
-        without_written(session.without_tokens()),
+        placing.forgotten(session),
         verdicts=known,
         readings=session.readings.forget({each.span for each in verdicts}),
-        places=all_owed(places),
-        demands=session.demands + 1,
     )
-
-
-def no_session() -> NotFoundError:
-    """Return the error for a session that the tenant doesn't have."""
-    return NotFoundError("No such session; it may have expired.", code="session_not_found")
 
 
 def _check_room(session: Session, verdicts: list[Verdict]) -> None:

@@ -22,15 +22,15 @@ from ..model.messages import text_of
 from ..model.parts import FoundParts, PartFacts, StoredPart
 from ..model.session import Session
 from ..model.working_set import PieceReport
-from ..parts.recalling import RecallableParts
-from ..parts.store import MAX_PARTS, Owner, PartStoreError
+from ..parts.limits import MAX_PARTS, Owner, PartStoreError
+from ..parts.recallable_parts import RecallableParts
 from ..plan.forgetting import forgotten_texts
 from ..plan.plan_input import PlanInput
 from ..plan.planning import Planned
 from ..request.identify import Identity
 from ..request.parse import ChatRequest
-from ..request.recall import RecallBody
 from ..request.recall_tool import address_in, fit_arguments, recalls
+from ..request.side_bodies import RecallBody
 from .recall_reports import report_of
 from .turn import Turn
 

@@ -414,12 +414,7 @@ class TurnSettler:
         waiting = len(owed(session.places)) if session is not None else 0
         refused = self._pinning.refusals(turn)
         account = caller_account(
-            turn,
-            receipt,
-            paid,
-            refused_pins=refused,
-            forgets_owed=waiting,
-            recalled=recalled,
+            turn, receipt, paid, refused_pins=refused, forgets_owed=waiting, recalled=recalled
         )
         if turn.request.compacted is not None:
             account["compaction"] = turn.request.compacted.document()

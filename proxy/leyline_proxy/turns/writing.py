@@ -143,12 +143,7 @@ class Writing:
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def _write(
-        self,
-        owner: tuple[str, str],
-        turn: Turn,
-        wanted: Completion,
-        session: Session,
-        ends: Ends,
+        self, owner: tuple[str, str], turn: Turn, wanted: Completion, session: Session, ends: Ends
     ) -> None:
         question = (*owner, wanted.key)
         try:

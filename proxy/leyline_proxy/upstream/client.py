@@ -17,7 +17,9 @@ from leyline_engine.contract import (
     RECEIPT_PATH,
     RENDERER_PATH,
     SIGNATURE_HEADER,
+    TOKENIZE_PATH,
     Capability,
+    ChatDialect,
     ClaimCommand,
     ClaimReply,
     TurnRecord,
@@ -33,11 +35,8 @@ from ..errors import (
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
-from .bounds import EXTENSION as BOUNDS
-from .bounds import AnswerBounds, bounds_of
 from .headers import RawHeaders, upstream_headers
 from .link import Link
-from .renderer_document import RendererDocument
 from .tls_faults import tls_problem
 
 T = TypeVar("T")
@@ -50,8 +49,25 @@ _NO_ANSWER = frozenset({401, 403, 408, 425, 429, 500, 502, 504})  # its KV may s
 _BUSY = "All connections to the engine are in use (max_upstream_connections)."
 _SIDE_BUSY = "The engine leaves too many small questions unanswered."
 
+_BOUNDS = "leyline.answer_bounds"
 _IDLE = "leyline.idle_timeout_s"
-"""Name in a request's extensions."""
+"""Names in a request's extensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBounds:
+    """Largest numbers of bytes of an engine's answer kept at a time."""
+
+    answer: int = 64 * 1024 * 1024
+    """Bytes of an answer that is read whole."""
+    event: int = 8 * 1024 * 1024
+    """Bytes of one event of a stream."""
+
+
+def bounds_of(response: httpx.Response) -> AnswerBounds:
+    """Return the bounds of a response."""
+    found = response.request.extensions.get(_BOUNDS)
+    return found if isinstance(found, AnswerBounds) else AnswerBounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +85,24 @@ class NoCapability:
     why: str
     settled: bool
     """False if the same request may soon get another answer."""
+
+
+class RendererDocument(msgspec.Struct, frozen=True):
+    """The engine's description of its own chat rendering."""
+
+    chat_template: str
+    """Jinja source; empty if the engine renders in another way."""
+    special_tokens: dict[str, str]
+    tokenizer_json: str
+    dialect: str = ChatDialect.LEYLINE
+    takes_parts: bool | None = None
+    """True if the template takes lists of parts; None leaves it to the template's source."""
+    template_kwargs: dict[str, Any] = {}
+    """Template options for requests without any."""
+    withholds_tools: bool = False
+    """True if the prompt of a request with ``tool_choice: none`` has no tools."""
+    tokens_path: str = TOKENIZE_PATH
+    """Path of the engine's own tokens of a chat request."""
 
 
 class UpstreamClient:
@@ -105,7 +139,7 @@ class UpstreamClient:
         self._peer = peer
         self._hints_secret = hints_secret
         self._small_timeout_s = small_timeout_s
-        self._extensions = {_IDLE: idle_timeout_s, BOUNDS: bounds or AnswerBounds()}
+        self._extensions = {_IDLE: idle_timeout_s, _BOUNDS: bounds or AnswerBounds()}
 
     @property
     def key_headers(self) -> RawHeaders:
@@ -153,10 +187,7 @@ class UpstreamClient:
             response = await link.send(
                 method,
                 path,
-                headers=[
-                    *upstream_headers(theirs, self._api_key, credentials=credentials),
-                    *own,
-                ],
+                headers=[*upstream_headers(theirs, self._api_key, credentials=credentials), *own],
                 content=content,
                 timeout_s=timeout_s,
                 extensions=self._extensions,

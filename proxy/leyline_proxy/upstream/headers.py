@@ -37,10 +37,7 @@ _ENGINES_OWN = (b"x-data-parallel-rank", b"x-override-")
 """Prefixes of headers that set members of SGLang's requests, including those that only the proxy
 may set."""
 _PROVIDERS: Mapping[str, tuple[bytes, ...]] = MappingProxyType(
-    {
-        "anthropic": (b"anthropic-",),
-        "openai": (b"openai-", b"chatgpt-", b"x-codex-", b"x-openai-"),
-    }
+    {"anthropic": (b"anthropic-",), "openai": (b"openai-", b"chatgpt-", b"x-codex-", b"x-openai-")}
 )
 """Prefixes of headers for the servers of a provider."""
 NATIVE, OTHER, MODELS = "native ", "other", "/v1/models"

@@ -22,8 +22,7 @@ from ..model.rendered import Rendered
 from ..model.template_roles import TemplateRoles, roles_shown
 from ..render import ChatRenderer, dialect_of
 from ..render.renderer import TEXT_MEMORY_BYTES
-from .client import UpstreamClient
-from .renderer_document import RendererDocument
+from .client import RendererDocument, UpstreamClient
 from .tokens import tokenize
 
 log = structlog.get_logger("leyline.handshake")

@@ -9,8 +9,17 @@ import msgspec
 
 from leyline_engine.contract import SpanLabel
 
-from .outcomes import ManifestError, Outcome
-from .runs import TOKEN_BYTES, EngineIdentity, Group, Run, packed, shared_tokens, unpacked
+from .runs import (
+    TOKEN_BYTES,
+    EngineIdentity,
+    Group,
+    ManifestError,
+    Outcome,
+    Run,
+    packed,
+    shared_tokens,
+    unpacked,
+)
 
 _LEVEL = 1
 

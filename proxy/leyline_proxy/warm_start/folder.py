@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from .outcomes import FileResult, ManifestError, Outcome
+from .runs import FileResult, ManifestError, Outcome
 from .sealing import NAME
 
 _MODE = 0o600

@@ -15,20 +15,19 @@ from typing import Any, TypeVar
 
 import structlog
 
-from leyline_engine.contract import ProofPlace, Receipt
+from leyline_engine.contract import ProofPlace
 
 from ..model.session import Session
 from ..request.identify import NAMED
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..tenants import TenantDirectory
+from ..turns.ports import TurnObserver
 from ..turns.settled import SettledTurn
-from ..turns.turn import Turn
 from .book import RunBook
 from .folder import FolderLockedError
 from .manifests import Change, Manifests, Written
-from .outcomes import FileResult, Outcome
-from .runs import EngineIdentity, Group, Run
+from .runs import EngineIdentity, FileResult, Group, Outcome, Run
 
 log = structlog.get_logger("leyline.warm_start")
 
@@ -40,7 +39,7 @@ _OFF = "the folder of the warm start could not be used"
 T = TypeVar("T")
 
 
-class RunKeeper:
+class RunKeeper(TurnObserver):
     """Keeps the run of each recently active session. An observer of turns, and the memory of text
     that forgets must reach.
 
@@ -151,12 +150,6 @@ class RunKeeper:
         run = run_of(settled, session) if turn.asks is None else None
         if run is not None:
             self._book.settle(run, turn.name, turn.demands)
-
-    def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
-        """Do nothing: the engine has not read the prompt."""
-
-    def abandoned(self, turn: Turn, model: str) -> None:
-        """Do nothing: the last settled turn's prompt stays."""
 
     async def forget(self, tenant: str, session: str, turn: str, demands: int) -> None:
         """Remove a session's run from memory and from the disk, and keep none of the turns that

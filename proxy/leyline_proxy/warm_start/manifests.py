@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from .codec import decode, encode, max_content
 from .folder import ManifestFolder, read_within
-from .outcomes import FileResult, ManifestError, Outcome
-from .runs import Group, Run
+from .runs import FileResult, Group, ManifestError, Outcome, Run
 from .sealing import OVERHEAD, ManifestSeal
 from .selection import select
 

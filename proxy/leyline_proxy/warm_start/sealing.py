@@ -20,8 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from .outcomes import ManifestError, Outcome
-from .runs import Group
+from .runs import Group, ManifestError, Outcome
 
 SUFFIX = ".warm"
 _MAGIC = b"LYWS\x01"

@@ -39,8 +39,7 @@ from ..upstream.pool import ReplicaPool
 from ..upstream.rendezvous import ranked
 from ..upstream.replica import Replica
 from .book import RunBook
-from .outcomes import Outcome
-from .runs import EngineIdentity, Run
+from .runs import EngineIdentity, Outcome, Run
 from .selection import Selected, select
 
 

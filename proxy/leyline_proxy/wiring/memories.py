@@ -11,8 +11,7 @@ from ..hub.kept import KeptByAll
 from ..observe.eviction_rates import EvictionRates
 from ..request.bodies import BodyMemory
 from ..sessions import SessionStore
-from ..turns.kept import KeptTexts
-from ..turns.memories import PromptMemories, RenderedTexts
+from ..turns.memories import KeptTexts, PromptMemories, RenderedTexts
 from ..turns.ports import KeptText
 from ..upstream.pool import ReplicaPool
 

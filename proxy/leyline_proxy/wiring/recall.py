@@ -7,13 +7,13 @@ from collections.abc import Callable
 from ..hub.link import HubLink
 from ..hub.spaces import SharedSpace
 from ..parts.files import FileSpace
-from ..parts.keeping import SpacePartStore
+from ..parts.limits import PartLimits
 from ..parts.memory import MemorySpace
-from ..parts.recalling import RecallableParts
+from ..parts.recallable_parts import RecallableParts
 from ..parts.redis import RedisSpace
 from ..parts.sealing import PartSeal
 from ..parts.space import Space
-from ..parts.store import PartLimits, PartStore
+from ..parts.store import PartStore
 from ..sessions.redis import RedisOptions
 from ..settings import Settings
 from ..settings.recall import REDIS
@@ -69,7 +69,7 @@ def build_part_store(
     keys = [key.get_secret_value() for key in settings.recall_key]
     if link is not None and not keys and is_in_memory(settings):
         keys = [link.secret]
-    return SpacePartStore(_space(settings, link), PartSeal(keys), limits, failed=failed)
+    return PartStore(_space(settings, link), PartSeal(keys), limits, failed=failed)
 
 
 def is_in_memory(settings: Settings) -> bool:

@@ -22,7 +22,7 @@ from ..edits.prompts import PromptSearch
 from ..edits.rules import PolicyCatalog
 from ..edits.schedule import Timing
 from ..edits.sensitive import sensitive_content
-from ..hub.budget_reports import BudgetsOfAll
+from ..hub.budgets import BudgetsOfAll
 from ..hub.fleet import Fleet
 from ..hub.places import SharedPlaces
 from ..live.feed import LiveFeed
@@ -31,17 +31,15 @@ from ..observe.auditor import Auditor
 from ..observe.eviction_rates import EvictionRates
 from ..observe.live import LiveTurns
 from ..observe.log import TurnLog
-from ..observe.recall_metrics import RecallMetrics
-from ..observe.turn_metrics import TurnMetrics
+from ..observe.turn_metrics import RecallMetrics, TurnMetrics
 from ..observe.turn_traces import TurnTraces
-from ..parts.recalling import RecallableParts
+from ..parts.recallable_parts import RecallableParts
 from ..plan.planner import Planner
 from ..request.bodies import BodyMemory
 from ..sessions import SessionStore
 from ..sessions.compactions import CompactionSeal
-from ..sessions.connection_responses import AllResponses
 from ..sessions.contents import ContentIndex
-from ..sessions.stored_responses import ResponseStore
+from ..sessions.stored_responses import AllResponses, ResponseStore
 from ..settings import Settings, secret_of
 from ..shutdown import Shutdown
 from ..telemetry.claim_metrics import ClaimMetrics
@@ -51,6 +49,7 @@ from ..tenants import KeyFile, TenantDirectory, build_directory
 from ..turns import TurnOpener, TurnSettler, TurnsUnderWay
 from ..turns.charging import TurnCharges
 from ..turns.erasure import Erasures
+from ..turns.forgets import SessionForgets
 from ..turns.named import NamedSources
 from ..turns.placing import Placing
 from ..turns.predecessors import Predecessors
@@ -63,11 +62,10 @@ from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
 from ..warm_start.service import WarmStart
 from .audit import build_auditor
-from .budgets import build_charges
 from .identity import build_tokens
 from .memories import Kept, build_kept
 from .recall import build_recall
-from .stores import build_debts, build_stores
+from .stores import build_charges, build_debts, build_stores
 from .tls import TlsContexts, build_tls
 from .tracing import build_tracing
 from .upstreams import build_pool
@@ -254,26 +252,12 @@ def build_services(
         routing=routing,
         erasures=erasures,
     )
-    quarantines = Quarantines(
+    forgets = SessionForgets(
         store=store,
         responses=erasable,
         placing=placing,
         erasures=erasures,
         named=named,
-        audit=audit,
-        key=history,
-        kept=places.everywhere,
-        parts=recall,
-    )
-    proofs = ForgetProofs(
-        pool=pool,
-        store=store,
-        responses=erasable,
-        placing=placing,
-        erasures=erasures,
-        named=named,
-        audit=audit,
-        hints_secret=hints_secret,
         kept=places.everywhere,
         parts=recall,
     )
@@ -323,8 +307,8 @@ def build_services(
         PromptSearch(editor, catalog, threads),
         erasures,
         named,
-        quarantines,
-        proofs,
+        Quarantines(forgets, audit=audit, key=history),
+        ForgetProofs(forgets, pool, audit=audit, hints_secret=hints_secret),
         recalls,
         recall_metrics,
         evictions,

@@ -1,20 +1,26 @@
-"""The stores of the settings."""
+"""The stores of the settings, budgets among them."""
 
 from __future__ import annotations
 
+from ..budgets import Budgets
+from ..budgets.redis import RedisBudgetStore
+from ..budgets.store import BudgetStore, MemoryBudgetStore
 from ..debts import DebtStore, MemoryDebtStore
 from ..debts.folder import FolderDebtStore
 from ..debts.redis import RedisDebtStore
+from ..hub.budgets import DIED, NotedBudgetStore, SharedBudgetStore
 from ..hub.debts import SharedDebtStore
 from ..hub.link import HubLink
 from ..hub.responses import SharedResponses
-from ..hub.shared_sessions import SharedSessions
+from ..hub.sessions import SharedSessions
 from ..sessions.memory import MemorySessionStore
 from ..sessions.redis import RedisLink, RedisOptions, RedisResponseStore, RedisSessionStore, Seal
 from ..sessions.store import SessionStore
 from ..sessions.stored_responses import MemoryResponseStore, ResponseShelf, ResponseStore
 from ..settings import Settings
 from ..settings.sessions import MEMORY
+from ..telemetry.metrics import Metrics
+from ..turns.charging import TurnCharges
 
 
 def build_response_shelf(settings: Settings) -> ResponseShelf:
@@ -96,3 +102,28 @@ def redis_options(settings: Settings) -> RedisOptions:
         timeout_s=settings.redis_timeout_s,
         max_connections=settings.redis_max_connections,
     )
+
+
+def build_charges(settings: Settings, metrics: Metrics, link: HubLink | None = None) -> TurnCharges:
+    """Return the budgets of turns; nothing is connected yet.
+
+    Args:
+        link: to the hub, which then counts what would be in this process's memory.
+    """
+    budgets = Budgets(
+        _store(settings, link),
+        metrics,
+        open_when_down=settings.budget_store_down == "open",
+        currency=settings.budget_currency(),
+        price_of=settings.price_of,
+    )
+    if link is not None:
+        link.on(DIED, lambda word: budgets.take_over(word.tenant, word.settlements))
+    return TurnCharges(budgets, metrics, answer_tokens=settings.budget_answer_tokens)
+
+
+def _store(settings: Settings, link: HubLink | None) -> BudgetStore:
+    if settings.budget_store == "redis":
+        store = RedisBudgetStore(redis_options(settings), settings.redis_prefix)
+        return NotedBudgetStore(store, link) if link is not None else store
+    return SharedBudgetStore(link) if link is not None else MemoryBudgetStore()

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from ..model.tls_side import TlsSide
+from ..model.tls import TlsSide
 from ..settings import Settings
 from ..telemetry.metrics import Metrics
-from ..tls.contexts import for_clients, for_engines
+from ..tls.contexts import ReloadedContext, for_clients, for_engines
 from ..tls.files import TlsFiles
-from ..tls.reloading import ReloadedContext
 
 _Side = tuple[TlsFiles, Callable[[TlsFiles], ssl.SSLContext]]
 """The files of one side, and the function that makes a context of them."""

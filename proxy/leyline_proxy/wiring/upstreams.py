@@ -17,11 +17,9 @@ from ..settings import ONLY_ENGINE, Settings, UpstreamSettings, secret_of
 from ..telemetry.metrics import Metrics
 from ..upstream.affinity import reserved_headers
 from ..upstream.aiohttp_transport import AiohttpTransport
-from ..upstream.asgi_transport import ASGIStreamTransport
-from ..upstream.bounds import AnswerBounds
 from ..upstream.breaker import Breaker, BreakerState
-from ..upstream.client import UpstreamClient
-from ..upstream.embedded import EMBEDDED_BASE_URL
+from ..upstream.client import AnswerBounds, UpstreamClient
+from ..upstream.embedded import EMBEDDED_BASE_URL, ASGIStreamTransport
 from ..upstream.handshake import Handshake
 from ..upstream.link import Link
 from ..upstream.pool import ReplicaPool

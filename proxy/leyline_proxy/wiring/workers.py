@@ -11,6 +11,7 @@ from ..edits.policy_file import PolicyFile
 from ..hub.feed import SharedFeed
 from ..hub.fleet import Fleet
 from ..hub.link import HubLink
+from ..hub.wire import Method
 from ..identity.tokens import Tokens
 from ..live.feed import LiveFeed
 from ..telemetry.metrics import Metrics
@@ -53,6 +54,9 @@ class Reloaded(msgspec.Struct, frozen=True):
     identity_problem: str | None = None
 
 
+RELOAD = Method("files.reload", type(None), Reloaded)
+
+
 class Files:
     """The files of keys, policies and certificates, and the keys of an identity provider, at this
     worker and at all others."""
@@ -71,13 +75,13 @@ class Files:
         self._identity = tokens.keys if tokens is not None else None
         self._fleet = fleet
         if fleet is not None:
-            fleet.follow(_RELOAD, self._reload_here)
+            fleet.follow(RELOAD, lambda _: self._reload())
 
     async def reload(self) -> Reloaded:
         """Reload what has changed. Of several workers, any counts."""
         if self._fleet is None:
             return await self._reload()
-        found = [_RELOADED.decode(each) for each in await self._fleet.everyone(_RELOAD)]
+        found = await self._fleet.everyone(RELOAD, None)
         return Reloaded(
             any(each.keys for each in found) if self._keys is not None else None,
             next((each.problem for each in found if each.problem is not None), None),
@@ -102,13 +106,6 @@ class Files:
             identity.problem is None if identity is not None else None,
             identity.problem if identity is not None else None,
         )
-
-    async def _reload_here(self, _: bytes) -> bytes:
-        return msgspec.msgpack.encode(await self._reload())
-
-
-_RELOAD = "files.reload"
-_RELOADED = msgspec.msgpack.Decoder(Reloaded)
 
 
 def build_fleet(link: HubLink, pool: ReplicaPool) -> Fleet:

@@ -15,7 +15,7 @@ from leyline_engine.contract import Capability
 from ..http.admin import create_admin_app
 from ..http.handshakes import Handshakes
 from ..http.server import DoorOf, HandshakesOf, ProxyServer
-from ..model.tls_refusal import TlsRefusal
+from ..model.tls import TlsRefusal
 from ..settings import Settings
 from ..wiring.services import Services
 

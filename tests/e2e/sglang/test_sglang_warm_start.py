@@ -13,7 +13,7 @@ from support.waiting import wait
 
 from leyline_proxy.warm_start.folder import ManifestFolder
 from leyline_proxy.warm_start.manifests import Manifests, max_manifest
-from leyline_proxy.warm_start.outcomes import Outcome
+from leyline_proxy.warm_start.runs import Outcome
 from leyline_proxy.warm_start.sealing import ManifestSeal
 
 KEY = "a key of tests, long enough"

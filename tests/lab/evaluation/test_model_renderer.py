@@ -17,7 +17,7 @@ from leyline_lab.evaluation.rendering import ModelRenderer
 from leyline_lab.evaluation.sessions import evaluation_sessions
 from leyline_lab.fidelity.replay_subject import render_chat
 from leyline_lab.traces.renderer import folder_renderer
-from leyline_proxy.upstream.renderer_document import RendererDocument
+from leyline_proxy.upstream.client import RendererDocument
 from leyline_replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
 from leyline_replay.text.chat import PromptEncoder
 

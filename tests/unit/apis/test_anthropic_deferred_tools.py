@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from anthropic_talks import mapped, user
 
-from leyline_proxy.apis.anthropic.errors import FieldError
 from leyline_proxy.apis.anthropic.request import map_request
+from leyline_proxy.apis.fields import FieldError
 
 
 def tool(name: str, **members: Any) -> dict[str, Any]:

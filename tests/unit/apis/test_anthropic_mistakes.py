@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from anthropic_talks import CALLED, TOOL, USE, mapped, result, user
 
-from leyline_proxy.apis.anthropic.errors import FieldError
 from leyline_proxy.apis.anthropic.request import map_request
+from leyline_proxy.apis.fields import FieldError
 
 
 def nested(levels: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from leyline_policies.failures import is_failure
 from leyline_proxy.apis.anthropic.request import map_request
+from leyline_proxy.apis.fields import in_request
 from leyline_proxy.model.messages import check_messages
 
 
@@ -45,8 +46,8 @@ def test_every_chat_message_knows_where_it_comes_from(talk: Talk) -> None:
     assert len(mapping.origins) == len(mapping.body["messages"])
     assert mapping.origins[0] == "system"
     last = len(mapping.origins) - 1
-    assert mapping.in_request(f"messages[{last}].role") == f"{mapping.origins[-1]}.role"
-    assert mapping.in_request(f"messages[{last + 1}]") == f"messages[{last + 1}]"
+    assert in_request(f"messages[{last}].role", mapping.origins) == f"{mapping.origins[-1]}.role"
+    assert in_request(f"messages[{last + 1}]", mapping.origins) == f"messages[{last + 1}]"
 
 
 def test_one_text_is_a_string_and_several_are_parts() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from leyline_policies.builtin.summarize import HEADING
-from leyline_proxy.apis.anthropic.errors import FieldError as AnthropicFieldError
 from leyline_proxy.apis.anthropic.request import map_request as map_messages
-from leyline_proxy.apis.responses.errors import FieldError
+from leyline_proxy.apis.fields import FieldError
 from leyline_proxy.apis.responses.request import map_request as map_response
 from leyline_proxy.model.compaction import SEALED, Compacted
 
@@ -114,10 +113,10 @@ def test_a_block_replaces_what_comes_before_it() -> None:
         ("user", "Next."),
     ]
     history[2]["content"].append({"type": "text", "text": 7})
-    with pytest.raises(AnthropicFieldError) as raised:
+    with pytest.raises(FieldError) as raised:
         said(history)
     assert raised.value.param == "messages[2].content[4].text"
     block["encrypted_content"] = WRONG
-    with pytest.raises(AnthropicFieldError) as raised:
+    with pytest.raises(FieldError) as raised:
         said(history)
     assert raised.value.param == "messages[2].content[2].encrypted_content"

@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.responses_talks import chat, said
 
-from leyline_proxy.apis.anthropic.errors import FieldError as BlockError
 from leyline_proxy.apis.anthropic.history import BLOCKS
+from leyline_proxy.apis.fields import FieldError
 from leyline_proxy.apis.foreign import Rule, Treatment
-from leyline_proxy.apis.responses.errors import FieldError as ItemError
 from leyline_proxy.apis.responses.items import ITEMS
 
 DOCS = Path(__file__).parents[3] / "docs" / "http-api.md"
@@ -273,14 +272,14 @@ PARTS = [FILE, {"type": "container_upload", "file_id": "f"}, {"type": "of_next_y
 def test_what_is_asked_now_is_never_lost_in_silence(part: dict[str, Any]) -> None:
     """A part that can't be read is refused until it has been answered; then it is history."""
     asked = {"role": "user", "content": [part]}
-    with pytest.raises(BlockError):
+    with pytest.raises(FieldError):
         mapped_messages([asked])
-    with pytest.raises(BlockError):
+    with pytest.raises(FieldError):
         mapped_messages([GO, {"role": "assistant", "content": "No."}, asked])
     later = mapped_messages([asked, {"role": "assistant", "content": "No."}, NEXT])
     assert len(later["messages"]) == 3  # templates want the user's turn
     given_file = {"type": "input_file", "file_id": "f", "filename": "n.txt"}
-    with pytest.raises(ItemError):
+    with pytest.raises(FieldError):
         chat([{"role": "user", "content": [given_file]}])
     items = [{"role": "user", "content": [given_file]}, said("a", "assistant"), said("b")]
     assert chat(items)[0]["content"] == "[input_file] n.txt"

@@ -21,7 +21,7 @@ from support.responses_talks import (
     whole,
 )
 
-from leyline_proxy.apis.responses.errors import FieldError
+from leyline_proxy.apis.fields import FieldError, in_request
 from leyline_proxy.apis.responses.native import NativeResponses
 from leyline_proxy.apis.responses.request import (
     input_items,
@@ -342,8 +342,8 @@ def test_places_are_told_as_the_client_knows_them() -> None:
     """Engine and proxy speak of chat messages."""
     mapping = mapped(input=[said("a"), called(), gave("1")], instructions="S")
     assert mapping.origins == ("instructions", "input[0]", "input[1]", "input[2]")
-    assert mapping.in_request("messages[2].content: no") == "input[1].content: no"
-    assert mapping.in_request("messages[9]") == "messages[9]"
+    assert in_request("messages[2].content: no", mapping.origins) == "input[1].content: no"
+    assert in_request("messages[9]", mapping.origins) == "messages[9]"
 
 
 def test_what_is_said_of_an_item_is_said_of_its_message() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.responses_talks import KEY, TEXT, called, chat, gave, said
 
-from leyline_proxy.apis.responses.errors import FieldError
+from leyline_proxy.apis.fields import FieldError
 from leyline_proxy.apis.responses.ids import answer_of, input_id, output_id, owner_of, with_id
 from leyline_proxy.apis.responses.stored import joined, list_items
 from leyline_proxy.apis.responses.truncation import droppable, with_dropped

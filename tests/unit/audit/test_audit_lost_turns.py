@@ -20,8 +20,7 @@ from leyline_proxy.http.app import create_app
 from leyline_proxy.hub.audit import RECORDS, HubAudit, LostTurn, SharedTurns
 from leyline_proxy.observe import auditor
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, lifespan_of
 
 
 def turn(number: int) -> LostTurn:

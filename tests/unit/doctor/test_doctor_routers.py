@@ -8,8 +8,8 @@ from support.fake_engine import FakeEngine
 
 from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.doctor.checks import Situation, checks_for
+from leyline_proxy.doctor.engines import examine_router
 from leyline_proxy.doctor.findings import Status
-from leyline_proxy.doctor.routers import examine_router
 from leyline_proxy.settings import Settings
 
 

@@ -27,8 +27,7 @@ from leyline_proxy.http.admin import create_admin_app
 from leyline_proxy.http.app import create_app
 from leyline_proxy.model.asides import RECALL_TOOL
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, lifespan_of
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RED, BLUE = {"authorization": "Bearer kr"}, {"authorization": "Bearer kb"}

@@ -20,8 +20,7 @@ from support.fake_engine import (
 
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, lifespan_of
 from leyline_proxy.wiring.services import Services
 
 CHAT, COMPACT = "/v1/chat/completions", "/v1/responses/compact"

@@ -13,8 +13,7 @@ from support.fake_engine import MODEL, FakeEngine
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.routes import APIS
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, lifespan_of
 
 BODIES: dict[str, Any] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi."}]},

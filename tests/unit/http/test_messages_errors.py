@@ -13,8 +13,7 @@ from support.metrics_page import REQUESTS, metric
 
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, lifespan_of
 
 OVERLOAD = b'data: {"error": {"message": "no room", "type": "abort", "code": 503}}\n\n'
 NO_JSON = b"data: {torn\n\n"

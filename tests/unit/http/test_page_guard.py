@@ -13,7 +13,7 @@ from support.fake_engine import MODEL, FakeEngine, proxy_before
 from leyline_proxy.http.admin import create_admin_app
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
+from leyline_proxy.upstream.embedded import ASGIStreamTransport
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}

@@ -18,8 +18,7 @@ from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.path_hints import KnownPaths, hint, is_gemini
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, lifespan_of
 
 GEMINI = [
     "/v1beta/models/gemini-3-pro:generateContent",

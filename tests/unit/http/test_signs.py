@@ -29,7 +29,7 @@ from leyline_proxy.http.app import create_app
 from leyline_proxy.http.limits import until_disconnect
 from leyline_proxy.http.signs import Signs
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import lifespan_of
 
 SOON_S, NEVER_S = 0.02, 600
 COMMENT, PING = b": ping\n\n", b'event: ping\ndata: {"type":"ping"}\n\n'

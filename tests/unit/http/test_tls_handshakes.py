@@ -20,7 +20,7 @@ from support.tls_place import TlsPlace, client, serial
 from support.waiting import until, wait
 
 from leyline_proxy.http.handshakes import HANDSHAKE_S, Handshakes
-from leyline_proxy.model.tls_refusal import TlsRefusal
+from leyline_proxy.model.tls import TlsRefusal
 from leyline_proxy.tls import refusing
 
 REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}

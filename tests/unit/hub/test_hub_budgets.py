@@ -17,9 +17,14 @@ from support.waiting import until
 from leyline_proxy.budgets import Budgets
 from leyline_proxy.budgets.book import Book
 from leyline_proxy.budgets.store import BudgetStore, BudgetStoreGoneError, MemoryBudgetStore
-from leyline_proxy.hub import budget_reports
-from leyline_proxy.hub.budget_reports import BudgetsOfAll
-from leyline_proxy.hub.budgets import DIED, HubBudgets, NotedBudgetStore, SharedBudgetStore
+from leyline_proxy.hub import budgets as hub_budgets
+from leyline_proxy.hub.budgets import (
+    DIED,
+    BudgetsOfAll,
+    HubBudgets,
+    NotedBudgetStore,
+    SharedBudgetStore,
+)
 from leyline_proxy.hub.fleet import Fleet, HubFleet, connected
 from leyline_proxy.hub.link import HubLink
 from leyline_proxy.model.budgets import (
@@ -149,7 +154,7 @@ async def test_a_busy_worker_delays_no_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its answer, a worker reports what it knows itself."""
-    monkeypatch.setattr(budget_reports, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(hub_budgets, "_PATIENCE_S", 0.05)
     store, red = Outage(), build_tenant("red", Settings())
     red = replace(red, limits=replace(red.limits, budgets=(LIMIT,)))
     async with AsyncExitStack() as stack:

@@ -16,9 +16,7 @@ from support.clock import Clock
 from support.hubs import hub, link
 from support.sessions import after_turn, blank, chain_of, history, sessions, turn_change
 
-from leyline_proxy.hub.session_wire import Replace
-from leyline_proxy.hub.sessions import HubSessions
-from leyline_proxy.hub.shared_sessions import SharedSessions
+from leyline_proxy.hub.sessions import HubSessions, Replace, SharedSessions
 from leyline_proxy.model.session import Session
 from leyline_proxy.sessions.pieces import Exchanged, read, write
 

@@ -25,8 +25,7 @@ from leyline_proxy.sessions.memory import MemorySessionStore
 from leyline_proxy.sessions.summary import SessionOverview
 from leyline_proxy.settings import Settings
 from leyline_proxy.settings.api_keys import ApiKey, parse_keys
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, lifespan_of
 from leyline_proxy.wiring.services import Services
 
 CHAT = "/v1/chat/completions"

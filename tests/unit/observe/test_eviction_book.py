@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from leyline_policies.quotes import WINDOW, plain
 from leyline_policies.recall import Evicted
-from leyline_proxy.observe import eviction_book
-from leyline_proxy.observe.eviction_book import EvictionBook, SessionEvictions, Tokens
+from leyline_proxy.observe import eviction_rates
+from leyline_proxy.observe.eviction_rates import EvictionBook, SessionEvictions, Tokens
 
 LISTING, NOTES = text_with(1, 2, 3, 4), text_with(5, 6, 7)
 RED, BLUE = ("red", "s"), ("blue", "s")
@@ -189,7 +189,7 @@ def test_a_session_from_elsewhere_counts_what_it_evicts_here() -> None:
 
 def test_long_texts_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text beyond the limit counts whole, can be recalled, and takes no memory."""
-    monkeypatch.setattr(eviction_book, "LONGEST", len(LISTING) - 1)
+    monkeypatch.setattr(eviction_rates, "LONGEST", len(LISTING) - 1)
     session, idle = SessionEvictions(), SessionEvictions()
     started(session)
     assert session.weight - idle.weight < len(LISTING) + 400
@@ -199,8 +199,8 @@ def test_long_texts_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_session_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond its number of texts nothing is counted, and beyond its characters nothing is
     searched."""
-    monkeypatch.setattr(eviction_book, "MOST_PARTS", 20)
-    monkeypatch.setattr(eviction_book, "MOST_CHARS", 600)
+    monkeypatch.setattr(eviction_rates, "MOST_PARTS", 20)
+    monkeypatch.setattr(eviction_rates, "MOST_CHARS", 600)
     session, talk, found = SessionEvictions(), Talk(), Counter[tuple[str, str]]()
     gone: list[Evicted] = []
     for number in range(60):

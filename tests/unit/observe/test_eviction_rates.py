@@ -13,8 +13,13 @@ from support.waiting import until
 
 from leyline_engine.contract import ProofPlace
 from leyline_proxy.observe import eviction_rates
-from leyline_proxy.observe.eviction_book import EvictionBook, SessionEvictions, Tokens
-from leyline_proxy.observe.eviction_rates import EvictionRates, Work
+from leyline_proxy.observe.eviction_rates import (
+    EvictionBook,
+    EvictionRates,
+    SessionEvictions,
+    Tokens,
+    Work,
+)
 from leyline_proxy.telemetry.metrics import Metrics
 
 RED, BLUE = ("red", "s"), ("blue", "s")

@@ -12,7 +12,7 @@ from support.metrics_page import value_of
 from leyline_proxy.model.session import Session
 from leyline_proxy.model.working_set import PieceCause, PieceReport, PieceVerdict
 from leyline_proxy.observe.eviction_rates import EvictionRates, Work
-from leyline_proxy.observe.recall_metrics import RecallMetrics
+from leyline_proxy.observe.turn_metrics import RecallMetrics
 from leyline_proxy.telemetry.metrics import Metrics
 from leyline_proxy.turns.recall_reports import RecallOutcome
 from leyline_proxy.turns.settled import SettledTurn

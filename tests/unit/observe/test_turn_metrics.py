@@ -24,8 +24,7 @@ from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.model.vocabulary import CAUSES
 from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, lifespan_of
 from leyline_proxy.upstream.rendezvous import ranked
 
 CHAT = "/v1/chat/completions"

@@ -16,13 +16,13 @@ from support.clock import Clock
 from support.redis_server import redis_server
 
 from leyline_proxy.model.parts import StoredPart
-from leyline_proxy.parts.keeping import SpacePartStore
+from leyline_proxy.parts.limits import PartLimits
 from leyline_proxy.parts.memory import MemorySpace
 from leyline_proxy.parts.names import Shelf
 from leyline_proxy.parts.redis import RedisSpace
 from leyline_proxy.parts.sealing import PartSeal
-from leyline_proxy.parts.space import Space, SpaceError
-from leyline_proxy.parts.store import PartLimits, PartUsage
+from leyline_proxy.parts.space import PartUsage, Space, SpaceError
+from leyline_proxy.parts.store import PartStore
 from leyline_proxy.sessions.redis import RedisOptions
 from leyline_proxy.wiring.recall import file_space
 
@@ -102,9 +102,9 @@ def store_over(
     *keys: str,
     limits: PartLimits = LIMITS,
     failed: Callable[[str], object] = lambda _: None,
-) -> SpacePartStore:
+) -> PartStore:
     """A store over a space."""
-    return SpacePartStore(space, PartSeal(keys or (OLD,)), limits, clock=clock, failed=failed)
+    return PartStore(space, PartSeal(keys or (OLD,)), limits, clock=clock, failed=failed)
 
 
 class Between:

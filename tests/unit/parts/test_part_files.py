@@ -14,7 +14,7 @@ from parts_kit import BLUE, LIMITS, OLD, RED, START, part, store_over
 from support.clock import Clock
 
 from leyline_proxy.parts.files import FileSpace
-from leyline_proxy.parts.store import FLOOR_S, PartStoreError
+from leyline_proxy.parts.limits import FLOOR_S, PartStoreError
 from leyline_proxy.wiring.recall import file_space
 
 TEXT = part("x" * 5000)

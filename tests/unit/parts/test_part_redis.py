@@ -15,11 +15,11 @@ from support.redis_server import RedisServer, redis_server
 from support.waiting import until
 
 from leyline_proxy.parts import redis as redis_parts
-from leyline_proxy.parts.keeping import SpacePartStore
-from leyline_proxy.parts.recalling import RecallableParts
+from leyline_proxy.parts.limits import FLOOR_S, PartLimits, PartStoreError
+from leyline_proxy.parts.recallable_parts import RecallableParts
 from leyline_proxy.parts.redis import RedisSpace
 from leyline_proxy.parts.sealing import PartSeal
-from leyline_proxy.parts.store import FLOOR_S, PartLimits, PartStoreError
+from leyline_proxy.parts.store import PartStore
 from leyline_proxy.sessions.redis import RedisOptions
 
 TEXT = part("the text")
@@ -32,7 +32,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
         yield running
 
 
-def opened(server: RedisServer, timeout_s: float = 1.0) -> SpacePartStore:
+def opened(server: RedisServer, timeout_s: float = 1.0) -> PartStore:
     """A store in it."""
     options = RedisOptions(server.url, timeout_s=timeout_s)
     return store_over(RedisSpace(options, "leyline"), Clock(time.time()))
@@ -128,7 +128,7 @@ async def test_the_sizes_in_redis_stay_right(server: RedisServer) -> None:
     limits = PartLimits(ttl_s=100, tenant_bytes=9_000)
     space = RedisSpace(RedisOptions(server.url), "leyline")
     clock = Clock(time.time())
-    store = SpacePartStore(space, PartSeal((OLD,)), limits, clock=clock)
+    store = PartStore(space, PartSeal((OLD,)), limits, clock=clock)
     for number in range(12):
         clock.now += 1
         await store.put(("red", f"s{number % 3}"), [part(str(number % 5) * 1500)])

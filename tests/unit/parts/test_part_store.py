@@ -10,12 +10,12 @@ from parts_kit import BLUE, LIMITS, NEW, OLD, RED, START, Between, Broken, Place
 from support.clock import Clock
 
 from leyline_proxy.model.parts import FoundParts
-from leyline_proxy.parts import keeping
-from leyline_proxy.parts.keeping import SpacePartStore
+from leyline_proxy.parts import store as part_store
+from leyline_proxy.parts.limits import FLOOR_S, PartLimits, PartStoreError
 from leyline_proxy.parts.marks import Mark, WrittenMark, joined
 from leyline_proxy.parts.names import mark_name, time_of
 from leyline_proxy.parts.sealing import PartSeal
-from leyline_proxy.parts.store import FLOOR_S, PartLimits, PartStoreError
+from leyline_proxy.parts.store import PartStore
 
 A, B = part("first output"), part("second output \ud83d", tool="r\udc80")
 
@@ -27,14 +27,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-async def store(place: Place, clock: Clock) -> AsyncIterator[SpacePartStore]:
+async def store(place: Place, clock: Clock) -> AsyncIterator[PartStore]:
     """A store over each kind of space."""
     made = store_over(place.open(), clock)
     yield made
     await made.aclose()
 
 
-async def test_a_text_comes_back_whole_and_only_to_its_owner(store: SpacePartStore) -> None:
+async def test_a_text_comes_back_whole_and_only_to_its_owner(store: PartStore) -> None:
     """A put text comes back with its facts to its session, and to nobody else by its address."""
     await store.put(RED, [A, B])
     found = await store.get(RED, [A.address, B.address, "sha256:other"])
@@ -47,7 +47,7 @@ async def test_a_text_comes_back_whole_and_only_to_its_owner(store: SpacePartSto
     )
 
 
-async def test_a_put_renews(store: SpacePartStore, clock: Clock) -> None:
+async def test_a_put_renews(store: PartStore, clock: Clock) -> None:
     """A text is gone after its time, which a later put begins again with the later facts."""
     await store.put(RED, [A, B])
     clock.now += 60
@@ -63,7 +63,7 @@ async def test_a_put_renews(store: SpacePartStore, clock: Clock) -> None:
     assert await store.held(RED, 1) == (1, 0)
 
 
-async def test_a_forget_reaches_what_was_planned_before(store: SpacePartStore) -> None:
+async def test_a_forget_reaches_what_was_planned_before(store: PartStore) -> None:
     """A forget removes texts and remembers them, refuses stale puts, and keeps its own turn's."""
     own = part("own", turn="t-f", forgets=True)
     later = part("later", demands=1)
@@ -82,7 +82,7 @@ async def test_a_forget_reaches_what_was_planned_before(store: SpacePartStore) -
     assert found.parts and not found.forgotten
 
 
-async def test_forgets_of_two_turns_spare_neither(store: SpacePartStore) -> None:
+async def test_forgets_of_two_turns_spare_neither(store: PartStore) -> None:
     """Two forgets on the same state reach each other's turn, and later ones add to what is known to
     be forgotten."""
     await store.put(RED, [part("x", turn="t-1", forgets=True)])
@@ -118,7 +118,7 @@ async def test_a_floor_ends_but_not_for_what_it_reached(place: Place, clock: Clo
     await store.aclose()
 
 
-async def test_a_deleted_session_leaves_nothing(store: SpacePartStore, clock: Clock) -> None:
+async def test_a_deleted_session_leaves_nothing(store: PartStore, clock: Clock) -> None:
     """Deletion removes texts and what was forgotten, refuses turns planned before, and lets a new
     session of the name begin."""
     await store.put(RED, [A])
@@ -135,7 +135,7 @@ async def test_a_deleted_session_leaves_nothing(store: SpacePartStore, clock: Cl
 
 
 async def test_a_forget_reaches_texts_of_a_clock_that_was_ahead(
-    store: SpacePartStore, clock: Clock
+    store: PartStore, clock: Clock
 ) -> None:
     """A clock that was hours ahead and is set back keeps no text from a forget."""
     clock.now += 5 * FLOOR_S
@@ -195,9 +195,9 @@ async def test_without_its_second_look_a_put_leaves_a_survivor(
     """The look of a put after its writing is what removes a text that a forget didn't see."""
     space = place.open()
     store = store_over(space, clock)
-    look, looks = SpacePartStore._look, []
+    look, looks = PartStore._look, []
 
-    async def forgets_after_first(self: SpacePartStore, owner: tuple[str, str]) -> object:
+    async def forgets_after_first(self: PartStore, owner: tuple[str, str]) -> object:
         found = await look(self, owner)
         looks.append(1)
         if len(looks) == 1:
@@ -205,7 +205,7 @@ async def test_without_its_second_look_a_put_leaves_a_survivor(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(SpacePartStore, "_look", forgets_after_first)
+        patch.setattr(PartStore, "_look", forgets_after_first)
         await store.put(RED, [A])
     assert (await store.held(RED, 1))[1] == 0
     planted = PartSeal((OLD,))
@@ -244,8 +244,8 @@ async def test_a_session_has_so_many_parts_at_most(
     place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of more parts than a session may have, and of more than are listed, the newest remain."""
-    monkeypatch.setattr(keeping, "MAX_PARTS", 4)
-    monkeypatch.setattr(keeping, "MAX_LISTED", 3)
+    monkeypatch.setattr(part_store, "MAX_PARTS", 4)
+    monkeypatch.setattr(part_store, "MAX_LISTED", 3)
     store = store_over(place.open(), clock)
     for number in range(6):
         clock.now += 1
@@ -279,7 +279,7 @@ async def test_another_key_first_and_the_old_one_behind(place: Place, clock: Clo
     await space.aclose()
 
 
-async def test_an_unreadable_mark_hides_everything(store: SpacePartStore, place: Place) -> None:
+async def test_an_unreadable_mark_hides_everything(store: PartStore, place: Place) -> None:
     """A mark that doesn't open reaches all that was put before: its forget may have meant it."""
     await store.put(RED, [part("x", demands=9)])
     space = place.open()

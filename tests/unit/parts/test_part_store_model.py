@@ -20,7 +20,7 @@ from parts_kit import KINDS, NEW, OLD, START, Place, address_of, part, store_ove
 from support.clock import Clock
 
 from leyline_proxy.model.parts import StoredPart
-from leyline_proxy.parts.store import FLOOR_S, PartLimits
+from leyline_proxy.parts.limits import FLOOR_S, PartLimits
 
 OWNERS = (("red", "s"), ("red", "t"), ("blue", "s"))
 LETTERS = "abcde"

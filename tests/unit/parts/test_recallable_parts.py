@@ -11,12 +11,12 @@ from support.waiting import until
 
 from leyline_engine.contract import ProofPlace
 from leyline_proxy.model.parts import FoundParts
-from leyline_proxy.parts import marks, recalling
+from leyline_proxy.parts import marks, recallable_parts
+from leyline_proxy.parts.limits import PartStoreError
 from leyline_proxy.parts.memory import MemorySpace
-from leyline_proxy.parts.recalling import RecallableParts
+from leyline_proxy.parts.recallable_parts import RecallableParts
 from leyline_proxy.parts.sealing import PartSeal
-from leyline_proxy.parts.store import PartStoreError
-from leyline_proxy.turns.kept import KeptTexts
+from leyline_proxy.turns.memories import KeptTexts
 
 A, B = part("first"), part("second")
 
@@ -99,7 +99,7 @@ async def test_beyond_the_bound_of_forgotten_texts_all_are_refused(
 ) -> None:
     """A session that has forgotten more texts than it can remember recalls nothing more; with as
     many as it can, it does; owed or paid, and for that session alone."""
-    for module in (recalling, marks):
+    for module in (recallable_parts, marks):
         monkeypatch.setattr(module, "MAX_FORGOTTEN", 3)
     for down in (False, True):
         parts, space = opened()
@@ -138,7 +138,7 @@ async def test_owed_forgets_are_paid_without_being_asked() -> None:
 
 async def test_debts_are_bounded_by_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenant with too many debts loses its own oldest, and no other's."""
-    monkeypatch.setattr(recalling, "MAX_OWED", 3)
+    monkeypatch.setattr(recallable_parts, "MAX_OWED", 3)
     parts, space = opened()
     space.left = 0
     await parts.forget(*BLUE, "", 0)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from leyline_proxy.model.stored_response import StoredResponse
-from leyline_proxy.sessions.connection_responses import AllResponses, ConnectionResponses
-from leyline_proxy.sessions.stored_responses import MemoryResponseStore, ResponseShelf
+from leyline_proxy.sessions.stored_responses import (
+    AllResponses,
+    ConnectionResponses,
+    MemoryResponseStore,
+    ResponseShelf,
+)
 
 
 def store() -> MemoryResponseStore:

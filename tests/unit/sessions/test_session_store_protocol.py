@@ -14,8 +14,7 @@ from support.hubs import hub, link
 from support.redis_server import RedisServer, redis_cluster, redis_server
 from support.sessions import after_turn, blank, chain_of, history, turn_change
 
-from leyline_proxy.hub.sessions import HubSessions
-from leyline_proxy.hub.shared_sessions import SharedSessions
+from leyline_proxy.hub.sessions import HubSessions, SharedSessions
 from leyline_proxy.model.history import HistoryMatch
 from leyline_proxy.model.session import Session
 from leyline_proxy.sessions import MemorySessionStore, SessionStore

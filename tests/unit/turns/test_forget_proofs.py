@@ -30,13 +30,14 @@ from leyline_proxy.errors import NotFoundError
 from leyline_proxy.model.asides import Anchor, Aside
 from leyline_proxy.model.places import owed
 from leyline_proxy.model.session import Place, Session
-from leyline_proxy.request.proof import ProofBody
+from leyline_proxy.request.side_bodies import ProofBody
 from leyline_proxy.sessions.contents import ContentIndex
 from leyline_proxy.sessions.memory import MemorySessionStore
 from leyline_proxy.sessions.stored_responses import MemoryResponseStore, ResponseShelf
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.metrics import Metrics
 from leyline_proxy.turns.erasure import Erasures
+from leyline_proxy.turns.forgets import SessionForgets
 from leyline_proxy.turns.named import NamedSources
 from leyline_proxy.turns.placing import Placing
 from leyline_proxy.turns.ports import KeptText
@@ -92,17 +93,15 @@ async def world(
             "s", "red", "", (), (), 1, now, created=now, places=places, untraced=untraced
         )
         await store.update("red", "s", lambda _: session)
-    proofs = ForgetProofs(
-        pool=pool,
+    forgets = SessionForgets(
         store=store,
         responses=MemoryResponseStore(ResponseShelf(ttl_s=60, max_responses=9, max_bytes=9_999)),
         placing=Placing(pool),
         erasures=erasures,
         named=NamedSources(ContentIndex()),
-        audit=audit,
-        hints_secret=None,
         kept=kept,
     )
+    proofs = ForgetProofs(forgets, pool, audit=audit, hints_secret=None)
     yield World(engine, store, proofs, erasures, debts)
     await pool.aclose()
 

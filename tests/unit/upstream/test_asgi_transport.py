@@ -10,8 +10,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.upstream.embedded import ASGIStreamTransport, lifespan_of
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}

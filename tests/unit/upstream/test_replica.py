@@ -21,12 +21,11 @@ from leyline_proxy.errors import UpstreamBusyError, UpstreamUnreachableError
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.aiohttp_transport import AiohttpTransport
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.breaker import Breaker, BreakerState
 from leyline_proxy.upstream.client import UpstreamClient, chunks
+from leyline_proxy.upstream.embedded import ASGIStreamTransport
 from leyline_proxy.upstream.link import Link
-from leyline_proxy.upstream.replica import Replica
-from leyline_proxy.upstream.summary import replica_document
+from leyline_proxy.upstream.replica import Replica, replica_document
 
 CHAT = "/v1/chat/completions"
 REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}

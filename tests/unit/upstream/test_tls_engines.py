@@ -17,7 +17,7 @@ from support.fake_engine import MODEL, FakeEngine, chat_json, chat_stream
 from leyline_lab.stand_ins.serving import serving
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
-from leyline_proxy.tls.reloading import ReloadedContext
+from leyline_proxy.tls.contexts import ReloadedContext
 
 ENGINE = "spiffe://td/engines/a"
 REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}

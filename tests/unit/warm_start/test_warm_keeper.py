@@ -21,8 +21,7 @@ from leyline_proxy.tenants import TenantDirectory, build_directory
 from leyline_proxy.warm_start.book import RunBook
 from leyline_proxy.warm_start.folder import ManifestFolder
 from leyline_proxy.warm_start.keeper import RunKeeper
-from leyline_proxy.warm_start.outcomes import FileResult, Outcome
-from leyline_proxy.warm_start.runs import Group
+from leyline_proxy.warm_start.runs import FileResult, Group, Outcome
 
 GROUP = Group("t", IDENTITY)
 

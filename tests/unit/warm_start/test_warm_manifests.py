@@ -16,8 +16,14 @@ from warm_kit import IDENTITY, KEY, MAX_BYTES, TOKENS, manifests_in, run
 from leyline_proxy.warm_start.codec import decode, encode
 from leyline_proxy.warm_start.folder import MAX_FILES, ManifestFolder
 from leyline_proxy.warm_start.manifests import Manifests, max_manifest
-from leyline_proxy.warm_start.outcomes import FileResult, ManifestError, Outcome
-from leyline_proxy.warm_start.runs import EngineIdentity, Group, Run
+from leyline_proxy.warm_start.runs import (
+    EngineIdentity,
+    FileResult,
+    Group,
+    ManifestError,
+    Outcome,
+    Run,
+)
 from leyline_proxy.warm_start.sealing import OVERHEAD, ManifestSeal
 
 GROUP = Group("t", IDENTITY)

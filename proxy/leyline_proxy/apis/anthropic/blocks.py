@@ -18,10 +18,10 @@ from leyline_policies.verbs import ANNOTATION
 
 from ...model.messages import Message, text_of
 from ...request.annotations import said_by_both
+from ..fields import FieldError, UnreadableError, string
 from ..foreign import joined_texts, shown_text
 from .compaction import COMPACTION, Opens, last_compaction, opened, uncovered
 from .deferred import REFERENCE, changed_tool
-from .errors import FieldError, UnreadableError
 from .history import rule_of
 
 Block = Mapping[str, Any]
@@ -172,7 +172,7 @@ def _user(where: str, content: Sequence[Any], reading: _Reading) -> Iterator[Pla
 
 
 def _result(place: str, block: Block, reading: _Reading) -> Message:
-    identifier = _string(place, block, "tool_use_id")
+    identifier = string(place, block, "tool_use_id")
     content = block.get("content", "")
     field = f"{place}.content"
     shown: str | list[dict[str, Any]]
@@ -228,9 +228,9 @@ def _assistant(field: str, content: Sequence[Any], reading: _Reading) -> Message
         block = _block(place, raw)
         match block["type"]:
             case "text":
-                texts.append((_string(place, block, "text"), False))
+                texts.append((string(place, block, "text"), False))
             case "thinking":
-                thinking.append(_string(place, block, "thinking"))
+                thinking.append(string(place, block, "thinking"))
             case "compaction":
                 pass  # opened before, or one that failed
             case "tool_use":
@@ -254,8 +254,8 @@ def _call(place: str, block: Block) -> dict[str, Any]:
         arguments = msgspec.json.encode(given).decode()
     except RecursionError:
         raise FieldError(f"{place}.input", f"{place}.input is nested too deeply.") from None
-    function = {"name": _string(place, block, "name"), "arguments": arguments}
-    return {"id": _string(place, block, "id"), "type": "function", "function": function}
+    function = {"name": string(place, block, "name"), "arguments": arguments}
+    return {"id": string(place, block, "id"), "type": "function", "function": function}
 
 
 def _parts(place: str, block: Block, reading: _Reading) -> list[dict[str, Any]]:
@@ -280,14 +280,14 @@ def _foreign(block: Block, reading: _Reading) -> str:
 def _part(place: str, block: Block) -> dict[str, Any]:
     match block["type"]:
         case "text":
-            return {"type": "text", "text": _string(place, block, "text")}
+            return {"type": "text", "text": string(place, block, "text")}
         case "image":
             return {"type": "image_url", "image_url": {"url": _image(place, block)}}
         case "document":
             return _document(place, block)
         case "search_result":
             texts = _texts(f"{place}.content", block.get("content"))
-            heads = (_string(place, block, "title"), _string(place, block, "source"))
+            heads = (string(place, block, "title"), string(place, block, "source"))
             return {"type": "text", "text": "\n".join((*heads, *texts))}
     raise _unknown(place, block, "text, image, document, search_result or tool_result")
 
@@ -341,7 +341,7 @@ def _texts(field: str, content: object, told: Mapping[str, str] = NOTHING) -> li
         if block["type"] in told:
             texts.append(_told(place, block, told[block["type"]]))
         elif block["type"] == "text":
-            texts.append(_string(place, block, "text"))
+            texts.append(string(place, block, "text"))
         else:
             raise _unknown(place, block, ", ".join(("text", *told)))
     return texts
@@ -361,13 +361,6 @@ def _block(place: str, raw: object) -> Block:
             raise FieldError(field, f"{field}: only a message or a tool_result may have it.")
         return raw
     raise FieldError(place, f"{place} must be a content block: an object with a type.")
-
-
-def _string(place: str, block: Block, name: str) -> str:
-    value = block.get(name)
-    if isinstance(value, str):
-        return value
-    raise FieldError(f"{place}.{name}", f"{place}.{name} must be a string.")
 
 
 def _unknown(place: str, block: Block, known: str) -> UnreadableError:

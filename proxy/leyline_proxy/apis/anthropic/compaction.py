@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...model.compaction import Compacted, CompactionReport, is_foreign
-from .errors import FieldError
+from ..fields import FieldError
 
 COMPACTION = "compaction"
 

@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from ...model.history import history_chain
-from .errors import FieldError
+from ..fields import FieldError
 from .request import ChatMapping
 
 MAX_PRINTS = 4096

@@ -1,4 +1,4 @@
-"""Errors of the mapping, and error documents in Anthropic's shape."""
+"""Error documents in Anthropic's shape."""
 
 from __future__ import annotations
 
@@ -25,24 +25,6 @@ _TYPES = {
     529: "overloaded_error",
 }
 _SERVER_FAULT = 500
-
-
-class FieldError(ValueError):
-    """A request that can't be mapped.
-
-    Args:
-        param: the field.
-        code: Anthropic's ``error_code``, which clients act on.
-    """
-
-    def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
-
-
-class UnreadableError(FieldError):
-    """A block that only another provider can read. In a history it is no error."""
 
 
 def error_type(status: int) -> str:

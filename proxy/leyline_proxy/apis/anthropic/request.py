@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...model.fields import BEGUN_ANSWER
+from ..fields import FieldError
 from .blocks import conversation, system_prompt
 from .compaction import Opens
 from .deferred import offered_tools
-from .errors import FieldError
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -128,7 +127,6 @@ would give a wrong answer."""
 
 _THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 _EFFORT = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-_PLACE = re.compile(r"messages\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +139,6 @@ class ChatMapping:
     stop_sequences: tuple[str, ...]
     foreign: frozenset[str] = frozenset()
     """Types of blocks that only another provider can read."""
-
-    def in_request(self, text: str) -> str:
-        """Return ``text`` with the client's own fields in place of the chat request's
-        ``messages[i]``."""
-
-        def origin(match: re.Match[str]) -> str:
-            index = int(match[1])
-            return self.origins[index] if index < len(self.origins) else match[0]
-
-        return _PLACE.sub(origin, text)
 
 
 def map_request(

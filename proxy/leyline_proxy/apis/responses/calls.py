@@ -15,9 +15,9 @@ from typing import Any, Literal
 import msgspec
 
 from ..call_arguments import readable_arguments
+from ..fields import FieldError, string
 from ..foreign import readable
-from .content import Foreign, Item, joined_content, string
-from .errors import FieldError
+from .content import Foreign, Item, joined_content
 
 SHELL = "local_shell"
 CUSTOM_MEMBER = "input"

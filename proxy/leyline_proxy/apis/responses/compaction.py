@@ -8,7 +8,7 @@ from typing import Any
 
 from ...model.compaction import Compacted, is_foreign
 from ...model.fields import OPTIONS_FIELD
-from .errors import FieldError
+from ..fields import FieldError
 from .items import COMPACTION, TOOLS_ITEM, Placed, kind_of
 
 TRIGGER = "compaction_trigger"

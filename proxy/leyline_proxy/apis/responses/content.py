@@ -7,8 +7,8 @@ from typing import Any
 
 from leyline_policies.verbs import ANNOTATION
 
+from ..fields import FieldError, UnreadableError, string
 from ..foreign import joined_texts, shown_text
-from .errors import FieldError, UnreadableError
 
 Item = Mapping[str, Any]
 Foreign = MutableSet[str] | None
@@ -98,18 +98,6 @@ def typed(place: str, raw: object) -> Item:
             raise FieldError(field, f"{field}: only an item as a whole may have this member.")
         return raw
     raise FieldError(place, f"{place} must be an object with a type.")
-
-
-def string(place: str, item: Item, name: str) -> str:
-    """Return a member that is a string.
-
-    Raises:
-        FieldError: it isn't a string.
-    """
-    value = item.get(name)
-    if isinstance(value, str):
-        return value
-    raise FieldError(f"{place}.{name}", f"{place}.{name} must be a string.")
 
 
 def _unknown(place: str, item: Item, known: str) -> UnreadableError:

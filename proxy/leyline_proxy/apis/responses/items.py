@@ -15,10 +15,10 @@ from leyline_policies.verbs import ANNOTATION
 
 from ...model.messages import Message
 from ...request.annotations import said_by_both
+from ..fields import FieldError
 from ..foreign import UNKNOWN, Rule, Treatment, joined_texts, mapped, shown_text
 from .calls import CALLS, RESULTS, chat_call, chat_result
 from .content import Foreign, Item, joined_content, said_text, shown_content
-from .errors import FieldError
 from .ids import answer_of
 from .reasoning import reasoning_text
 

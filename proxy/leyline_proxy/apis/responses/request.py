@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..fields import FieldError
 from .compaction import CONTEXT, Opens, ends_with_trigger, options_of, unfolded
-from .errors import FieldError
 from .items import TOOLS_ITEM, Placed, conversation, kind_of
 from .tools import ToolBook, choose_tools, read_tools
 
@@ -64,7 +63,6 @@ _EFFORT = {
     "max": "high",
 }
 _CARRY = "reasoning.encrypted_content"
-_PLACE = re.compile(r"messages\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +81,6 @@ class ChatMapping:
     """Types of items and parts that only another provider can read."""
     compacts: bool = False
     """True if the last item asks for a compaction."""
-
-    def in_request(self, text: str) -> str:
-        """Return ``text`` with the client's own fields in place of the chat request's."""
-
-        def origin(match: re.Match[str]) -> str:
-            index = int(match[1])
-            return self.origins[index] if index < len(self.origins) else match[0]
-
-        return _PLACE.sub(origin, text)
 
 
 def input_items(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -10,7 +10,7 @@ import msgspec
 import orjson
 
 from ...request.wire import add_members
-from .errors import FieldError
+from ..fields import FieldError
 
 CREATE = "response.create"
 PROCESSED = "response.processed"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ...model.stored_response import StoredResponse
-from .errors import FieldError
+from ..fields import FieldError
 
 MOST_LISTED = 100
 _DEFAULT_LISTED = 20

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..fields import FieldError, string
 from .calls import CUSTOM_MEMBER, SHELL, Tool
-from .content import string, typed
-from .errors import FieldError
+from .content import typed
 
 _LEFT_OUT = ("web_search", "image_generation", "tool_search")
 """Tools that OpenAI's servers run and agents always offer; agents work without them, too."""

@@ -44,12 +44,7 @@ class Directory:
         self._ttl_s = ttl_s
         self._bound = (
             FairBound(
-                link,
-                keys.owners,
-                most=max_sessions,
-                ttl_s=ttl_s,
-                delete=self._delete,
-                clock=clock,
+                link, keys.owners, most=max_sessions, ttl_s=ttl_s, delete=self._delete, clock=clock
             )
             if max_sessions is not None
             else None

@@ -397,12 +397,7 @@ class RedisSessionStore:
         return session, chain
 
     async def _replace(
-        self,
-        known: Known,
-        session: Session,
-        chain: tuple[int, ...],
-        epoch: bytes,
-        ends: str | None,
+        self, known: Known, session: Session, chain: tuple[int, ...], epoch: bytes, ends: str | None
     ) -> bool:
         """Write the next version; return False if another was written since ``known`` was read."""
         version = token_hex(8)

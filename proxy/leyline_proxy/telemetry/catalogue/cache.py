@@ -22,7 +22,6 @@ _ERRORS = (
 _TURNS: tuple[CatalogueEntry, ...] = (
     counter(
         "turns",
-        "leyline_turns",
         "Chat turns by the outcome of their edits.",
         ("tenant", "model", "outcome", "reason"),
         bad="'reprefilled' with a reason other than 'reprefilled', 'not_worth_it' or "
@@ -31,7 +30,6 @@ _TURNS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "prompt_tokens",
-        "leyline_prompt_tokens",
         "Prompt tokens by the source of their KV (cached, spliced, reused, prefilled) and by the "
         "number of the turn in its session.",
         ("tenant", "model", "source", "turn"),
@@ -40,7 +38,6 @@ _TURNS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "reuse_tokens",
-        "leyline_reuse_tokens",
         "Prompt tokens whose content the engine held elsewhere: copied in mode live, only counted "
         "in mode observe. By what their KV has read: clean, only text that the prompt begins "
         "with; session, other text of the session; tenant, text of another session.",
@@ -49,7 +46,6 @@ _TURNS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "reuse_gated",
-        "leyline_reuse_gated",
         "Turns for which the engine gave reuse up because the margin of a first token was below "
         "reuse_margin: the turn itself (replay engine), or the session's turn before (SGLang).",
         _TENANT_MODEL,
@@ -57,20 +53,17 @@ _TURNS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "completion_tokens",
-        "leyline_completion_tokens",
         "Tokens that engines generated for chat turns, if the engines report them.",
         _TENANT_MODEL,
     ),
     counter(
         "freed_tokens",
-        "leyline_freed_tokens",
         "KV slots given back to the pool by edits.",
         _TENANT_MODEL,
         starts=_AT_FIRST_TURN,
     ),
     counter(
         "receipts_missing",
-        "leyline_receipts_missing",
         "Turns whose engine gave no receipt.",
         ("model",),
         bad="Above 0: an engine with the plugin doesn't account for turns; edits can't use them.",
@@ -78,7 +71,6 @@ _TURNS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "lineages",
-        "leyline_lineages",
         "Turns that began a new lineage: KV after a splice, private to its session.",
         _TENANT_MODEL,
         starts=_AT_FIRST_TURN,
@@ -94,7 +86,6 @@ _TURNS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "directives",
-        "leyline_directives",
         "Directives that engines reported on, by mode and by the reason in the receipt.",
         ("mode", "reason"),
         bad="'missing_source' or 'source_evicted': the engine's pool is too small for its "
@@ -105,7 +96,6 @@ _TURNS: tuple[CatalogueEntry, ...] = (
 _SAVED: tuple[CatalogueEntry, ...] = (
     counter(
         "prefill_avoided_tokens",
-        "leyline_prefill_avoided_tokens",
         "Prompt tokens that were spliced after an edit, or reused from elsewhere, instead of being "
         "prefilled.",
         _TENANT_MODEL,
@@ -113,7 +103,6 @@ _SAVED: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "prefill_avoided_seconds",
-        "leyline_prefill_avoided_seconds",
         "The same in seconds, less the time of the splices. This estimate is rather too high: "
         "tokens times the median of an engine's time to first token per prefilled token, "
         "from the model's last streamed turns; 0 until there is one.",
@@ -127,7 +116,6 @@ _BY_CAUSE = tuple((cause,) for cause in CAUSES)
 _LOST: tuple[CatalogueEntry, ...] = (
     counter(
         "cache_busts",
-        "leyline_cache_busts",
         "Turns in which tokens that the session had in reach were prefilled again, by cause. A "
         "turn counts once for each cause. Causes: policy, declared and undeclared edits, "
         "compaction (a summary in place of the history), template, tools (the set or one of its "
@@ -143,7 +131,6 @@ _LOST: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "cache_bust_tokens",
-        "leyline_cache_bust_tokens",
         "Tokens of those busts: prompt tokens that the retained turn closest to this one had, and "
         "that were prefilled again. The cause is the first edit that cut them. For engines that "
         "only report cached_tokens, an estimate from the lengths of messages.",
@@ -152,7 +139,6 @@ _LOST: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "reasoning_edit_tokens",
-        "leyline_reasoning_edit_tokens",
         "Prompt tokens after thinking that the chat template stripped. kept: copied, as "
         "reasoning_edits is amortize; exact would have prefilled them. lost: prefilled, as it is "
         "exact; amortize would have copied them.",
@@ -163,7 +149,6 @@ _LOST: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "cache_discrepancy_tokens",
-        "leyline_cache_discrepancy_tokens",
         "Tokens by which the engine's cached_tokens differ from the number that the proxy "
         "expected. lost: fewer were cached; found: more were. Differences below 64 tokens are "
         "due to an engine's pages and don't count, and neither do turns that forget.",

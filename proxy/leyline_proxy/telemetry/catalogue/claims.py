@@ -10,14 +10,12 @@ _BY_KIND = ("tenant", "kind")
 _SINGLY: tuple[CatalogueEntry, ...] = (
     gauge(
         "claim_state",
-        "leyline_claim_state",
         "1 for the state that a live claim is in.",
         ("tenant", "claim", "kind", "state"),
         merge="livemostrecent",
     ),
     gauge(
         "claim_resident_tokens",
-        "leyline_claim_resident_tokens",
         "Tokens of a live claim that are in the KV cache.",
         _OF_CLAIM,
         merge="livemostrecent",
@@ -25,7 +23,6 @@ _SINGLY: tuple[CatalogueEntry, ...] = (
     ),
     gauge(
         "claim_hits",
-        "leyline_claim_hits",
         "Requests so far that matched all that a live claim holds.",
         _OF_CLAIM,
         merge="livemostrecent",
@@ -33,14 +30,12 @@ _SINGLY: tuple[CatalogueEntry, ...] = (
     ),
     gauge(
         "claim_age_seconds",
-        "leyline_claim_age_seconds",
         "Time since a live claim was accepted.",
         _OF_CLAIM,
         merge="livemostrecent",
     ),
     gauge(
         "claim_pressure",
-        "leyline_claim_pressure",
         "Requests so far that were refused because of a live claim, and evictions that skipped it.",
         _OF_CLAIM,
         merge="livemostrecent",
@@ -49,10 +44,9 @@ _SINGLY: tuple[CatalogueEntry, ...] = (
 )
 
 _TOTAL: tuple[CatalogueEntry, ...] = (
-    gauge("claims", "leyline_claims", "Live claims.", _BY_KIND, merge="livemostrecent"),
+    gauge("claims", "Live claims.", _BY_KIND, merge="livemostrecent"),
     gauge(
         "claims_required_tokens",
-        "leyline_claims_required_tokens",
         "Tokens that live claims require to be resident.",
         _BY_KIND,
         merge="livemostrecent",
@@ -60,26 +54,18 @@ _TOTAL: tuple[CatalogueEntry, ...] = (
     ),
     gauge(
         "claims_resident_tokens",
-        "leyline_claims_resident_tokens",
         "Tokens of live claims that are in the KV cache. Shared tokens count for each claim.",
         _BY_KIND,
         merge="livemostrecent",
     ),
-    counter(
-        "claim_events",
-        "leyline_claim_events",
-        "Events of the engine's claims, by kind.",
-        ("event",),
-    ),
+    counter("claim_events", "Events of the engine's claims, by kind.", ("event",)),
     counter(
         "claim_events_missed",
-        "leyline_claim_events_missed",
         "Events that the engine dropped before the proxy fetched them.",
         bad="Above 0: the proxy fetches too rarely; outcomes of claims may be incomplete.",
     ),
     counter(
         "claim_refusals",
-        "leyline_claim_refusals",
         "Requests that were refused because they didn't fit beside hard claims.",
         ("tenant",),
         bad="Above 0: hard claims take too much of the pool.",

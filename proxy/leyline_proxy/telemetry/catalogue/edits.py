@@ -10,13 +10,11 @@ from .entries import CatalogueEntry, Group, counter
 _EDITS: tuple[CatalogueEntry, ...] = (
     counter(
         "edits",
-        "leyline_edits",
         "Edits by cause, mode and the reason in the receipt.",
         ("tenant", "cause", "mode", "outcome"),
     ),
     counter(
         "forgets",
-        "leyline_forgets",
         "Turns that demanded to forget something, by result. erased: everything that the forget "
         "reaches is overwritten; pending: running requests still hold some; owed: an engine has "
         "not confirmed it and is asked until it does; unreachable: text may be in a cache where no "
@@ -28,7 +26,6 @@ _EDITS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "schedule_decisions",
-        "leyline_schedule_decisions",
         "Decisions of the scheduler on edits that could wait. nothing: none could; untimed: they "
         "aren't made to save tokens, or cost nothing on this engine; pressure: the window is "
         "nearly full; pays: they reclaim enough to pay for the new prefill; held: they wait.",
@@ -38,20 +35,17 @@ _EDITS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "policy_messages",
-        "leyline_policy_messages",
         "Messages that a policy edited or left out, counted on each turn, by policy.",
         ("policy", "mode"),
     ),
     counter(
         "policy_faults",
-        "leyline_policy_faults",
         "Policies that were skipped for one turn.",
         ("policy", "fault"),
         bad="Above 0: a policy breaks a rule or takes too long; the log names the rule.",
     ),
     counter(
         "policy_refusals",
-        "leyline_policy_refusals",
         "Requests that weren't sent because a policy failed that removes content that must not "
         "reach the model.",
         ("policy", "fault"),
@@ -59,7 +53,6 @@ _EDITS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "policy_reloads",
-        "leyline_policy_reloads",
         "Changes of the policy file, loaded or refused.",
         ("result",),
         bad="'refused': the file is wrong, and the previous policies apply; the log shows where.",
@@ -67,14 +60,12 @@ _EDITS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "policy_completions",
-        "leyline_policy_completions",
         "Texts that policies asked a model to write, written or failed.",
         ("result",),
         starts=(("written",), ("failed",)),
     ),
     counter(
         "policy_completion_tokens",
-        "leyline_policy_completion_tokens",
         "Tokens of policies' questions about a conversation, by source, and of the answers "
         "(generated). No other metric of turns or tokens has them.",
         ("source",),
@@ -84,7 +75,6 @@ _EDITS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "compactions",
-        "leyline_compactions",
         "Summaries that requests asked for in place of their conversation, written or failed.",
         ("result",),
         bad="'failed': these requests keep their whole conversation; the log gives the reason.",
@@ -92,7 +82,6 @@ _EDITS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "policy_notes",
-        "leyline_policy_notes",
         "Reports of policies that don't edit: warnings, dry runs.",
         ("policy", "kind"),
     ),

@@ -42,42 +42,56 @@ class Group:
     entries: tuple[CatalogueEntry, ...]
 
 
+def _name(attribute: str, name: str) -> str:
+    return name or f"leyline_{attribute}"
+
+
 def counter(
     attribute: str,
-    name: str,
     text: str,
     labels: tuple[str, ...] = (),
     *,
+    name: str = "",
     bad: str = "",
     starts: tuple[tuple[str, ...], ...] = (),
 ) -> CatalogueEntry:
-    """Return a counter; ``_total`` is added to its exposed name."""
+    """Return a counter; ``_total`` is added to its exposed name.
+
+    Args:
+        name: of the metric, if it isn't ``leyline_`` and the attribute's.
+    """
     return CatalogueEntry(
-        attribute, MetricSpec(name, "counter", text, labels, bad=bad), starts=starts
+        attribute,
+        MetricSpec(_name(attribute, name), "counter", text, labels, bad=bad),
+        starts=starts,
     )
 
 
 def gauge(
     attribute: str,
-    name: str,
     text: str,
     labels: tuple[str, ...] = (),
     *,
+    name: str = "",
     merge: Merge,
     bad: str = "",
 ) -> CatalogueEntry:
-    """Return a gauge."""
-    return CatalogueEntry(attribute, MetricSpec(name, "gauge", text, labels, bad=bad), merge)
+    """Return a gauge; see :func:`counter`."""
+    return CatalogueEntry(
+        attribute, MetricSpec(_name(attribute, name), "gauge", text, labels, bad=bad), merge
+    )
 
 
 def histogram(
     attribute: str,
-    name: str,
     text: str,
     labels: tuple[str, ...] = (),
     *,
+    name: str = "",
     buckets: tuple[float, ...] = LATENCY,
     bad: str = "",
 ) -> CatalogueEntry:
-    """Return a histogram of seconds."""
-    return CatalogueEntry(attribute, MetricSpec(name, "histogram", text, labels, buckets, bad))
+    """Return a histogram of seconds; see :func:`counter`."""
+    return CatalogueEntry(
+        attribute, MetricSpec(_name(attribute, name), "histogram", text, labels, buckets, bad)
+    )

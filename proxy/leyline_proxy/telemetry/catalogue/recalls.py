@@ -7,7 +7,6 @@ from .entries import CatalogueEntry, Group, counter
 _RECALLS: tuple[CatalogueEntry, ...] = (
     counter(
         "recalls",
-        "leyline_recalls",
         "Texts that were asked for by address, by tag or by tool. way: by the model (tool), a "
         "message (reference), a request's working set (context), or POST …/recall (api). verdict: "
         "hit, fault and recompute put the text back, from resident KV, from the store, and from "
@@ -19,14 +18,12 @@ _RECALLS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "recall_tokens",
-        "leyline_recall_tokens",
         "Tokens of texts that were put back, by way and verdict; with api, approximate tokens of "
         "texts that a caller received.",
         ("tenant", "way", "verdict"),
     ),
     counter(
         "recall_prefilled_tokens",
-        "leyline_recall_prefilled_tokens",
         "The tokens of leyline_recall_tokens that the engine computed again; the others came from "
         "resident KV.",
         ("tenant", "way"),
@@ -34,14 +31,12 @@ _RECALLS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "evicted_tokens",
-        "leyline_evicted_tokens",
         "Tokens that a policy evicted with an address and that were nowhere else in the prompt. A "
         "text counts once per session, when it is first evicted.",
         ("tenant", "policy"),
     ),
     counter(
         "evicted_recalled_tokens",
-        "leyline_evicted_recalled_tokens",
         "Tokens of leyline_evicted_tokens that turned out to be needed, because their text was put "
         "back later; each text counts once, without what was quoted before. With the quoted "
         "tokens, and divided by the evicted ones, this is the policy's error rate.",
@@ -50,7 +45,6 @@ _RECALLS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "evicted_quoted_tokens",
-        "leyline_evicted_quoted_tokens",
         "Tokens of leyline_evicted_tokens that turned out to be needed, because the model wrote "
         "them word for word (runs of 32 characters or more) without having them in its prompt.",
         ("tenant", "policy"),

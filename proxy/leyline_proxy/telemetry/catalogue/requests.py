@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from ...errors import QueueFullError, QueueTimeoutError, RateLimitError
-from ...model.tls_refusal import TlsRefusal
-from ...model.tls_side import TlsSide
+from ...model.tls import TlsRefusal, TlsSide
 from ...model.token_results import Result
 from .entries import SHORT, CatalogueEntry, Group, counter, gauge, histogram
 
 _REQUESTS: tuple[CatalogueEntry, ...] = (
     counter(
         "requests",
-        "leyline_requests",
         "Requests by HTTP status, or 'disconnected'.",
         ("tenant", "model", "route", "status"),
         bad="A rising share of 5xx: engines fail or can't be reached. 429: limits of tenants.",
     ),
     histogram(
         "request_seconds",
-        "leyline_request_seconds",
         "Time from a request's arrival to the end of its response.",
         ("tenant", "model", "route"),
     ),
     histogram(
         "ttft_seconds",
-        "leyline_ttft_seconds",
         "Time from a chat request's arrival to its first token, or to its end if not streamed.",
         ("tenant", "model", "outcome"),
         bad="Long for 'reprefilled' compared with 'spliced': edits cost the cache. Long for all: "
@@ -32,7 +28,6 @@ _REQUESTS: tuple[CatalogueEntry, ...] = (
     ),
     histogram(
         "overhead_seconds",
-        "leyline_overhead_seconds",
         "Time that a chat turn spends in the proxy itself: reading, policies, planning and "
         "accounting, without the wait for a place or for an engine.",
         buckets=SHORT,
@@ -41,7 +36,6 @@ _REQUESTS: tuple[CatalogueEntry, ...] = (
     ),
     histogram(
         "stage_seconds",
-        "leyline_stage_seconds",
         "Time that the proxy itself spends on a chat turn, by stage.",
         ("stage",),
         buckets=SHORT,
@@ -51,7 +45,6 @@ _REQUESTS: tuple[CatalogueEntry, ...] = (
 _ADMISSION: tuple[CatalogueEntry, ...] = (
     gauge(
         "queue_waiting",
-        "leyline_queue_waiting",
         "Requests that wait for a place.",
         ("tenant",),
         merge="livesum",
@@ -59,22 +52,20 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
     ),
     gauge(
         "queue_running",
-        "leyline_queue_running",
         "Requests that have a place and are in progress.",
         ("tenant",),
         merge="livesum",
     ),
     histogram(
         "queue_seconds",
-        "leyline_queue_seconds",
         "Time that requests waited for a place before they were forwarded.",
         ("tenant",),
     ),
     counter(
         "limited",
-        "leyline_limited_requests",
         "Requests that were refused because of a limit of their tenant, by limit.",
         ("tenant", "limit"),
+        name="leyline_limited_requests",
         starts=(
             (RateLimitError.code,),
             (QueueFullError.code,),
@@ -84,7 +75,6 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "key_reloads",
-        "leyline_key_reloads",
         "Changes of the key file, loaded or refused.",
         ("result",),
         bad="'refused': the file is wrong, and the previous keys apply; the log shows where.",
@@ -92,7 +82,6 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "tls_reloads",
-        "leyline_tls_reloads",
         "Changes of the files of certificates, loaded or refused, by the connections that they "
         "serve: those of clients, or those to engines.",
         ("side", "result"),
@@ -102,31 +91,30 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "tls_refused",
-        "leyline_tls_handshakes_refused",
         "TLS handshakes with clients that failed, by the reason.",
         ("refusal",),
+        name="leyline_tls_handshakes_refused",
         bad="Growing: clients show no certificate, an old one or one of another authority, don't "
         "trust the proxy's, or call `http://`.",
         starts=tuple((refusal,) for refusal in TlsRefusal),
     ),
     gauge(
         "tls_begins",
-        "leyline_tls_certificate_not_before_timestamp_seconds",
         "Time from which the proxy's certificate in use is valid.",
         ("side",),
+        name="leyline_tls_certificate_not_before_timestamp_seconds",
         merge="livemin",
     ),
     gauge(
         "tls_ends",
-        "leyline_tls_certificate_not_after_timestamp_seconds",
         "Time at which the proxy's certificate in use expires.",
         ("side",),
+        name="leyline_tls_certificate_not_after_timestamp_seconds",
         bad="Less than a fifth of its lifetime left, and less than 14 days: nobody renews it.",
         merge="livemin",
     ),
     counter(
         "identity_tokens",
-        "leyline_identity_tokens",
         "Tokens of the identity provider that were looked at, by result. One that is known already "
         "isn't looked at again.",
         ("result",),
@@ -136,7 +124,6 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "identity_fetches",
-        "leyline_identity_fetches",
         "Looks at the identity provider's keys.",
         ("result",),
         bad="'failed': tokens are refused (503) once the last good keys are older than "
@@ -145,9 +132,9 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
     ),
     gauge(
         "identity_keys_age",
-        "leyline_identity_keys_age_seconds",
         "Time since the identity provider's keys were last read; 0 before that, and without a "
         "provider.",
+        name="leyline_identity_keys_age_seconds",
         bad="Near oidc_keys_max_age_s: the provider can't be reached.",
         merge="livemax",
     ),
@@ -156,16 +143,15 @@ _ADMISSION: tuple[CatalogueEntry, ...] = (
 _BUDGETS: tuple[CatalogueEntry, ...] = (
     gauge(
         "budget_used",
-        "leyline_budget_used_ratio",
         "Used share of a tenant's budget in its present window, by window and unit; as this "
         "process last saw it.",
         ("tenant", "window", "unit"),
+        name="leyline_budget_used_ratio",
         bad="Above 0.9: requests will soon be refused (429) until the window ends.",
         merge="livemax",
     ),
     counter(
         "budget_estimates",
-        "leyline_budget_estimates",
         "Charges of budgets that are estimates, because nobody reported the usage, by reason.",
         ("reason",),
         bad="'no_usage' of more than a few: an engine reports no usage.",
@@ -173,7 +159,6 @@ _BUDGETS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "budget_store_errors",
-        "leyline_budget_store_errors",
         "Failed operations of the store of budgets, by result: 'open' a request was admitted by "
         "what the process knows, 'closed' it was refused, 'owed' a charge waits for the store.",
         ("result",),

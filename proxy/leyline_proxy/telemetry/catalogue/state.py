@@ -8,7 +8,6 @@ from .entries import CatalogueEntry, Group, counter, gauge
 _SESSIONS: tuple[CatalogueEntry, ...] = (
     gauge(
         "sessions",
-        "leyline_sessions",
         "Sessions in the store.",
         merge="livemostrecent",
         bad="Far above the number of agents: sessions aren't recognised, and each turn begins a "
@@ -16,24 +15,17 @@ _SESSIONS: tuple[CatalogueEntry, ...] = (
     ),
     gauge(
         "session_store_up",
-        "leyline_session_store_up",
         "1 when sessions can be read and written, 0 when their store can't be reached.",
         merge="livemin",
         bad="0: turns aren't spliced until it is back.",
     ),
-    gauge(
-        "live_viewers",
-        "leyline_live_viewers",
-        "Browsers that show the live page.",
-        merge="livesum",
-    ),
+    gauge("live_viewers", "Browsers that show the live page.", merge="livesum"),
 )
 
 _PROXY: tuple[CatalogueEntry, ...] = (
-    gauge("build_info", "leyline_build_info", "Always 1.", ("version",), merge="livemostrecent"),
+    gauge("build_info", "Always 1.", ("version",), merge="livemostrecent"),
     counter(
         "label_overflow",
-        "leyline_label_overflow",
         "Label values that were replaced by 'other' because a label had too many.",
         ("label",),
         bad="Above 0: an upstream lists hundreds of models, or a policy makes up names.",
@@ -41,20 +33,17 @@ _PROXY: tuple[CatalogueEntry, ...] = (
     ),
     gauge(
         "audit_up",
-        "leyline_audit_up",
         "1 when the audit log is written, 0 when it fails; also 1 where there is none.",
         merge="livemin",
         bad="0: records are lost, or requests refused, as audit_on_fault says.",
     ),
     counter(
         "audit_failures",
-        "leyline_audit_failures",
         "Records that could not be written to the audit log.",
         bad="Above 0: the log has gaps, which its check shows.",
     ),
     counter(
         "audit_stream_failures",
-        "leyline_audit_stream_failures",
         "Records of the audit log that could not be added to its Redis stream.",
         bad="Above 0: Redis couldn't be reached; the files hold the records.",
     ),
@@ -83,7 +72,6 @@ _WARM_OUTCOMES = (
 _WARM: tuple[CatalogueEntry, ...] = (
     counter(
         "warm_start_runs",
-        "leyline_warm_start_runs",
         "Prompts that a new engine should have got, and manifests that gave none, by outcome. "
         "present: this run of the engine computed it; elsewhere: another engine serves its "
         "session; forgotten: its session has forgotten something since; unknown_session: no forget "
@@ -94,14 +82,9 @@ _WARM: tuple[CatalogueEntry, ...] = (
         "it refused.",
         starts=tuple((outcome,) for outcome in _WARM_OUTCOMES),
     ),
-    counter(
-        "warm_start_tokens",
-        "leyline_warm_start_tokens",
-        "Prompt tokens that were replayed into new engines.",
-    ),
+    counter("warm_start_tokens", "Prompt tokens that were replayed into new engines."),
     counter(
         "warm_start_files",
-        "leyline_warm_start_files",
         "Changes of the warm start's files by result. failed: the file is as it was; left: it may "
         "still hold what had to go.",
         ("result",),
@@ -114,7 +97,6 @@ _WARM: tuple[CatalogueEntry, ...] = (
 _RECALL: tuple[CatalogueEntry, ...] = (
     gauge(
         "recall_store_up",
-        "leyline_recall_store_up",
         "1 when evicted texts can be stored and recalled, 0 when their store can't be used; also 0 "
         "where recall is off.",
         merge="livemin",
@@ -122,7 +104,6 @@ _RECALL: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "recall_store_errors",
-        "leyline_recall_store_errors",
         "Operations that the store of evicted texts could not do.",
         ("operation",),
         bad="'forget' or 'delete' above 0: the store didn't know of it then; see "
@@ -131,20 +112,17 @@ _RECALL: tuple[CatalogueEntry, ...] = (
     ),
     gauge(
         "recall_store_entries",
-        "leyline_recall_store_entries",
         "Evicted texts and forgets in this proxy's memory; 0 if they are stored elsewhere.",
         merge="livesum",
     ),
     gauge(
         "recall_store_bytes",
-        "leyline_recall_store_bytes",
         "Size of evicted texts and forgets in this proxy's memory; 0 if they are stored elsewhere.",
         merge="livesum",
         bad="At recall_memory_bytes: the tenant with the most loses its oldest.",
     ),
     gauge(
         "recall_forgets_owed",
-        "leyline_recall_forgets_owed",
         "Sessions with a forget that the store of evicted texts doesn't know yet. Nothing of them "
         "can be recalled meanwhile.",
         merge="livesum",

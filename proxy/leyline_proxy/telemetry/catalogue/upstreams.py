@@ -9,7 +9,6 @@ _UPSTREAM = ("upstream",)
 _ENGINES: tuple[CatalogueEntry, ...] = (
     gauge(
         "upstream_up",
-        "leyline_upstream_up",
         "1 when the engine answers.",
         _UPSTREAM,
         merge="livemin",
@@ -17,7 +16,6 @@ _ENGINES: tuple[CatalogueEntry, ...] = (
     ),
     gauge(
         "engine_splices",
-        "leyline_engine_splices",
         "1 when turns of this model are spliced, 0 when they can't be.",
         ("upstream", "model", "engine"),
         merge="livemin",
@@ -25,61 +23,41 @@ _ENGINES: tuple[CatalogueEntry, ...] = (
     ),
     gauge(
         "engine_info",
-        "leyline_engine_info",
         "Always 1. The labels hold an engine's facts from its capability document. pool: class of "
         "the KV pool; dtype: of KV; rotary: kind of rotary embedding; contract: protocol version.",
-        (
-            "upstream",
-            "engine",
-            "engine_version",
-            "model",
-            "pool",
-            "dtype",
-            "rotary",
-            "contract",
-        ),
+        ("upstream", "engine", "engine_version", "model", "pool", "dtype", "rotary", "contract"),
         merge="livemostrecent",
         bad="Missing for an upstream: it has no capability document, so nothing is spliced.",
     ),
     gauge(
         "upstream_circuit",
-        "leyline_upstream_circuit_open",
         "1 while an engine that fails requests gets no more, or one as a trial.",
         _UPSTREAM,
+        name="leyline_upstream_circuit_open",
         merge="livemax",
         bad="1: it answers the handshake but fails requests.",
     ),
-    gauge(
-        "upstream_running",
-        "leyline_upstream_running",
-        "Requests in progress on an engine.",
-        _UPSTREAM,
-        merge="livesum",
-    ),
+    gauge("upstream_running", "Requests in progress on an engine.", _UPSTREAM, merge="livesum"),
     counter(
         "upstream_turns",
-        "leyline_upstream_turns",
         "Chat turns that an engine served, by the outcome of their edits.",
         ("upstream", "outcome"),
         bad="Uneven between engines of equal weight: few sessions, or an engine comes and goes.",
     ),
     counter(
         "upstream_prompt_tokens",
-        "leyline_upstream_prompt_tokens",
         "Prompt tokens by engine and by the source of their KV: cached, spliced, reused, "
         "prefilled.",
         ("upstream", "source"),
     ),
     histogram(
         "upstream_ttft_seconds",
-        "leyline_upstream_ttft_seconds",
         "Time from a chat request's arrival to its first token, by the engine that served it.",
         ("upstream", "outcome"),
         bad="One engine much slower than similar ones: busy with other work, or broken.",
     ),
     counter(
         "failovers",
-        "leyline_failovers",
         "Requests that moved to another engine before their first byte, by the engine that "
         "failed them.",
         _UPSTREAM,
@@ -88,7 +66,6 @@ _ENGINES: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "router_answers",
-        "leyline_router_answers",
         "Turns by the engine that has answered them, as their records report: behind a router, and "
         "elsewhere if it wasn't the expected run. holder: it has the session's sources. first: the "
         "session had no engine. moved: the router has chosen another one. restarted: the same "
@@ -102,7 +79,6 @@ _ENGINES: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "receipts",
-        "leyline_receipts",
         "Receipts of turns by how they came. answer: with the answer. asked: the engine was asked "
         "for it. absent: the engine had none, or only an incomplete one. late: it didn't answer "
         "within receipt_timeout_s, or not at all. not_asked: after such failures the engine isn't "
@@ -112,7 +88,6 @@ _ENGINES: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "erasures",
-        "leyline_erasures",
         "Forgets that were sent to engines separately from a turn: to engines that held the "
         "session before, and to engines that did not confirm the forget with the turn. erased: the "
         "engine confirmed it; gone: its run has ended, and the KV with it; pending: neither at the "
@@ -126,7 +101,6 @@ _ENGINES: tuple[CatalogueEntry, ...] = (
     ),
     gauge(
         "erasures_owed",
-        "leyline_erasures_owed",
         "Sessions with a forget that some engine has not confirmed yet. With Redis, or "
         "owed_forgets_path, a proxy takes over those of one that was killed. Without both, a "
         "restarted proxy learns of each when the session's next turn comes.",
@@ -136,7 +110,6 @@ _ENGINES: tuple[CatalogueEntry, ...] = (
     ),
     gauge(
         "erasures_unsaved",
-        "leyline_erasures_unsaved",
         "Sessions with a forget that an engine owes and of which only this process knows, because "
         "the store of debts (Redis, or the folder owed_forgets_path) can't be written.",
         merge="livesum",

@@ -6,6 +6,7 @@ records nothing, and costs a look-up.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -14,12 +15,17 @@ from starlette.datastructures import Headers
 
 from ...errors import ProxyError
 
+_PLAIN_CODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
 Attribute = str | bool | int | float | Sequence[str]
 Attributes = Mapping[str, Attribute]
-
 RawHeaders = Sequence[tuple[bytes, bytes]]
-
 _NOTHING = nullcontext()
+
+
+def plain_code(code: str) -> str:
+    """Return an error's code if it is plain; engines may write anything there."""
+    return code if _PLAIN_CODE.fullmatch(code) else "other"
 
 
 class Hop:

@@ -27,8 +27,16 @@ from opentelemetry.trace import (
 from starlette.datastructures import Headers
 
 from ...errors import LimitError, ProxyError
-from .codes import plain_code
-from .current import Attribute, Attributes, Hop, RawHeaders, RequestTrace, Tracing, serving
+from .current import (
+    Attribute,
+    Attributes,
+    Hop,
+    RawHeaders,
+    RequestTrace,
+    Tracing,
+    plain_code,
+    serving,
+)
 
 log = structlog.get_logger("leyline.tracing")
 

@@ -6,17 +6,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .codes import plain_code
-from .current import Attribute, current_trace
+from .current import Attribute, current_trace, plain_code
 
 _COUNTS = (
     (("prompt_tokens",), "gen_ai.usage.input_tokens"),
     (("completion_tokens",), "gen_ai.usage.output_tokens"),
     (("prompt_tokens_details", "cached_tokens"), "gen_ai.usage.cache_read.input_tokens"),
-    (
-        ("completion_tokens_details", "reasoning_tokens"),
-        "gen_ai.usage.reasoning.output_tokens",
-    ),
+    (("completion_tokens_details", "reasoning_tokens"), "gen_ai.usage.reasoning.output_tokens"),
 )
 _NAMES = (("id", "gen_ai.response.id"), ("model", "gen_ai.response.model"))
 _LONGEST = 256

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from leyline_proxy.cli import build_app
 from leyline_proxy.doctor import Check, Situation, checks_for
-from leyline_proxy.doctor.partial import without_missing
+from leyline_proxy.doctor.examination import without_missing
 from leyline_proxy.settings import Settings
 from leyline_proxy.settings.readable import ReadablePart
 

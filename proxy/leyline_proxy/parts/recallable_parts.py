@@ -14,8 +14,10 @@ from leyline_policies.recall import address_of
 
 from ..model.parts import Barred, FoundParts, PartFacts, StoredPart
 from ..telemetry.logging import frames_of
+from .limits import MAX_FORGOTTEN, Owner, PartStoreError
 from .marks import NOTHING, Mark, WrittenMark, joined
-from .store import MAX_FORGOTTEN, Owner, PartStore, PartStoreError, PartUsage
+from .space import PartUsage
+from .store import PartStore
 
 log = structlog.get_logger("leyline.recall")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_proxy.settings import Settings
-from leyline_proxy.tls.names import MAX_NAMES, matches, names_of, tenants_named
+from leyline_proxy.tls.peers import MAX_NAMES, matches, names_of, tenants_named
 
 PARTS = st.lists(st.sampled_from(["a", "b", "agents", "red"]), min_size=1, max_size=4)
 

@@ -1,4 +1,4 @@
-"""Concurrent checks, each with a time limit."""
+"""The examination: concurrent checks, each with a time limit, and their report."""
 
 from __future__ import annotations
 
@@ -10,9 +10,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from .findings import Finding, fail
+from ..settings.readable import ReadablePart
+from .findings import Finding, Status, fail, skip
 
 T = TypeVar("T")
+
+_ENGINES = ("upstream", "upstreams", "router", "engine", "engine_options", "model")
+_READ_BY = {
+    "redis": ("session_store",),
+    "session-secret": ("session_store", "session_secret"),
+    "api-keys": ("api_keys", "api_keys_file", "tenants"),
+    "allowed-hosts": ("api_keys", "api_keys_file", "allowed_hosts", "host"),
+    "policies": ("policy", "policies_file", "tenants"),
+    "ports": ("host", "port", "admin_host", "admin_port"),
+    "audit": ("audit_file",),
+    "audit.redis": ("audit_redis",),
+    "recall-store": ("recall_store", "recall_key"),
+    "warm-start": ("warm_start_path", "warm_start_key"),
+    "trace": ("trace",),
+}
+"""Settings without which a check would examine something else, by the beginning of its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +95,28 @@ async def in_thread(ask: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="leyline-doctor", daemon=True).start()
     return await answer
+
+
+def without_missing(checks: Mapping[str, Check], part: ReadablePart) -> dict[str, Check]:
+    """Return the checks that the part's settings suffice for."""
+    gone = part.missing | part.invented
+    return {name: check for name, check in checks.items() if gone.isdisjoint(_needs(name))}
+
+
+def findings_of_part(
+    broken: Sequence[Finding], part: ReadablePart, findings: Sequence[Finding]
+) -> list[Finding]:
+    """Return the whole report: first the errors, then what was found without those settings."""
+    if not broken:
+        return [*findings]
+    found = [each for each in findings if (each.name, each.status) != ("config", Status.OK)]
+    notes = []
+    if part.missing:
+        names = ", ".join(sorted(part.missing))
+        notes.append(skip("config", f"the rest is examined without {names}"))
+    return [*broken, *notes, *found]
+
+
+def _needs(check: str) -> tuple[str, ...]:
+    own = _READ_BY.get(check, ())
+    return own or (_ENGINES if check.startswith("upstream.") else ())

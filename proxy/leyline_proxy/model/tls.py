@@ -1,8 +1,15 @@
-"""The reasons for which a TLS handshake with a client fails."""
+"""The sides of TLS connections, and the reasons for which a handshake with a client fails."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+
+class TlsSide(StrEnum):
+    """The peers of a proxy."""
+
+    CLIENTS = "clients"
+    ENGINES = "engines"
 
 
 class TlsRefusal(StrEnum):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import get_args
 
 import httpx
 import msgspec
@@ -17,14 +15,17 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from leyline_proxy.cli import build_app, serve
+from leyline_proxy.cli import build_app
+from leyline_proxy.cli.flags import FLAGS, read_settings, sources_of
 from leyline_proxy.doctor import Check, Finding, Situation, Status, checks_for, examine
 from leyline_proxy.doctor import checks as checking
+from leyline_proxy.doctor.examination import in_thread
 from leyline_proxy.doctor.findings import document, fail, ok
 from leyline_proxy.doctor.reaching import document as server_document
-from leyline_proxy.doctor.running import in_thread
 from leyline_proxy.settings import Settings
 from leyline_proxy.settings.faults import Sources, faults_of, ignored_variables
+
+ALL_FLAGS = [flag for flags in FLAGS.values() for flag in flags]
 
 
 async def test_one_check_neither_delays_nor_spoils_the_others() -> None:
@@ -149,18 +150,17 @@ def test_every_flag_of_serve_is_a_setting() -> None:
         "edit_timing": "now",
         "audit_turns": "all",
     }
-    for name, parameter in inspect.signature(serve.serve, eval_str=True).parameters.items():
-        if name == "config":
+    for flag in ALL_FLAGS:
+        if flag.name == "config":
             continue
-        flags = dict.fromkeys(inspect.signature(serve.serve).parameters)
-        kind = get_args(get_args(parameter.annotation)[0])[0]
-        flags[name] = values.get(name, kind("1"))
+        flags = dict.fromkeys(flag.name for flag in ALL_FLAGS)
+        flags[flag.name] = values.get(flag.name, flag.kind("1"))
         faults = []
         try:
-            serve.read_settings(flags)
+            read_settings(flags)
         except ValueError as error:
-            faults = faults_of(error, serve.sources_of(flags))
-        assert not [fault for fault in faults if "not a setting" in fault.problem], name
+            faults = faults_of(error, sources_of(flags))
+        assert not [fault for fault in faults if "not a setting" in fault.problem], flag.name
 
 
 def test_variables_that_are_no_settings() -> None:
@@ -178,9 +178,9 @@ def test_variables_that_are_no_settings() -> None:
 
 def test_which_setting_an_upstream_is() -> None:
     """One URL and several are two settings; a fault names the flag for the right one."""
-    flags: dict[str, object] = dict.fromkeys(inspect.signature(serve.serve).parameters)
-    assert serve.sources_of({**flags, "upstream": ["http://a"]}).flags == {"upstream": "--upstream"}
-    named = serve.sources_of({**flags, "upstream": ["a=http://a", "http://u:p@b"]})
+    flags: dict[str, object] = dict.fromkeys(flag.name for flag in ALL_FLAGS)
+    assert sources_of({**flags, "upstream": ["http://a"]}).flags == {"upstream": "--upstream"}
+    named = sources_of({**flags, "upstream": ["a=http://a", "http://u:p@b"]})
     assert named.flags == {"upstreams": "--upstream"}
 
 
