@@ -77,7 +77,6 @@ _TURNS: tuple[CatalogueEntry, ...] = (
     ),
     counter(
         "kept_states",
-        "leyline_kept_states",
         "Turns whose edits copied recurrent states, which still hold what was cut "
         "(recurrent_edits).",
         _TENANT_MODEL,
