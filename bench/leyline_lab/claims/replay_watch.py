@@ -16,6 +16,7 @@ from leyline_engine.claims.events import (
     Evicted,
     Freed,
     Retained,
+    Run,
 )
 from leyline_engine.claims.keeper import ArrivingRequest
 from leyline_engine.claims.limits import Limits
@@ -36,6 +37,10 @@ class _Watched:
     """True if its arrival is recorded; an admission that finds no room leaves no trace."""
     owned: int = 0
     """Its slots that the tree doesn't have; the first begins a page."""
+    pathless: bool = True
+    """True until its path is recorded."""
+    path: tuple[Run, ...] = ()
+    """Its path, which added no page."""
 
 
 class WatchedClaims(EngineClaims):
@@ -105,7 +110,10 @@ class WatchedClaims(EngineClaims):
         named = keeper.names.name(source, path.tolist())
         runs = without(named, before)
         self._own(request, -count(runs) * self._page)
+        watched = self._requests[request]
+        watched.path = () if runs or not watched.pathless else named
         if runs:
+            watched.pathless = False
             retained = Retained(request=request, runs=runs, path=named, free=self._free())
             keeper.ledger.append(retained)
         if spare:
@@ -121,6 +129,10 @@ class WatchedClaims(EngineClaims):
 
     def ended(self, request: str, count: int) -> None:
         """Record a request's end."""
+        if path := self._requests[request].path:
+            # Of pages that were there, all of them: its source has a path all the same.
+            retained = Retained(request=request, runs=(), path=path, free=self._free())
+            self.keeper.ledger.append(retained)
         pages = self._pages(count)
         del self._requests[request]
         self.keeper.ledger.append(Freed(request=request, pages=pages, free=self._free()))
