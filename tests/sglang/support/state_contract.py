@@ -118,18 +118,29 @@ class StateTurn:
                 values = layer.values[:, :, piece.start : piece.start + length]
                 cache.update(keys.clone(), values.clone(), number)
             elif getattr(layer, "conv_states", None) is not None:
-                conv, recurrent = layer.conv_states[0], layer.recurrent_states[0]
-                if tampering in TAMPERINGS[1:] and elsewhere is not None:
-                    other = elsewhere.layers[number]
-                    if tampering == TAMPERINGS[1]:
-                        conv, recurrent = other.conv_states[0], other.recurrent_states[0]
-                    elif tampering == TAMPERINGS[2]:
-                        conv, recurrent = torch.zeros_like(conv), torch.zeros_like(recurrent)
-                    else:
-                        conv = other.conv_states[0]
+                states = self._states(layer, elsewhere and elsewhere.layers[number], tampering)
+                conv, recurrent = states
                 cache.update_conv_state(conv.clone(), number)
-                cache.update_recurrent_state(recurrent.clone(), number)
+                if recurrent is not None:
+                    cache.update_recurrent_state(recurrent.clone(), number)
                 cache.layers[number].has_previous_state[0] = True
+
+    def _states(
+        self, layer: Any, elsewhere: Any, tampering: str
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A layer's inputs of convolutions and its recurrent state, which some layers lack."""
+        own, other = (
+            (each.conv_states[0], each.recurrent_states[0]) if each is not None else (None, None)
+            for each in (layer, elsewhere)
+        )
+        if tampering == TAMPERINGS[1]:
+            return other
+        if tampering == TAMPERINGS[2]:
+            conv, recurrent = own
+            return torch.zeros_like(conv), None if recurrent is None else torch.zeros_like(
+                recurrent
+            )
+        return (other[0], own[1]) if tampering == TAMPERINGS[3] else own
 
     def scores(self, tail: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
         """Log-probabilities, fp32 ``[len(answer)]``, of an answer after a tail."""
