@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from leyline_engine.admit.plan import Plan, plan_turn
 from leyline_engine.contract import ATTENTION_SINK, EditPayload
@@ -27,7 +26,7 @@ from leyline_replay.dry_run import DryCache
 from ..console import write_json
 from ..harness.arguments import Arguments, numbers
 from ..harness.report import show
-from ..roi import playing
+from ..roi.playing import Player
 from ..traces.recordings import read_trace
 from ..traces.renderer import load_renderer
 
@@ -108,11 +107,14 @@ def play(path: Path, policy: str, undeclared: list[str], page: int) -> list[Plan
         return caches[-1]
 
     rules = UndeclaredRules.parse(undeclared)
-    player = playing.Player(
-        load_renderer("shipped"), load_pipeline(policy), rules, page_tokens=page
+    player = Player(
+        load_renderer("shipped"),
+        load_pipeline(policy),
+        rules,
+        page_tokens=page,
+        open_cache=opened,
     )
-    with patch.object(playing, "_new_cache", opened):
-        player.play(read_trace(path), path.name)
+    player.play(read_trace(path), path.name)
     return caches[0].plans
 
 
