@@ -1,4 +1,4 @@
-"""What each arm keeps of a session, and what its turns then prefill."""
+"""Rules of what an engine keeps of a session, and the tokens that its turns then prefill."""
 
 from __future__ import annotations
 
@@ -69,24 +69,16 @@ ARMS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What one turn prefills."""
-
-    prompt: int
-    prefilled: int
-
-
-def costs(session: Sequence[Turn], arm: Arm) -> tuple[list[Cost], int]:
-    """Return what each turn of a session costs, and the largest number of states held."""
-    slots, found = StateSlots(arm.slots, arm.eviction), list[Cost]()
+def costs(session: Sequence[Turn], arm: Arm) -> tuple[list[int], int]:
+    """Return the tokens that each turn prefills, and the largest number of states held."""
+    slots, found = StateSlots(arm.slots, arm.eviction), list[int]()
+    settled = 0
     for turn in session:
         plan = _plan(turn, slots, arm)
-        found.append(Cost(turn.length, plan.prefilled))
+        settled = plan.prefix if plan.copies else settled
+        found.append(plan.prefilled)
         if arm.anchored:
-            for source in turn.sources:
-                slots.refresh(source)
-            slots.put(turn.keys, _left(turn, plan, arm))
+            slots.put(turn.keys, _left(turn, plan, arm), settled)
     return found, slots.peak
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from leyline_engine.admit.plan import Plan, plan_turn
@@ -17,7 +16,7 @@ from leyline_replay.admission import Admission
 from leyline_replay.dry_run import DryCache
 
 from ..roi.playing import Player
-from ..traces.recordings import Trace, read_trace
+from ..traces.recordings import Trace
 
 MIN_COPY, STAGE_COST = 32, 64
 """Defaults of the plugins, in tokens."""

@@ -13,11 +13,9 @@ class Eviction(StrEnum):
 
     LRU = "least recently used"
     """A match refreshes the state that it continues, and no other, as in SGLang."""
-    REFRESHED = "refreshed"
-    """Every turn also refreshes the states of its sources."""
     SPACED = "most closely spaced"
-    """First those that aren't on the newest turn's path, then the one with the closest neighbours;
-    never the last."""
+    """First those off the newest turn's path; then those in front of its last edit, except the last
+    of them; then the one with the closest neighbours. A path's last state stays."""
 
 
 class StateSlots:
@@ -45,19 +43,18 @@ class StateSlots:
         """Use states of a path, the last of them most recently."""
         self._use(path for path in _paths(keys, positions).values() if path in self._held)
 
-    def refresh(self, keys: array[int]) -> None:
-        """Use all states of a source, if that counts."""
-        if self._eviction is Eviction.REFRESHED:
-            self.touch(keys, self._known)
+    def put(self, keys: array[int], positions: Iterable[int], settled: int = 0) -> None:
+        """Hold states of a path, then evict down to the bound.
 
-    def put(self, keys: array[int], positions: Iterable[int]) -> None:
-        """Hold states of a path, then evict down to the bound."""
+        Args:
+            settled: position in front of which the last edit changed nothing.
+        """
         added = _paths(keys, positions)
         self._known |= added.keys()
         self._use(added.values())
         if self._bound is not None and len(self._held) > self._bound:
             if self._eviction is Eviction.SPACED:
-                self._space(_paths(keys, self._known), self._bound)
+                self._space(_paths(keys, self._known), self._bound, settled)
             for path in list(self._held)[: max(0, len(self._held) - self._bound)]:
                 del self._held[path]
         self.peak = max(self.peak, len(self._held))
@@ -67,11 +64,13 @@ class StateSlots:
             self._held.pop(path, None)
             self._held[path] = None
 
-    def _space(self, newest: Mapping[int, bytes], bound: int) -> None:
+    def _space(self, newest: Mapping[int, bytes], bound: int, settled: int) -> None:
         here = {at: path for at, path in newest.items() if path in self._held}
         elsewhere = [path for path in self._held if path not in set(here.values())]
-        for path in elsewhere[: len(self._held) - bound]:
+        early = [here[at] for at in here if at <= settled][:-1]
+        for path in [*elsewhere, *early][: len(self._held) - bound]:
             del self._held[path]
+        here = {at: path for at, path in here.items() if path in self._held}
         while len(self._held) > bound:
             places = [0, *here]
             near = zip(places, places[1:], places[2:], strict=False)
