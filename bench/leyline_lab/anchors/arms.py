@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -74,6 +74,8 @@ def costs(session: Sequence[Turn], arm: Arm) -> tuple[list[int], int]:
     slots, found = StateSlots(arm.slots, arm.eviction), list[int]()
     settled = 0
     for turn in session:
+        if not arm.splices:
+            turn = replace(turn, copies=(), sources=())  # noqa: PLW2901
         plan = _plan(turn, slots, arm)
         settled = plan.prefix if plan.copies else settled
         found.append(plan.prefilled)

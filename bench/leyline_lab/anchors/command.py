@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from leyline_proxy.model.undeclared import UndeclaredRules
 from leyline_proxy.render.renderer import ChatRenderer
 
 from ..console import write_json
@@ -18,6 +19,7 @@ from ..engines.process import shipped_model
 from ..errors import LabError
 from ..harness.arguments import Arguments, numbers
 from ..harness.report import progress, show
+from ..roi.playing import Player
 from ..traces.recordings import read_trace
 from ..traces.renderer import folder_renderer, load_renderer
 from .arms import ARMS, CHOSEN
@@ -70,14 +72,13 @@ def main() -> None:
     paths = sorted(given.traces.glob("edited_*.jsonl*"))
     if not paths:
         parser.error(f"{given.traces} has no files edited_*.jsonl(.gz)")
-    found, render = list[Figures](), renderer(given.tokenizer)
+    rules = UndeclaredRules.parse(given.undeclared)
+    found, player = list[Figures](), Player(renderer(given.tokenizer), rules=rules)
     with progress("files", len(paths)) as step:
         for path in paths:
-            trace, name = read_trace(path), path.name.partition(".")[0]
-            spliced = list(sessions(trace, render, given.undeclared))
-            unspliced = list(sessions(trace, render, ()))
-            if any(turn.copies for session in spliced for turn in session):
-                found += [figures(name, spliced, unspliced, arm) for arm in (*ARMS, *bounded)]
+            name, turns = path.name.partition(".")[0], list(sessions(read_trace(path), player))
+            if any(turn.copies for session in turns for turn in session):
+                found += [figures(name, turns, arm) for arm in (*ARMS, *bounded)]
             step(name)
     write_json(given.json, [asdict(each) for each in found])
     if given.plot:

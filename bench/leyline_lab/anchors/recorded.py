@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from leyline_engine.admit.plan import Plan, plan_turn
 from leyline_engine.contract import ATTENTION_SINK, CopySegment, EditPayload
 from leyline_engine.records.lineage import fold_keys
-from leyline_proxy.model.undeclared import UndeclaredRules
-from leyline_proxy.render.renderer import ChatRenderer
 from leyline_replay.admission import Admission
 from leyline_replay.dry_run import DryCache
 
@@ -37,9 +35,9 @@ class Turn:
     copies: tuple[CopySegment, ...] = ()
     """Copies that the edit declares; empty if it doesn't splice."""
     sources: tuple[array[int], ...] = ()
-    """Radix keys of each source."""
+    """Radix keys of each source, as far as it is cached."""
 
-    def plan(self, prefix: int, **terms: Any) -> Plan:
+    def plan(self, prefix: int, stage_cost: int = STAGE_COST, **terms: Any) -> Plan:
         """Return the product's plan from a cached prefix, with what else the engine knows."""
         return plan_turn(
             self.length,
@@ -48,7 +46,7 @@ class Turn:
             [len(source) for source in self.sources],
             sink=ATTENTION_SINK,
             min_copy=MIN_COPY,
-            stage_cost=STAGE_COST,
+            stage_cost=stage_cost,
             **terms,
         )
 
@@ -63,30 +61,23 @@ class _RecordingCache(DryCache):
     def _publish(
         self, admission: Admission, prompt: array[int], output: array[int], payload: EditPayload
     ) -> None:
-        starts = sorted({label.start for label in admission.spans})
-        written = prompt + output[:-1]
         turn = Turn(
-            fold_keys(written, admission.lineage, payload.scope),
+            fold_keys(prompt + output[:-1], admission.lineage, payload.scope),
             len(prompt),
             admission.plan.prefix,
-            tuple(starts),
+            tuple(sorted({label.start for label in admission.spans})),
             admission.edited,
-            tuple(source.keys() for source in admission.sources),
+            tuple(self._cached(source.keys()) for source in admission.sources),
         )
         self.turns.append(turn)
         super()._publish(admission, prompt, output, payload)
 
+    def _cached(self, keys: array[int]) -> array[int]:
+        return keys[: len(self._cache.tree.peek(keys))]
 
-def sessions(
-    trace: Trace, renderer: ChatRenderer, undeclared: Sequence[str]
-) -> Iterator[tuple[Turn, ...]]:
-    """Yield each session's turns, each session on an engine of its own.
 
-    Args:
-        undeclared: rules ``ROLE=amortize`` for the harness's own edits; without any, nothing is
-            copied.
-    """
-    rules = UndeclaredRules.parse(undeclared)
+def sessions(trace: Trace, player: Player) -> Iterator[tuple[Turn, ...]]:
+    """Yield each session's turns, each session on an engine of its own."""
     for session in trace.sessions:
         caches: list[_RecordingCache] = []
 
@@ -94,6 +85,6 @@ def sessions(
             caches.append(_RecordingCache(tokens=tokens, page_tokens=page_tokens))  # noqa: B023
             return caches[-1]  # noqa: B023
 
-        player = Player(renderer, rules=rules, open_cache=opened)
-        player.play(replace(trace, sessions=(session,), skipped=()), "")
+        alone = replace(trace, sessions=(session,), skipped=())
+        replace(player, open_cache=opened).play(alone, "")
         yield tuple(caches[0].turns)

@@ -59,22 +59,12 @@ class Figures:
         return 100 * self.prefilled / max(1, self.prompt)
 
 
-def figures(
-    file: str,
-    spliced: Sequence[Sequence[Turn]],
-    unspliced: Sequence[Sequence[Turn]],
-    arm: Arm,
-) -> Figures:
-    """Play all sessions of a file under an arm.
-
-    Args:
-        spliced: turns by session, of an engine that splices.
-        unspliced: the same turns of one that doesn't.
-    """
-    played = [costs(session, arm) for session in (spliced if arm.splices else unspliced)]
+def figures(file: str, sessions: Sequence[Sequence[Turn]], arm: Arm) -> Figures:
+    """Play all sessions of a file under an arm."""
+    played = [costs(session, arm) for session in sessions]
     pairs = [
         (turn, tokens)
-        for session, (found, _) in zip(spliced, played, strict=True)
+        for session, (found, _) in zip(sessions, played, strict=True)
         for turn, tokens in zip(session, found, strict=True)
     ]
     edited = [(turn, tokens) for turn, tokens in pairs if turn.copies]

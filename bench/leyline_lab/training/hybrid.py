@@ -141,7 +141,7 @@ def train(model: Any, out: Path, *, seed: int, stages: tuple[Stage, ...] = STAGE
                 optimizer.zero_grad()
             if (step + 1) % 50 == 0:
                 curve.append({"length": stage.length, "step": step + 1, **rates})
-                print(json.dumps(curve[-1] | {"loss": round(float(loss), 3)}), flush=True)
+                print(json.dumps(curve[-1] | {"loss": round(loss.item(), 3)}), flush=True)
         model.save_pretrained(out)
         (out / "training.json").write_text(json.dumps(curve, indent=1), encoding="utf-8")
 

@@ -20,10 +20,13 @@ from leyline_lab.anchors.arms import ARMS, CHOSEN, Arm, Choice, costs
 from leyline_lab.anchors.recorded import Turn, sessions
 from leyline_lab.anchors.report import GOAL, figures
 from leyline_lab.anchors.slots import Eviction, StateSlots
+from leyline_lab.roi.playing import Player
 from leyline_lab.traces.recordings import RecordedSession, Trace, TraceRequest, read_trace
 from leyline_lab.traces.renderer import SHIPPED, load_renderer
+from leyline_proxy.model.undeclared import UndeclaredRules
 
 ROLES = ("tool=amortize", "user=amortize", "assistant=amortize")
+PLAYER = Player(load_renderer(SHIPPED), rules=UndeclaredRules.parse(ROLES))
 ROWS, NATIVE = ARMS[:2]
 
 
@@ -99,10 +102,7 @@ def _turns() -> list[Turn]:
 )
 def test_costs_are_those_of_a_drawing(arm: Arm, prefilled: list[int]) -> None:
     """Four turns cost what one finds with pencil and paper."""
-    turns = _turns()
-    if not arm.splices:
-        turns = [replace(turn, copies=(), sources=()) for turn in turns]
-    assert costs(turns, arm)[0] == prefilled
+    assert costs(_turns(), arm)[0] == prefilled
 
 
 WORDS = ("north", "alpha", "march", "spring", "friday", "victor", "oscar", "june")
@@ -135,7 +135,7 @@ def trace() -> Trace:
 def test_recorded_turns_are_what_the_engine_saw(trace: Trace) -> None:
     """Copies move equal tokens, prefixes are those of an earlier turn, and messages begin where
     the labels say."""
-    for session in sessions(trace, load_renderer(SHIPPED), ROLES):
+    for session in sessions(trace, PLAYER):
         assert len(session) == 12
         assert sum(bool(turn.copies) for turn in session) >= 3
         for place, turn in enumerate(session):
@@ -151,25 +151,22 @@ def test_recorded_turns_are_what_the_engine_saw(trace: Trace) -> None:
 
 def test_anchors_cost_more_than_rows_and_less_than_a_prefix(trace: Trace) -> None:
     """No arm prefills less than rows alone, in any turn; the chosen one is far below native."""
-    renderer = load_renderer(SHIPPED)
-    spliced, plain = (list(sessions(trace, renderer, roles)) for roles in (ROLES, ()))
-    assert not any(turn.copies for session in plain for turn in session)
+    played = list(sessions(trace, PLAYER))
     for arm in ARMS[2:]:
-        for session in spliced:
+        for session in played:
             floor, found = costs(session, ROWS)[0], costs(session, arm)[0]
             assert all(a <= b for a, b in zip(floor, found, strict=True))
-    rows, native, chosen = (figures("f", spliced, plain, arm) for arm in (ROWS, NATIVE, CHOSEN))
+    rows, native, chosen = (figures("f", played, arm) for arm in (ROWS, NATIVE, CHOSEN))
     assert rows.edited < chosen.edited < native.edited / 2
 
 
 @pytest.mark.nightly
 def test_the_chosen_anchors_reach_the_goal(traces_dir: Path) -> None:
     """On recorded histories, edited turns prefill two points more than with rows alone at most."""
-    renderer = command.renderer("deepseek")
+    player = replace(PLAYER, renderer=command.renderer("deepseek"))
     for path in sorted(traces_dir.glob("edited_*-*.jsonl.gz")):
-        recorded = read_trace(path)
-        spliced, plain = (list(sessions(recorded, renderer, roles)) for roles in (ROLES, ()))
-        rows, ends, chosen = (figures("", spliced, plain, arm) for arm in (ROWS, ARMS[2], CHOSEN))
+        played = list(sessions(read_trace(path), player))
+        rows, ends, chosen = (figures("", played, arm) for arm in (ROWS, ARMS[2], CHOSEN))
         assert chosen.edited <= rows.edited + GOAL
         assert rows.edited < chosen.edited < ends.edited
 
