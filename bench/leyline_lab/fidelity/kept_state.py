@@ -27,7 +27,7 @@ _EDITS = {"deleted": (), "stub": STUB}
 _RESTS = (8, 40, 120)
 """Words after the cut, at least."""
 _HEAD = 60
-_COUNTS = {Scale.QUICK: 3, Scale.FULL: 60}
+_COUNTS = {Scale.QUICK: 3, Scale.FULL: 24}
 _ARMS = (*REFERENCES, SPLICE, NAIVE)
 _KEPT = ("before", "after")
 

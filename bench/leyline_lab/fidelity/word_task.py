@@ -10,6 +10,7 @@ Pure: the same random generator gives the same session.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -27,7 +28,7 @@ STUB: Final = (TOOL, CUT, END)
 Words = list[str]
 
 
-def output(rng: Random, shown: dict[str, str], keys: list[str]) -> Words:
+def output(rng: Random, shown: dict[str, str], keys: Sequence[str]) -> Words:
     """Return a tool's output, and note what it shows.
 
     Args:
@@ -49,23 +50,43 @@ def asked(key: str, shown: dict[str, str]) -> Words:
     return [ASK, key, shown.get(key, UNKNOWN), END]
 
 
-def session(rng: Random, length: int, *, keys: int = len(KEYS)) -> Words:
-    """Return a session of so many words, of which the first ``keys`` settings are known."""
-    shown: dict[str, str] = {}
-    names, words = KEYS[:keys], Words()
+def messages(
+    rng: Random,
+    length: int,
+    shown: dict[str, str],
+    keys: Sequence[str],
+    *,
+    stubs: float = 0.0,
+    unknown: float = 0.0,
+) -> Words:
+    """Return messages of at least so many words.
+
+    Args:
+        shown: values by key that may be asked for; those that outputs show are added.
+        keys: the settings that outputs have.
+        stubs: share of stubs.
+        unknown: share of questions about settings that weren't shown.
+    """
+    words = Words()
     while len(words) < length:
         kind = rng.random()
         if kind < 0.3:
-            words += output(rng, shown, rng.sample(names, rng.randint(1, 4)))
+            words += output(rng, shown, rng.sample(keys, rng.randint(1, 4)))
         elif kind < 0.4:
             words += text(rng)
-        elif kind < 0.44:
+        elif kind < 0.4 + stubs:
             words += STUB
         else:
-            unseen = [key for key in names if key not in shown]
-            known = shown and (not unseen or rng.random() < 0.75)
-            words += asked(rng.choice(list(shown) if known else unseen), shown)
-    return words[:length]
+            unseen = [key for key in keys if key not in shown]
+            known = shown and (not unseen or rng.random() >= unknown)
+            if known or unknown:
+                words += asked(rng.choice(list(shown) if known else unseen), shown)
+    return words
+
+
+def session(rng: Random, length: int, *, keys: int = len(KEYS)) -> Words:
+    """Return a session of so many words, of which the first ``keys`` settings are known."""
+    return messages(rng, length, {}, KEYS[:keys], stubs=0.04, unknown=0.25)[:length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,31 +103,14 @@ class CutSession:
 
 def cut_session(rng: Random, head: int, rest: int) -> CutSession:
     """Return a session of an output between about so many words, neither of which has its keys."""
-    keys = list(KEYS)
-    rng.shuffle(keys)
-    cut_keys = [keys.pop() for _ in range(3)]
-    before, after, cut = dict[str, str](), dict[str, str](), dict[str, str]()
-    first = _around(rng, head, before, {}, keys[:12])
-    middle = output(rng, cut, cut_keys)
-    last = _around(rng, rest, after, before, keys[12:24])
+    keys = rng.sample(KEYS, len(KEYS))
+    before, cut = dict[str, str](), dict[str, str]()
+    first = messages(rng, head, before, keys[:12])
+    middle = output(rng, cut, keys[12:15])
+    known = dict(before)
+    last = [*output(rng, known, keys[15:17]), *messages(rng, rest - 6, known, keys[15:28])]
+    after = {key: value for key, value in known.items() if key not in before}
     shown = {"cut": cut, "before": before, "after": after}
-    questions = {kind: rng.choice(list(facts.items())) for kind, facts in shown.items() if facts}
+    questions = {kind: rng.choice(list(facts.items())) for kind, facts in shown.items()}
     questions["never"] = (keys[-1], UNKNOWN)
     return CutSession(tuple(first), tuple(middle), tuple(last), questions)
-
-
-def _around(
-    rng: Random, length: int, shown: dict[str, str], earlier: dict[str, str], keys: list[str]
-) -> Words:
-    """Return messages in front of the cut output or after it; questions are for what was shown."""
-    words = output(rng, shown, keys[:2])
-    while len(words) < length:
-        kind = rng.random()
-        if kind < 0.35:
-            words += output(rng, shown, rng.sample(keys, rng.randint(1, 3)))
-        elif kind < 0.5:
-            words += text(rng)
-        else:
-            facts = earlier | shown
-            words += asked(rng.choice(list(facts)), facts)
-    return words

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3NextConfig
 
 from leyline_lab.fidelity.word_task import ASK, END, PAD, UNKNOWN, VOCABULARY, session
+from leyline_lab.training.train import optimizers_of
 
 CHAT_TEMPLATE = (
     "{%- for m in messages -%}"
@@ -27,6 +28,8 @@ CHAT_TEMPLATE = (
 )
 _TOKENS = 2048
 """Tokens of a step."""
+_TWO = ("num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads")
+_WIDE = ("head_dim", "linear_key_head_dim", "linear_value_head_dim")
 _LAYERS = ("linear_attention", "linear_attention", "full_attention", "linear_attention")
 
 
@@ -54,6 +57,7 @@ STAGES = (
 
 def new_model(seed: int) -> Any:
     """Return an fp32 Qwen3-Next of a quarter of a million parameters, three of four layers GDN."""
+    rotary = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
     config = Qwen3NextConfig(
         vocab_size=len(VOCABULARY),
         hidden_size=96,
@@ -61,19 +65,11 @@ def new_model(seed: int) -> Any:
         num_hidden_layers=len(_LAYERS),
         layer_types=list(_LAYERS),
         num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        linear_key_head_dim=32,
-        linear_value_head_dim=32,
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
+        **dict.fromkeys(_TWO, 2),
+        **dict.fromkeys(_WIDE, 32),
         mlp_only_layers=list(range(len(_LAYERS))),
         num_experts=0,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": 10_000.0,
-            "partial_rotary_factor": 0.5,
-        },
+        rope_parameters=rotary,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         pad_token_id=VOCABULARY.index(PAD),
@@ -119,14 +115,8 @@ def loss_and_rates(model: Any, rng: Random, stage: Stage) -> tuple[torch.Tensor,
 def train(model: Any, out: Path, *, seed: int, stages: tuple[Stage, ...] = STAGES) -> None:
     """Train in place, and save after each stage, with the rates on the way."""
     rng, curve = Random(seed), list[dict[str, float]]()
-    weights = dict(model.named_parameters())
-    matrices = [w for name, w in weights.items() if w.dim() == 2 and "embed" not in name]
-    others = [w for name, w in weights.items() if w.dim() != 2 or "embed" in name]
     for stage in stages:
-        optimizers: tuple[torch.optim.Optimizer, ...] = (
-            torch.optim.Muon(matrices, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, weight_decay=0.0, betas=(0.9, 0.95)),
-        )
+        optimizers = optimizers_of(model, stage.rate, 0.02)
         for step in range(stage.steps):
             fall = 0.5 * (1 + math.cos(math.pi * step / stage.steps)) if stage.falls else 1.0
             rate = stage.rate * min(1.0, (step + 1) / 50) * (0.05 + 0.95 * fall)
