@@ -10,6 +10,7 @@ from typing import Final
 import typer
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "anchors": ("anchors.command", "The cost of anchors in recorded sessions, by what is kept."),
     "backend-cost": ("engine_cost.backend", "The cost of Leyline in SGLang to plain requests."),
     "cells": ("engine_cost.cells", "Run `leyline bench three-arm` by page size and KV dtype."),
     "claims-check": ("engine_cost.claims_check", "The cost of admission while claims are live."),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from secrets import token_bytes
 
@@ -71,6 +71,10 @@ class Admission:
     """The edit's own copies, with those that the plan computes again."""
     reuse: ReuseCounts | None = None
     """The account of reuse; None if it wasn't asked for."""
+    start: int | None = None
+    """Slot of the tree's state after the prefix; None for that of a sequence's start."""
+    states: Mapping[int, int] = field(default_factory=dict)
+    """Slots of the states that were copied, by position; the request owns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,10 @@ class _Lookup:
 class _Prefix:
     match: Match
     lineage: tuple[LineageRun, ...]
+    keys: array[int]
+    """Keys under which it was found."""
+    native: int
+    """Its last anchor."""
 
 
 class Admitter:
@@ -113,7 +121,12 @@ class Admitter:
         self._struck = struck
         salt = token_bytes(SALT_BYTES) if salt is None else salt
         self._rules = Rules(
-            cache.registry, cache.ledger, splices=splices, salt=salt, recompute=recompute
+            cache.registry,
+            cache.ledger,
+            splices=splices,
+            salt=salt,
+            recompute=recompute,
+            recurrent=cache.anchors.states is not None,
         )
         self._reuse = ContentReuse(
             cache.registry,
@@ -160,7 +173,7 @@ class Admitter:
                 raise
             log.exception("splice failed; the request runs as an ordinary prefill")
             request = request.refused(Reason.TRANSFORM_FAILED, "the splice failed in the engine")
-            exact = _Prefix(self._match(fold_keys(prompt)), ())
+            exact = self._match(_Lookup(fold_keys(prompt), len(prompt) - 1, ()))
             admission = self._place(message_id, request, exact)
         if payload is not None and request.forgets:
             # After the copies: they may use positions before the forgotten span.
@@ -192,7 +205,7 @@ class Admitter:
         """Admit a request with what is found elsewhere of its content, or without if that fails."""
         if reuses:
             prefix = self._match_prefix(request)
-            found = self._reuse.search(request, prefix.match.length, self._available)
+            found = self._reuse.search(request, prefix.native, self._available)
             try:
                 return found, self._place(message_id, found, prefix)
             except Exception as error:
@@ -209,7 +222,7 @@ class Admitter:
     def cached(self, prompt: array[int], payload: EditPayload | None) -> Slots:
         """Return the slots of a request's cached prefix; nothing is split or touched."""
         lookup = self._longest(self._rules.check(prompt, payload))
-        return self._cache.tree.peek(lookup.keys, lookup.limit)
+        return self._cache.peek(lookup.keys, lookup.limit)
 
     def forget(
         self,
@@ -225,7 +238,7 @@ class Admitter:
         """
         request = self._rules.check(prompt, payload)
         lookup = self._longest(request)
-        found = lookup.keys[: len(self._cache.tree.peek(lookup.keys, lookup.limit))]
+        found = lookup.keys[: len(self._cache.peek(lookup.keys, lookup.limit))]
         return self._forget(message_id, request, payload, found, forgot)
 
     def _forget(
@@ -264,24 +277,25 @@ class Admitter:
         try:
             counts = self._forget(message_id, request, payload, found, before)
         except BaseException:
-            self._cache.release(admission.held[admission.plan.prefix :])
-            self._cache.unlock(admission.node)
+            self.give_back(admission)
             raise
         return replace(admission, forgot=counts)
 
-    def _match(self, keys: array[int]) -> Match:
-        """Return the longest cached prefix that leaves a token to compute."""
-        return self._cache.match(keys, len(keys) - 1)
+    def give_back(self, admission: Admission) -> None:
+        """Undo an admission: nothing of it runs."""
+        self._cache.release(admission.held[admission.plan.prefix :])
+        self._cache.release_states(admission.states.values())
+        self._cache.unlock(admission.node)
+
+    def _match(self, lookup: _Lookup) -> _Prefix:
+        match = self._cache.match(lookup.keys, lookup.limit)
+        native = self._cache.native(lookup.keys, lookup.limit)
+        return _Prefix(match, runs_before(lookup.lineage, match.length), lookup.keys, native)
 
     def _match_prefix(self, request: CheckedRequest) -> _Prefix:
         """Return the longest cached prefix; exact KV is preferred to spliced KV of equal length."""
-        best: _Prefix | None = None
-        for lookup in self._lookups(request):
-            match = self._cache.match(lookup.keys, lookup.limit)
-            if best is None or match.length > best.match.length:
-                best = _Prefix(match, runs_before(lookup.lineage, match.length))
-        assert best is not None  # noqa: S101 - there is always the exact one
-        return best
+        found = [self._match(lookup) for lookup in self._lookups(request)]
+        return max(found, key=lambda each: (each.native, each.match.length))
 
     def _lookups(self, request: CheckedRequest) -> Iterator[_Lookup]:
         yield _Lookup(fold_keys(request.prompt), len(request.prompt) - 1, ())
@@ -292,66 +306,101 @@ class Admitter:
 
     def _longest(self, request: CheckedRequest) -> _Lookup:
         """Return the lookup that :meth:`_match_prefix` would choose."""
-        peek = self._cache.tree.peek
+        peek = self._cache.peek
         return max(self._lookups(request), key=lambda found: len(peek(found.keys, found.limit)))
 
     def _place(self, message_id: str, request: CheckedRequest, prefix: _Prefix) -> Admission:
         self._cache.lock(prefix.match.node)
         try:
-            self._cache.listener.matched(message_id, prefix.match.slots)
+            self._cache.listener.matched(message_id, prefix.match.slots[: prefix.native])
             if request.edit is not None:
                 return self._splice(message_id, request, prefix, request.edit)
-            plan = plan_turn(len(request.prompt), prefix.match.length, (), (), sink=0)
-            slots = self._cache.allocate(plan.length - plan.prefix, message_id)
-            return Admission(plan, _join(prefix, slots), prefix.match.node, prefix.lineage)
-        except BaseException:
+            plan = plan_turn(len(request.prompt), prefix.native, (), (), sink=0)
+            return self._begin(message_id, prefix, plan)
+        finally:
             self._cache.unlock(prefix.match.node)
-            raise
+
+    def _begin(self, message_id: str, prefix: _Prefix, plan: Plan) -> Admission:
+        """Take slots for what a plan adds to its prefix, and lock that."""
+        slots = self._cache.allocate(plan.length - plan.prefix, message_id)
+        start, states = None, self._cache.anchors
+        if states.states is not None and prefix.native == plan.prefix > 0:
+            start = states.slot(prefix.keys, plan.prefix)
+        node = prefix.match.node
+        if plan.prefix < prefix.match.length:
+            node = self._cache.match(prefix.keys, plan.prefix).node
+        self._cache.lock(node)
+        held = np.concatenate([prefix.match.slots[: plan.prefix], slots])
+        lineage = runs_before(prefix.lineage, plan.prefix)
+        return Admission(plan, held, node, lineage, start=start)
 
     def _splice(
         self, message_id: str, request: CheckedRequest, prefix: _Prefix, edit: ResolvedEdit
     ) -> Admission:
         """Lock the sources, take slots, copy and rotate; on failure nothing remains."""
-        sources = [self._cache.match(source.keys()) for source in edit.sources]
+        keys = [source.keys() for source in edit.sources]
+        sources = [self._cache.match(each) for each in keys]
         locked: list[Node] = []
-        slots: Slots | None = None
+        admission: Admission | None = None
         try:
             for source in sources:
                 self._cache.lock(source.node)
                 locked.append(source.node)
             plan = plan_turn(
                 len(request.prompt),
-                prefix.match.length,
+                prefix.native,
                 edit.copies,
                 [source.length for source in sources],
                 sink=max(edit.payload.sink, ATTENTION_SINK),
                 kinds=edit.kinds,
                 page=self._cache.page_tokens,
+                state=self._cache.terms(keys, prefix.match.length),
             )
-            slots = self._cache.allocate(plan.length - plan.prefix, message_id)
+            admission = self._begin(message_id, prefix, plan)
             for copy in plan.copies:
-                target = slots[copy.dest - plan.prefix : copy.dest_end - plan.prefix]
+                target = admission.held[copy.dest : copy.dest_end]
                 origin = sources[copy.source].slots[copy.start : copy.end]
                 self._cache.copy(origin, target, copy.dest)
-            carried = self._rules.carry(request, prefix.lineage, plan)
-            lineage = extend_lineage(prefix.lineage, carried)
-            return Admission(
-                plan,
-                _join(prefix, slots),
-                prefix.match.node,
-                lineage,
+            admission = replace(admission, states=self._copy_states(plan, keys, admission.start))
+            carried = self._rules.carry(request, admission.lineage, plan)
+            return replace(
+                admission,
+                lineage=extend_lineage(admission.lineage, carried),
                 carried=carried,
                 sources=edit.sources,
                 edited=edit.own_copies,
             )
         except BaseException:
-            if slots is not None:
-                self._cache.release(slots)
+            if admission is not None:
+                self.give_back(admission)
             raise
         finally:
             for node in locked:
                 self._cache.unlock(node)
 
+    def _copy_states(
+        self, plan: Plan, keys: Sequence[array[int]], start: int | None
+    ) -> dict[int, int]:
+        """Copy the states of a plan; those inside of runs may lack a slot.
 
-def _join(prefix: _Prefix, slots: Slots) -> Slots:
-    return np.concatenate([prefix.match.slots, slots])
+        Raises:
+            PoolExhaustedError: there is no slot for one that a forward starts from.
+        """
+        anchors, copied = self._cache.anchors, dict[int, int]()
+        if anchors.states is None:
+            return copied
+        needed = {step.start for step in plan.prefills}
+        origins = {each: anchors.slot(keys[each.source], each.position) for each in plan.states}
+        spared = {*origins.values(), *(() if start is None else (start,))}
+        try:
+            for each in sorted(plan.states, key=lambda each: each.dest not in needed):
+                slot = anchors.take(spared)
+                if slot is not None:
+                    anchors.states.write(slot, anchors.states.read(origins[each]))
+                    copied[each.dest] = slot
+                elif each.dest in needed:
+                    raise PoolExhaustedError("no slot for a state")
+        except BaseException:
+            self._cache.release_states(copied.values())
+            raise
+        return copied

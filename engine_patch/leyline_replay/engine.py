@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Series
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
+from math import lcm
 from secrets import token_hex
 
 import torch
@@ -25,6 +27,8 @@ from leyline_engine.contract import (
     LedgerQuestion,
     Proof,
     Recompute,
+    RecurrentEdits,
+    StateFacts,
     engine_actions,
     this_plugin,
 )
@@ -38,6 +42,7 @@ from leyline_engine.records.lineage import fold_keys
 from leyline_engine.records.sources import SourceRegistry, SourceTurn
 from leyline_engine.reuse.fingerprints import MatcherKind
 from leyline_replay.admission import Admission, Admitter
+from leyline_replay.cache.anchors import AnchorStore
 from leyline_replay.cache.manager import CacheManager
 from leyline_replay.cache.pool import KVLayout, KVPool
 from leyline_replay.cache.slots import PoolExhaustedError, PoolStats
@@ -81,6 +86,9 @@ class ReplayEngine:
         page_tokens: int = 1,
         kv_dtype: torch.dtype | None = None,
         chunk_tokens: int = 512,
+        state_grid: int = 64,
+        state_slots: int = 128,
+        window_tokens: int = 0,
         splicing: bool = True,
         matcher: MatcherKind = MatcherKind.WINNOW,
         recompute: Recompute = Recompute(),  # noqa: B008 - immutable
@@ -96,9 +104,23 @@ class ReplayEngine:
         self._chunk_tokens = chunk_tokens
         self._layout, self._device = replace(facts.layout, packed=kv_dtype), model.model.device
         pool = KVPool(self._layout, pool_tokens, facts.rotary, self._device)
+        states = facts.state_pool(state_slots, self._device)
+        self._forms, self._layers = facts.forms, facts.layers
         records = SourceRegistry(secret=secret), SpanLedger()
         self.cache = CacheManager(
-            pool, pool_tokens, *records, self.metrics, page_tokens=page_tokens
+            pool,
+            pool_tokens,
+            *records,
+            self.metrics,
+            page_tokens=page_tokens,
+            anchors=partial(
+                AnchorStore,
+                states=states,
+                window=self._layout.window,
+                window_tokens=window_tokens,
+                grid=lcm(state_grid, page_tokens) if states is not None else 1,
+                alive=pool.alive,
+            ),
         )
         self.max_context = int(
             min(getattr(model.model.config, "max_position_embeddings", pool_tokens), pool_tokens)
@@ -124,10 +146,11 @@ class ReplayEngine:
             vocab_size=int(model.model.config.vocab_size),
             max_context=self.max_context,
             splices=not unsupported,
-            reuse_within=not unsupported,
+            reuse_within=not unsupported and states is None,
             unsupported_reason=unsupported,
-            actions=engine_actions(splices=not unsupported),
+            actions=engine_actions(splices=not unsupported, recurrent=states is not None),
             rotary=facts.facts,
+            state=None if unsupported else _state_facts(self.cache.anchors, window_tokens),
             kv=_kv_facts(self._layout, pool_tokens, page_tokens),
             sink=ATTENTION_SINK,
             instance=token_hex(8),
@@ -159,8 +182,7 @@ class ReplayEngine:
         try:
             sequence = self._start(request, admission, started, admits=admits)
         except BaseException:
-            self.cache.release(admission.held[admission.plan.prefix :])
-            self.cache.unlock(admission.node)
+            self._admitter.give_back(admission)
             raise
         self._running.add(sequence)
         self._count_hits(sequence)
@@ -277,8 +299,14 @@ class ReplayEngine:
     ) -> Sequence:
         plan, payload = admission.plan, request.payload
         retires = payload.retire if payload is not None else ()
-        working = WorkingCache(self._layout, plan.length + request.max_new_tokens, self._device)
-        load(working, self.cache.pool, admission)
+        working = WorkingCache(
+            self._layout,
+            plan.length + request.max_new_tokens,
+            self._device,
+            forms=self._forms,
+            layers=self._layers,
+        )
+        load(working, self.cache, admission)
         return Sequence(
             forward=self._forward if self._energy is None else self._metered(request, self._energy),
             cache=self.cache,
@@ -293,6 +321,7 @@ class ReplayEngine:
             pending=deque(self._chunks(plan.prefills)),
             computed=plan.prefix,
             on_end=self._ended,
+            states=dict(admission.states),
             spans=admission.spans,
             reuse=request.reuse,
             carried=admission.carried,
@@ -310,12 +339,18 @@ class ReplayEngine:
         return MarginGate(request, asked.margin, self._admitter, self._chunks, self._retained)
 
     def _chunks(self, prefills: Series[Prefill]) -> list[Prefill]:
-        size = self._chunk_tokens
-        return [
+        """Return prefills in chunks; one that leaves a state in its middle is two."""
+        size, grid = self._chunk_tokens, self.cache.anchors.grid
+        chunks = [
             Prefill(start, min(start + size, step.end))
             for step in prefills
             for start in range(step.start, step.end, size)
         ]
+        halves = [
+            (chunk.start, chunk.end - (chunk.end - chunk.start) % grid, chunk.end)
+            for chunk in chunks
+        ]
+        return [Prefill(*pair) for each in halves for pair in pairwise(each) if pair[0] < pair[1]]
 
     def _forward(self, tokens: list[int], start: int, cache: WorkingCache) -> torch.Tensor:
         positions = torch.arange(start, start + len(tokens), device=self._device)
@@ -369,6 +404,7 @@ class ReplayEngine:
         self.cache.check_integrity(
             [sequence.owned for sequence in self._running],
             [*(sequence.node for sequence in self._running), *self.claims.shelf.locked()],
+            [slot for sequence in self._running for slot in sequence.states.values()],
         )
         self.claims.shelf.check_integrity()
 
@@ -390,4 +426,19 @@ def _kv_facts(layout: KVLayout, tokens: int, page_tokens: int) -> KVFacts:
         bytes_per_token=layout.bytes_per_token,
         capacity_tokens=tokens,
         page_tokens=page_tokens,
+    )
+
+
+def _state_facts(anchors: AnchorStore, window_tokens: int) -> StateFacts | None:
+    states = anchors.states
+    if not anchors.needed:
+        return None
+    return StateFacts(
+        window=anchors.window,
+        recurrent_layers=len({form.place for form in states.forms}) if states else 0,
+        edits=RecurrentEdits.KEPT.value if states else "",
+        bytes_per_state=states.bytes_per_state if states else 0,
+        slots=states.capacity if states else 0,
+        window_tokens=window_tokens,
+        anchor_tokens=anchors.grid,
     )

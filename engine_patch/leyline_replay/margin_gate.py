@@ -20,7 +20,7 @@ from leyline_engine.admit.plan import Prefill
 from leyline_engine.records.sources import SourceTurn
 from leyline_engine.reuse.margin import measured, top_margins
 from leyline_replay.admission import Admission, Admitter
-from leyline_replay.cache.pool import KVPool
+from leyline_replay.cache.manager import CacheManager
 from leyline_replay.cache.working import WorkingCache
 from leyline_replay.receipts import receipt_of
 from leyline_replay.requests import GenerationRequest
@@ -78,19 +78,23 @@ class MarginGate:
         # Only now: until here, the request's cached beginning could not be evicted.
         sequence.cache.unlock(node)
         sequence.lineage, sequence.carried = admission.lineage, admission.carried
+        sequence.states = dict(admission.states)
         sequence.pending, sequence.computed = deque(self.chunks(plan.prefills)), plan.prefix
         sequence.on_retained = partial(self.retained, admission)
-        load(sequence.working, sequence.cache.pool, admission)
+        load(sequence.working, sequence.cache, admission)
         receipt = receipt_of(request, admission, started, admits=True)
         sequence.receipt = msgspec.structs.replace(
             receipt, turn=before.turn, splice_us=before.splice_us + receipt.splice_us
         )
 
 
-def load(working: WorkingCache, pool: KVPool, admission: Admission) -> None:
+def load(working: WorkingCache, cache: CacheManager, admission: Admission) -> None:
     """Place what an admission found and copied where the model reads it."""
-    plan = admission.plan
+    plan, pool, states = admission.plan, cache.pool, cache.anchors.states
     spans = [(0, plan.prefix), *((copy.dest, copy.dest_end) for copy in plan.copies)]
     for start, end in spans:
         for layer in range(pool.layout.layers if end > start else 0):
             working.fill(layer, start, pool.read(layer, admission.held[start:end]))
+    if states is not None:
+        found = None if admission.start is None else states.read(admission.start)
+        working.set_state(plan.prefix if found or not plan.prefix else -1, found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from leyline_engine.contract import Receipt, TokenCounts
+from leyline_engine.contract import Receipt, RecurrentEdits, TokenCounts
 from leyline_replay.admission import Admission
 from leyline_replay.requests import GenerationRequest
 
@@ -40,5 +40,6 @@ def receipt_of(
         lineage=admission.lineage,
         extents=plan.spliced_extents,
         skipped_actions=request.skipped,
+        state=RecurrentEdits.KEPT.value if admission.states else "",
         splice_us=(time.perf_counter_ns() - started) // 1000,
     )

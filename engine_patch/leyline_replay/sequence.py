@@ -29,6 +29,9 @@ from leyline_replay.cache.radix import Node
 from leyline_replay.cache.slots import Slots
 from leyline_replay.cache.working import WorkingCache
 
+DECODED_PER_STATE = 256
+"""Decoding leaves a state at multiples of so many tokens."""
+
 
 class Forward(Protocol):
     """Runs the model over tokens at given positions and returns the last one's logits."""
@@ -67,6 +70,8 @@ class Sequence:
     computed: int
     """Number of leading positions with complete KV; a prompt's count after its last chunk."""
     on_end: Callable[[Sequence], None]
+    states: dict[int, int] = field(default_factory=dict)
+    """Slots of its states that the tree hasn't got, by position."""
     spans: tuple[SpanLabel, ...] = ()
     """Labels of the parts of the prompt."""
     reuse: ReusePayload | None = None
@@ -114,6 +119,7 @@ class Sequence:
         """
         step = self.pending.popleft()
         logits = self._run(self.prompt[step.start : step.end].tolist(), step.start)
+        self._keep_anchor(step.start, step.end)
         if self.pending:
             return None
         gate, self.gate = self.gate, None
@@ -136,11 +142,38 @@ class Sequence:
         logits = self._run([token], position)
         self.fed.append(token)
         self.computed = position + 1
+        if self.computed % DECODED_PER_STATE == 0:
+            self._save_state(self.computed)
         return logits
+
+    def _keep_anchor(self, start: int, end: int) -> None:
+        """Keep what a later forward needs after a chunk of the prompt: a state, if it ends on the
+        grid, and a window's rows."""
+        anchors = self.cache.anchors
+        if (end - start) % anchors.grid == 0:
+            self._save_state(end)
+        if anchors.window:
+            self.cache.pool.drop(self.held[start : max(start, end - anchors.window)])
+
+    def _save_state(self, position: int) -> None:
+        """Save the state of the working cache, in place of an older one if there is no slot."""
+        anchors, past = self.cache.anchors, [at for at in self.states if at < position]
+        if anchors.states is None or position in self.states:
+            return
+        slot = anchors.take()
+        if slot is None and past:
+            slot = self.states.pop(min(past))
+        if slot is not None:
+            anchors.states.write(slot, self.working.state())
+            self.states[position] = slot
 
     def _run(self, tokens: list[int], start: int) -> torch.Tensor:
         end = start + len(tokens)
         self.working.set_length(start)
+        states = self.cache.anchors.states
+        if states is not None and self.working.position != start:
+            self.working.set_state(start, states.read(self.states[start]))
+        self.working.position = end
         logits = self.forward(tokens, start, self.working)
         layers = range(self.cache.pool.layout.layers)
         self.cache.pool.write(
@@ -158,7 +191,11 @@ class Sequence:
         if self.carried is not None:
             self.cache.enter(self._scope, self.carried)
             self.carried = None
-        keys = self.keys()[: self.computed]
+        window, decoded = self.cache.anchors.window, max(len(self.prompt), self.owned_from)
+        if window:
+            self.cache.pool.drop(self.held[decoded : max(decoded, self.computed - window)])
+        keys, states = self.keys()[: self.computed], self.states
+        self.states = {}
         match = self.cache.publish(
             keys,
             self.held[: self.computed],
@@ -166,6 +203,7 @@ class Sequence:
             self.node,
             self.session,
             request=self.receipt.message_id,
+            states=states,
         )
         self.held = np.concatenate([match.slots, self.held[match.length :]])
         self.owned_from, self.node = match.length, match.node
@@ -210,6 +248,8 @@ class Sequence:
                 no KV exists for it.
         """
         self._check_running()
+        if self.cache.anchors.grid == 1:
+            self._save_state(self.computed)
         self._publish()
         output = self.fed + (array("q", [last_token]) if last_token is not None else array("q"))
         retained: SourceTurn | None = None
@@ -245,6 +285,7 @@ class Sequence:
     def give_back(self) -> None:
         """Give back the slots that this request owns: what it computed doesn't count."""
         count = len(self.owned)
+        self._drop_states()
         if self.publishable:
             self.cache.release(self.owned)
         else:
@@ -256,6 +297,7 @@ class Sequence:
     def _end(self) -> None:
         self.ended = True
         count = len(self.owned)
+        self._drop_states()
         if self.publishable:
             self.cache.release(self.owned)
         else:
@@ -265,6 +307,14 @@ class Sequence:
         self.cache.unlock(self.node)
         self.cache.listener.ended(self.receipt.message_id, count)
         self.on_end(self)
+
+    def _drop_states(self) -> None:
+        """Give back the states that the tree hasn't got."""
+        if self.publishable:
+            self.cache.release_states(self.states.values())
+        else:
+            self.cache.erase_states(list(self.states.values()))
+        self.states = {}
 
     def draws_on(self, struck: Struck) -> bool:
         """Return True if KV of this request may have read content that a forget struck."""

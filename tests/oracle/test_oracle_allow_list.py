@@ -115,7 +115,7 @@ def test_every_model_of_the_oracle_is_on_the_list() -> None:
 def test_partial_rotary_is_measured(name: str, oracle_model: Models) -> None:
     """The band that turns is narrower than the key."""
     layout = start_engine(oracle_model(name)).cache.pool.layout
-    assert 0 < layout.rotary_dim < layout.shapes[layout.rotary_tensor][1]
+    assert 0 < layout.rotary_dim < layout.shapes[0][layout.rotary_tensor][1]
 
 
 def test_query_and_key_norms_are_there(oracle_model: Models) -> None:

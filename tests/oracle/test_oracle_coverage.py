@@ -29,7 +29,7 @@ def model_traits(subject: OracleModel) -> set[str]:
     engine = start_engine(subject)
     layout, rotary = engine.cache.pool.layout, engine.capability.rotary
     assert rotary is not None
-    width = layout.shapes[layout.rotary_tensor][1]
+    width = layout.shapes[0][layout.rotary_tensor][1]
     partial = {"partial"} if layout.pool_class == "gqa" and layout.rotary_dim < width else set()
     pool_class = {"mla_latent": "MLA", "gqa": "GQA"}[layout.pool_class]
     return {pool_class, rotary.pairing.replace("_", "-"), rotary.rope_type, *partial}

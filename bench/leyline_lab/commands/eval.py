@@ -91,10 +91,11 @@ def evaluate(
     Tables: single_prompt, trajectory_12, random_edits, trajectory_50, stubs. Each has agreement of
     the first token, of the answer and of the called tool, and KL, L2 and top-10 overlap of the
     first token's logits, against both references. stripped_thinking: the same for thinking that the
-    model's template strips. boundary_recompute: the tokens after an edit to compute again; it
-    recommends a fidelity profile. composed: whole sessions through a proxy, by policy; recall: with
-    cut outputs that come back. removal: the cache after a forget, to the last bit. rotary_sweep,
-    chained_rotations, storage_floor: the rotation of keys, without a model.
+    model's template strips. kept_state: a cut output that a recurrent state still holds.
+    boundary_recompute: the tokens after an edit to compute again; it recommends a fidelity profile.
+    composed: whole sessions through a proxy, by policy; recall: with cut outputs that come back.
+    removal: the cache after a forget, to the last bit. rotary_sweep, chained_rotations,
+    storage_floor: the rotation of keys, without a model.
 
     An endpoint gives log probabilities of at most 4,096 tokens, and only tables of answers and
     sessions. The control needs --engine sglang. If the engine wants signed hints, set

@@ -10,43 +10,20 @@ with plans that join none.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
-from leyline_engine.admit.plan import Plan, plan_turn
-from leyline_engine.contract import ATTENTION_SINK, EditPayload
 from leyline_policies import load_pipeline
 from leyline_proxy.model.undeclared import UndeclaredRules
-from leyline_replay.admission import Admission
-from leyline_replay.dry_run import DryCache
 
+from ..anchors.recorded import Turn, sessions
 from ..console import write_json
 from ..harness.arguments import Arguments, numbers
 from ..harness.report import show
-from ..roi import playing
+from ..roi.playing import Player
 from ..traces.recordings import read_trace
 from ..traces.renderer import load_renderer
-
-_MIN_COPY = 32
-
-
-class Recording(DryCache):
-    """A cache that keeps the plans of edited turns."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.plans: list[Plan] = []
-
-    def _publish(
-        self, admission: Admission, prompt: array[int], output: array[int], payload: EditPayload
-    ) -> None:
-        if admission.plan.spliced:
-            self.plans.append(admission.plan)
-        super()._publish(admission, prompt, output, payload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +41,9 @@ class Figures:
     prefilled: int
 
 
-def priced(file: str, plans: list[Plan], price: int, page: int) -> Figures:
-    """Plan all turns again under a price, in tokens."""
-    found = []
-    for plan in plans:
-        available = [plan.length * 2 + (1 << 20)] * (1 + max(c.source for c in plan.copies))
-        found.append(
-            plan_turn(
-                plan.length,
-                plan.prefix,
-                plan.copies,
-                available,
-                sink=ATTENTION_SINK,
-                min_copy=_MIN_COPY,
-                stage_cost=price,
-                page=page,
-            )
-        )
+def priced(file: str, turns: list[Turn], price: int, page: int) -> Figures:
+    """Plan all turns under a price, in tokens."""
+    found = [turn.plan(turn.prefix, price, page=page) for turn in turns]
     stages = [plan.stages for plan in found]
     return Figures(
         file,
@@ -99,21 +62,12 @@ def work(plans: Figures, price: int) -> int:
     return plans.prefilled + round(price * (1 + plans.stages) * plans.turns)
 
 
-def play(path: Path, policy: str, undeclared: list[str], page: int) -> list[Plan]:
-    """Return the plans of a file's edited turns."""
-    caches: list[Recording] = []
-
-    def opened(tokens: int | None, page_tokens: int) -> DryCache:
-        caches.append(Recording(tokens=tokens, page_tokens=page_tokens))
-        return caches[-1]
-
+def play(path: Path, policy: str, undeclared: list[str], page: int) -> list[Turn]:
+    """Return a file's edited turns."""
     rules = UndeclaredRules.parse(undeclared)
-    player = playing.Player(
-        load_renderer("shipped"), load_pipeline(policy), rules, page_tokens=page
-    )
-    with patch.object(playing, "_new_cache", opened):
-        player.play(read_trace(path), path.name)
-    return caches[0].plans
+    player = Player(load_renderer("shipped"), load_pipeline(policy), rules, page_tokens=page)
+    played = sessions(read_trace(path), player)
+    return [turn for session in played for turn in session if turn.plan(turn.prefix, 0).spliced]
 
 
 def rows(found: list[Figures]) -> Iterator[list[str] | None]:
@@ -152,9 +106,9 @@ def main() -> None:
     given = parser.parse_args()
     found: list[Figures] = []
     for path in given.traces:
-        plans = play(path, given.policy, given.undeclared, given.page)
+        turns = play(path, given.policy, given.undeclared, given.page)
         name = path.name.removesuffix(".jsonl.gz")
-        found += [priced(name, plans, price, given.page) for price in sorted({0, *given.prices})]
+        found += [priced(name, turns, price, given.page) for price in sorted({0, *given.prices})]
     counts = ("turns", "stages", "most", "copied", "prefilled")
     show(("file", "price", *counts, "work", "unjoined"), rows(found))
     write_json(given.json, [asdict(each) for each in found])

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.chained_rotations import ChainedRotations
 from leyline_lab.fidelity.experiment import LENGTHS, EvaluationSessions, Experiment, Scale
+from leyline_lab.fidelity.kept_state import KeptState
 from leyline_lab.fidelity.removal import Removal
 from leyline_lab.fidelity.replay_subject import ReplaySubject
 from leyline_lab.fidelity.rotary_sweep import RotarySweep
@@ -73,6 +74,7 @@ class ReplayEvaluation:
         """Return the experiments, in the order of the report."""
         return (
             *answer_tables(self._subjects, self._sessions, tuple(self.served)),
+            KeptState(self._subjects),
             Removal(self._loaded),
             RotarySweep(),
             ChainedRotations(),

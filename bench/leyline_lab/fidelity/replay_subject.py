@@ -13,6 +13,7 @@ from leyline_engine.contract import (
     Directive,
     EditPayload,
     Outcome,
+    RecurrentEdits,
     SourceRef,
     apply_directives,
     token_digest,
@@ -122,6 +123,7 @@ class ReplaySubject(Subject):
             turn="edited",
             sources=(SourceRef("source", len(whole), token_digest(whole)),),
             directives=tuple(edits),
+            recurrent=RecurrentEdits.KEPT,
         )
         request = GenerationRequest("edited", prompt, payload, max_new_tokens=self.length + 1)
         answer = self._answer(engine, request)
@@ -160,7 +162,7 @@ class ReplaySubject(Subject):
         slots, engine = self._engines.get(rotated, (0, None))
         if engine is None or slots < needed:
             slots = max(_SMALLEST_POOL, 1 << needed.bit_length())
-            engine = ReplayEngine(self._loaded, pool_tokens=slots)
+            engine = ReplayEngine(self._loaded, pool_tokens=slots, state_grid=1)
             if not rotated:
                 rotary = engine.cache.pool.rotary
                 engine.cache.pool.rotary = Rotary.still(rotary.dim, rotary.pairing)

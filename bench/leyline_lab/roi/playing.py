@@ -45,6 +45,12 @@ _TENANT = "roi"
 _MODEL = "roi"
 
 
+def _new_cache(tokens: int | None, page_tokens: int) -> DryCache:
+    with replay_engine():
+        from leyline_replay.dry_run import DryCache
+    return DryCache(tokens=tokens, page_tokens=page_tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class Player:
     """Everything that all files share."""
@@ -59,6 +65,7 @@ class Player:
     """Calls policies that aren't trusted; see `PolicySession.limit`."""
     page_tokens: int = 1
     anchor_tokens: int = 1
+    open_cache: Callable[[int | None, int], DryCache] = _new_cache
 
     def play(self, trace: Trace, name: str, done: Callable[[], None] = lambda: None) -> FileRoi:
         """Play a file's sessions, one after the other, to a cache of their own.
@@ -69,7 +76,7 @@ class Player:
         Raises:
             EngineUnavailable: a library of the replay engine is not installed.
         """
-        cache = _new_cache(self.cache_tokens, self.page_tokens)
+        cache = self.open_cache(self.cache_tokens, self.page_tokens)
         sessions: list[SessionRoi] = []
         notes = list(trace.skipped)
         for number, recorded in enumerate(trace.sessions):
@@ -87,12 +94,6 @@ class Player:
 
 class _RefusedError(Exception):
     """A request that the proxy would not send."""
-
-
-def _new_cache(tokens: int | None, page_tokens: int) -> DryCache:
-    with replay_engine():
-        from leyline_replay.dry_run import DryCache
-    return DryCache(tokens=tokens, page_tokens=page_tokens)
 
 
 class _Playing:

@@ -204,7 +204,7 @@ def optimizers_of(
     """Return Muon for the layers' matrices, AdamW for norms and embeddings."""
     named = list(model.named_parameters())
     matrices = [p for name, p in named if p.dim() == 2 and "embed" not in name]
-    others = [p for name, p in named if p.dim() < 2 or "embed" in name]
+    others = [p for name, p in named if p.dim() != 2 or "embed" in name]
     return (
         torch.optim.Muon(
             matrices,

@@ -80,14 +80,14 @@ class Explained:
     def facts(self) -> RotaryFacts:
         """The same for the capability document."""
         kinds = sorted({each.kind for each in self.frequencies})
-        if len(self.rotary.distinct) > len(self.frequencies):
+        if not kinds or len(self.rotary.distinct) > len(self.frequencies):
             kinds.append("none")
         return RotaryFacts(
             rope_type="+".join(kinds),
             pairing=str(self.rotary.pairing),
             rotary_dim=self.rotary.dim,
             inv_freq_digest=_digest(self.rotary),
-            attention_scaling=max(each.scaling for each in self.frequencies),
+            attention_scaling=max((each.scaling for each in self.frequencies), default=1.0),
         )
 
 
@@ -96,6 +96,8 @@ def explain(
     positions: torch.Tensor,
     candidates: Iterable[Frequencies],
     dtype: torch.dtype,
+    *,
+    unturned: bool = False,
 ) -> Explained:
     """Find the rotation that explains each layer's keys, from each probe position to the next.
 
@@ -104,6 +106,8 @@ def explain(
         positions: int64 ``[positions]``, ascending.
         candidates: frequencies that the model has.
         dtype: coarsest dtype that keys went through.
+        unturned: True accepts a model of which no layer turns: its rows must be the same, bit for
+            bit, at all positions.
 
     Raises:
         UnsupportedRotaryError: no rotation explains a layer's keys, or more than one does, or the
@@ -113,10 +117,14 @@ def explain(
     if tolerance is None:
         raise UnsupportedRotaryError(f"keys in {str(dtype).removeprefix('torch.')}")
     distinct = {each.key: each for each in candidates}
-    if not distinct:
+    if not distinct and not unturned:
         raise UnsupportedRotaryError("layers without a rotary embedding")
     for layer in layers:
         _check_layer(layer, tolerance)
+    if unturned and all(
+        torch.equal(each.keys, each.keys[:, :1].expand_as(each.keys)) for each in layers
+    ):
+        return Explained((), Rotary.still(0, Pairing.HALF_SPLIT), 0)
     fits = [
         None
         if _stands_still(layer.keys, tolerance)

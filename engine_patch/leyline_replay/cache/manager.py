@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from leyline_engine.admit.anchors import StateTerms
 from leyline_engine.admit.plan import page_floor
 from leyline_engine.contract import ForgetCounts
 from leyline_engine.metrics import EngineMetrics
@@ -29,6 +31,7 @@ from leyline_engine.records.lineage import exact_length, first_under, lineage_bi
 from leyline_engine.records.pending import PendingForgets
 from leyline_engine.records.sources import SessionKey, SourceRegistry
 from leyline_engine.reuse.index import ReuseIndex
+from leyline_replay.cache.anchors import AnchorStore
 from leyline_replay.cache.integrity import (
     check_anchors,
     check_locks,
@@ -75,6 +78,7 @@ class CacheManager:
         metrics: EngineMetrics,
         *,
         page_tokens: int = 1,
+        anchors: Callable[[RadixTree], AnchorStore] = lambda tree: AnchorStore(tree, None),
     ) -> None:
         self._metrics = metrics
         self.page_tokens = page_tokens
@@ -82,6 +86,7 @@ class CacheManager:
         self.registry = registry
         self.ledger = ledger
         self.tree = RadixTree(page_tokens)
+        self.anchors = anchors(self.tree)
         self.listener = CacheListener()
         self.witness = ForgetWitness()
         self.reuse: ReuseIndex | None = None
@@ -104,6 +109,29 @@ class CacheManager:
     def match(self, keys: array[int], limit: int | None = None) -> Match:
         return self.tree.match(keys, limit)
 
+    def peek(self, keys: array[int], limit: int | None = None) -> Slots:
+        """Return the slots from which ``keys[:limit]`` can be continued; nothing is touched."""
+        return self.tree.peek(keys, limit)[: self.native(keys, limit)]
+
+    def native(self, keys: array[int], limit: int | None = None) -> int:
+        """Return the last anchor of the cached part of ``keys[:limit]``."""
+        end = len(keys) if limit is None else limit
+        return self.anchors.of(keys, limit).last(end, step=self.page_tokens)
+
+    def terms(self, sources: Sequence[array[int]], rows: int) -> StateTerms | None:
+        """Return the terms of a plan; None if the model keeps nothing but rows.
+
+        Args:
+            sources: keys of each source.
+            rows: cached tokens of the prompt.
+        """
+        anchors = self.anchors
+        if not anchors.needed:
+            return None
+        return StateTerms(
+            tuple(map(anchors.of, sources)), rows, window=anchors.window, grid=anchors.grid
+        )
+
     def lock(self, node: Node) -> None:
         self.tree.lock(node)
 
@@ -125,6 +153,7 @@ class CacheManager:
         if 0 < missing <= self.tree.evictable_count():
             gone = self.tree.evict_nodes(max(missing, _EVICTION_BATCH))
             self._unindex(freed := slots_of(gone))
+            self.anchors.evicted(gone)
             self.release(freed)
             self._metrics.evicted(len(freed))
             self.listener.evicted(request, gone)
@@ -195,6 +224,7 @@ class CacheManager:
         session: SessionKey | None,
         *,
         request: str = "",
+        states: Mapping[int, int] = MappingProxyType({}),
     ) -> Match:
         """Hand a request's slots to the tree and move its lock along.
 
@@ -209,6 +239,7 @@ class CacheManager:
             node: the node that the request holds locked.
             session: the request's session; None if no session claims it.
             request: its name, for the listener.
+            states: slots of the request's states, by position; the tree takes them over, too.
 
         Returns:
             The sequence as the tree has it now, locked in place of ``node``. A partial page at its
@@ -217,10 +248,22 @@ class CacheManager:
         present, match = self.tree.insert(keys, held, session)
         self.tree.lock(match.node)
         spare = held[owned_from:present]
+        self._revive(spare, match.slots[owned_from:present], owned_from)
+        self.anchors.publish(keys, states)
+        self.anchors.drop_windows()
         self.release(spare)
         self.unlock(node)
         self.listener.published(request, match.slots, len(spare))
         return match
+
+    def _revive(self, computed: Slots, cached: Slots, start: int) -> None:
+        """Give cached rows that windowed layers had dropped those of a request, which had to
+        compute them again."""
+        if not self.anchors.window:
+            return
+        alive = self.pool.alive
+        for at in np.flatnonzero(alive[computed] & ~alive[cached]).tolist():
+            self.pool.copy(computed[at : at + 1], cached[at : at + 1], start + at)
 
     def forget(
         self,
@@ -267,11 +310,11 @@ class CacheManager:
         for node in held:
             self._forgets.wait(ticket, node, len(node.slots))
         slots = slots_of(released)
-        failure = self._erase(slots)
+        failure = self._erase(slots) or self.erase_states(self.anchors.pick(released + held))
         if failure is not None:
             raise failure
         # Slots that were evicted, given up or computed twice may have read the spans, too.
-        self.pool.erase(self.pool.left())
+        self.scrub()
         for turn in turns:
             if turn not in clean:
                 self.registry.drop(session, turn.turn)
@@ -281,6 +324,25 @@ class CacheManager:
         return self._forgets.open(
             ticket, len(slots) + earlier.overwritten, shared + earlier.shared_retained, session
         )
+
+    def scrub(self) -> None:
+        """Overwrite all that slots hold though nobody needs it."""
+        self.pool.erase(self.pool.left())
+        if self.anchors.states is not None:
+            self.anchors.states.scrub()
+
+    def release_states(self, slots: Iterable[int]) -> None:
+        """Take back slots of states; what they hold stays in them until it is overwritten."""
+        if self.anchors.states is not None and (released := list(slots)):
+            self.anchors.states.release(released)
+
+    def erase_states(self, slots: Sequence[int]) -> Exception | None:
+        """Take back slots of states that must not outlive them; see :meth:`erase`."""
+        states = self.anchors.states
+        error = states.erase(slots) if states is not None else None
+        if error is not None:
+            log.error("states could not be overwritten: %s; they stay out of use", error)
+        return error
 
     def pending_of(self, session: SessionKey) -> int:
         """Return the slots of a session's forgets that running requests still hold."""
@@ -351,7 +413,11 @@ class CacheManager:
         if len(self.tree.peek(keys)) <= start:
             return
         top = self.tree.cut(keys[:start]).children[self.tree.name(keys, start)]
-        released, _ = self._remove([top], cause)
+        self._lose([top], cause)
+
+    def _lose(self, tops: Sequence[Node], cause: str) -> None:
+        released, held = self._remove(tops, cause)
+        self.erase_states(self.anchors.pick(released + held))
         self.erase(slots_of(released))
 
     def enter(self, scope: str, carried: Carried) -> None:
@@ -361,8 +427,7 @@ class CacheManager:
             # Nobody could say any more what this KV has read.
             bits = {lineage_bits(lineage, owner): 0 for owner, lineage in dropped}
             tops = self._under_lineages(bits)
-            released, _ = self._remove(tops, "lineage_dropped")
-            self.erase(slots_of(released))
+            self._lose(tops, "lineage_dropped")
 
     def flush(self) -> None:
         """Drop every cached sequence and retained turn that no running request holds."""
@@ -370,7 +435,9 @@ class CacheManager:
         if self.reuse is not None:
             self.reuse.clear()
         self.listener.flushing()
-        self.release(self.tree.evict(self.capacity))
+        gone = self.tree.evict_nodes(self.capacity)
+        self.anchors.evicted(gone)
+        self.release(slots_of(gone))
         self.listener.flushed()
 
     def levels(self, claimed: Cached) -> PoolLevels:
@@ -383,16 +450,20 @@ class CacheManager:
         free, cached = self._allocator.free_count, self.tree.cached_count()
         return PoolStats(self.capacity, free, cached, doomed, in_flight)
 
-    def check_integrity(self, in_flight: Iterable[Slots], held: Iterable[Node]) -> None:
+    def check_integrity(
+        self, in_flight: Iterable[Slots], held: Iterable[Node], states: Sequence[int] = ()
+    ) -> None:
         """Check conservation, single ownership, node shape and lock counts.
 
         Args:
             in_flight: slots owned by each running request.
             held: the node that each running request has locked.
+            states: state slots owned by running requests.
 
         Raises:
             IntegrityError: says what doesn't add up.
         """
+        self.anchors.check(states)
         cached = [node.slots for node in self.tree.nodes()]
         doomed = [node.slots for node in self.tree.doomed()]
         free = self._allocator.free_slots()

@@ -13,25 +13,41 @@ from leyline_engine.rotary.rotation import ModelRotary
 from leyline_engine.rows.packing import pack, unpack
 from leyline_replay.cache.slots import Slots
 
+RowShapes = tuple[tuple[int, int], tuple[int, int]]
+"""(heads, dim) of a layer's first and of its second tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The form of a layer's two cached tensors, as the model's attention passes them to its cache.
+    """The form of the layers' two cached tensors, as attention passes them to its cache.
 
     GQA caches (key, value); MLA caches (latent, k_pe). ``rotary_tensor`` names the one that carries
     position, in its dimensions ``[rotary_start, rotary_start + rotary_dim)``.
     """
 
     pool_class: str
-    layers: int
-    shapes: tuple[tuple[int, int], tuple[int, int]]
-    """(heads, dim) of the first and of the second tensor."""
+    shapes: tuple[RowShapes, ...]
+    """Shapes of each layer that caches rows."""
     rotary_tensor: int
     rotary_start: int
     rotary_dim: int
     dtype: torch.dtype
     packed: torch.dtype | None = None
     """Dtype of eight bits in which KV is kept; None: the model's, ``dtype``."""
+    places: tuple[int, ...] = ()
+    """The model's number of each layer that caches rows; empty if all do."""
+    windows: tuple[int, ...] = ()
+    """Per layer, the rows in front of a position that its sliding window has; 0 for all."""
+
+    @property
+    def layers(self) -> int:
+        """Number of layers that cache rows."""
+        return len(self.shapes)
+
+    @property
+    def window(self) -> int:
+        """The most rows that a sliding window has; 0 if no layer has one."""
+        return max(self.windows, default=0)
 
     @property
     def kept(self) -> torch.dtype:
@@ -41,9 +57,9 @@ class KVLayout:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one slot over all layers, the as-computed rotary key included."""
-        elements = sum(heads * dim for heads, dim in self.shapes)
-        elements += self.shapes[self.rotary_tensor][0] * self.rotary_dim
-        return self.layers * elements * self.kept.itemsize
+        elements = sum(heads * dim for pair in self.shapes for heads, dim in pair)
+        elements += sum(pair[self.rotary_tensor][0] for pair in self.shapes) * self.rotary_dim
+        return elements * self.kept.itemsize
 
     def encode(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return a model's numbers as the pool has them."""
@@ -67,19 +83,19 @@ class KVPool:
         self.layout = layout
         self.rotary = rotary.to(device)
         self.device = device
-        (heads_a, dim_a), (heads_b, dim_b) = layout.shapes
-        rotary_heads = layout.shapes[layout.rotary_tensor][0]
 
         def zeros(heads: int, dim: int) -> torch.Tensor:
             dtype = layout.dtype if layout.packed is None else torch.uint8
             return torch.zeros(capacity, heads, dim, dtype=dtype, device=device)
 
-        self._tensors = [
-            (zeros(heads_a, dim_a), zeros(heads_b, dim_b)) for _ in range(layout.layers)
+        self._tensors = [(zeros(*first), zeros(*second)) for first, second in layout.shapes]
+        self._as_computed = [
+            zeros(pair[layout.rotary_tensor][0], layout.rotary_dim) for pair in layout.shapes
         ]
-        self._as_computed = [zeros(rotary_heads, layout.rotary_dim) for _ in range(layout.layers)]
         self._computed_at = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._left = np.zeros(capacity, dtype=np.bool_)
+        self.alive = np.zeros(capacity, dtype=np.bool_)
+        """By slot, True if layers with a sliding window have its row, too."""
 
     def _index(self, slots: Slots) -> torch.Tensor:
         return torch.from_numpy(slots).to(self.device)
@@ -101,7 +117,7 @@ class KVPool:
         layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
         """Store freshly computed KV of positions ``start…`` (``[T, heads, dim]`` per layer)."""
-        self._left[slots] = False
+        self._left[slots], self.alive[slots] = False, True
         index = self._index(slots)
         for layer, pair in enumerate(layers):
             kept = [self.layout.encode(values) for values in pair]
@@ -117,7 +133,7 @@ class KVPool:
 
         One gather, rotation and scatter per layer; position-free parts are untouched.
         """
-        self._left[target] = False
+        self._left[target], self.alive[target] = False, self.alive[source]
         src, dst = self._index(source), self._index(target)
         computed_at = self._computed_at[src]
         needed_at = torch.arange(start, start + len(target), dtype=torch.int64, device=self.device)
@@ -153,32 +169,43 @@ class KVPool:
         """Note slots with unneeded content, which stays until it is overwritten."""
         self._left[slots] = True
 
+    def drop(self, slots: Slots) -> None:
+        """Note that layers with a sliding window have no use for rows any more: nobody reads them
+        there, and whatever they hold goes when their slots are overwritten."""
+        self.alive[slots] = False
+
     def left(self) -> Slots:
         """Return all slots that still hold unneeded content, whatever their owners now."""
         return np.flatnonzero(self._left)
+
+    def tensors_of_layers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the two tensors of each layer."""
+        return self._tensors
 
     def tensors_by_place(self) -> dict[str, list[torch.Tensor]]:
         """Return all tensors with one row per slot, by the place of a proof."""
         return {
             "pool": [each for pair in self._tensors for each in pair],
-            "origin": self._as_computed,
+            "origin": [each for each in self._as_computed if each.shape[-1]],
         }
 
     def parts(self) -> list[Part]:
         """Return the tensors whose rows depend on the tokens in front of them.
 
-        Those of the first layer depend on a row's own token alone.
+        Those of a model's first layer depend on a row's own token alone.
         """
         start, end = self.layout.rotary_start, self.layout.rotary_start + self.layout.rotary_dim
+        number = self.layout.rotary_tensor
         found: list[Part] = []
-        for layer in range(1, self.layout.layers):
-            turned = self._tensors[layer][self.layout.rotary_tensor]
-            free = self._tensors[layer][1 - self.layout.rotary_tensor]
-            found += [
-                Part("pool", f"free {layer}", free),
-                Part("pool", f"turned {layer}", turned[..., start:end]),
-                Part("origin", f"turned {layer}", self._as_computed[layer]),
-            ]
+        first = self.layout.places[0] if self.layout.places else 0
+        for layer in range(0 if first else 1, self.layout.layers):
+            turned = self._tensors[layer][number]
+            found.append(Part("pool", f"free {layer}", self._tensors[layer][1 - number]))
+            if end > start:
+                found += [
+                    Part("pool", f"turned {layer}", turned[..., start:end]),
+                    Part("origin", f"turned {layer}", self._as_computed[layer]),
+                ]
             unturned = (turned[..., :start], turned[..., end:])
             found += [
                 Part("pool", f"unturned {layer} {side}", rest)

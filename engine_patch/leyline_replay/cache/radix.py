@@ -47,9 +47,11 @@ class Node:
         "locks",
         "owners",
         "parent",
+        "pins",
         "ranks",
         "serial",
         "slots",
+        "state",
     )
 
     def __init__(self, parent: Node | None, keys: array[int], slots: Slots, serial: int) -> None:
@@ -63,6 +65,10 @@ class Node:
         """Publishers of this run of keys; an owner of a node owns its ancestors too."""
         self.ranks: dict[Hashable, int] = {}
         """Priorities, by who gave them; as with owners, a node's are its ancestors' too."""
+        self.state: int | None = None
+        """Slot of the state after its last key, if that is cached."""
+        self.pins = 0
+        """Number of claims that need this state."""
         self.locks = 0
         self.last_access = 0
         self.detached = False
@@ -130,14 +136,14 @@ class RadixTree:
         self._tick += 1
         node, length = self.root, 0
         found: list[Slots] = []
-        for child, same in self._walk(keys, limit):
+        for child, same in self.walk(keys, limit):
             node = child if same == len(child.keys) else self._split(child, same)
             node.last_access = self._tick
             found.append(node.slots)
             length += same
         return Match(length, node, np.concatenate(found) if found else EMPTY_SLOTS)
 
-    def _walk(self, keys: array[int], limit: int | None) -> Iterator[tuple[Node, int]]:
+    def walk(self, keys: array[int], limit: int | None) -> Iterator[tuple[Node, int]]:
         """Yield the nodes of the longest prefix of ``keys[:limit]``, with the keys each shares."""
         end = len(keys) if limit is None else min(limit, len(keys))
         end = page_floor(end, self.page)
@@ -157,13 +163,13 @@ class RadixTree:
 
     def peek(self, keys: array[int], limit: int | None = None) -> Slots:
         """Return the slots of :meth:`match`'s prefix; nothing is split or touched."""
-        found = [node.slots[:same] for node, same in self._walk(keys, limit)]
+        found = [node.slots[:same] for node, same in self.walk(keys, limit)]
         return np.concatenate(found) if found else EMPTY_SLOTS
 
     def cut(self, keys: array[int]) -> Node:
         """Return the node that ends where the longest prefix of ``keys`` does; keeps recency."""
         node = self.root
-        for child, same in self._walk(keys, None):
+        for child, same in self.walk(keys, None):
             node = child if same == len(child.keys) else self._split(child, same)
         return node
 

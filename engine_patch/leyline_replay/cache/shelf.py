@@ -21,6 +21,8 @@ class TreeShelf:
     def __init__(self, cache: CacheManager) -> None:
         self._cache = cache
         self._locks: dict[ClaimKey, Node] = {}
+        self._pins: dict[ClaimKey, Node] = {}
+        """The node of the state that each locked path ends with."""
         self._ranks: dict[ClaimKey, Node] = {}
         self.locks_taken = 0
         """Number of locks taken since the beginning. While unchanged, nothing has less room."""
@@ -35,11 +37,15 @@ class TreeShelf:
         node = self._cache.tree.cut(place.keys[:length])
         self._cache.lock(node)
         self._locks[claim] = node
+        if (anchor := self._cache.anchors.pin(node)) is not None:
+            self._pins[claim] = anchor
         self.locks_taken += 1
 
     def unlock(self, claim: ClaimKey) -> None:
         """Undo a lock, if there is one."""
-        node = self._locks.pop(claim, None)
+        node, anchor = self._locks.pop(claim, None), self._pins.pop(claim, None)
+        if anchor is not None:
+            anchor.pins -= 1
         if node is not None:
             self._cache.unlock(node)
 

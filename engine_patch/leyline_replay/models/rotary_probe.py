@@ -1,4 +1,4 @@
-"""Rotary facts and KV layout of a model, read from the model itself.
+"""Rotary facts, KV layout and forms of state of a model, read from the model itself.
 
 A probe token is run at several positions and its cached tensors compared: only the rotary part may
 differ, and one rotation must explain each layer's. So pairing, rotary width, place and frequencies
@@ -7,7 +7,7 @@ are measured on the loaded code, not assumed from a configuration key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from leyline_engine.contract import RotaryFacts
 from leyline_engine.rotary.explained_keys import (
+    TOLERANCE,
     Frequencies,
     ProbedLayer,
     UnsupportedRotaryError,
@@ -23,11 +24,14 @@ from leyline_engine.rotary.explained_keys import (
 )
 from leyline_engine.rotary.rotation import ModelRotary, Pairing, Rotary
 from leyline_replay.cache.pool import KVLayout
+from leyline_replay.cache.states import StateKind, StatePool, StateTensor
 
 SUPPORTED_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 SUPPORTED_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-_PLAIN_KINDS = frozenset({"full_attention", "sliding_attention"})
-"""Kinds of layers whose every row depends on the tokens in front of it alone, by attention."""
+_PLAIN_KINDS = frozenset(
+    {"full_attention", "sliding_attention", "linear_attention", "conv", "mlp", "moe"}
+)
+"""Kinds of layers that read the tokens in front of a row alone, whatever their positions."""
 _TOKEN = 1
 _POSITIONS = (0, 1, 17, 977)
 _INV_FREQ = "inv_freq"
@@ -39,18 +43,29 @@ class UnsupportedModelError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts that the engine needs to hold and move a model's keys."""
+    """The facts that the engine needs to hold and move a model's keys, and its state."""
 
     layout: KVLayout
     rotary: ModelRotary
     facts: RotaryFacts | None
     """None if the keys can't be moved."""
+    forms: tuple[StateTensor, ...] = ()
+    """Forms of what recurrent layers and convolutions keep of a sequence."""
+    layers: int | None = None
+    """Number of layers, those that cache nothing included."""
     unsupported: str = ""
     """Reason why splicing is off; empty if it is proven."""
 
+    def state_pool(self, slots: int, device: torch.device) -> StatePool | None:
+        """Return an empty pool of states; None if the model has none."""
+        readers = [form.place for form in self.forms if form.kind is StateKind.RECURRENT]
+        first = min([*readers, *self.layout.places])
+        return StatePool(self.forms, slots, device, reader=first) if self.forms else None
+
 
 Rows = list[tuple[torch.Tensor, torch.Tensor]]
-"""The two cached tensors of every layer, fp32 ``[positions, heads, dim]`` on the CPU."""
+"""The two cached tensors of every layer that caches rows, fp32 ``[positions, heads, dim]`` on the
+CPU."""
 
 
 def read_model_facts(model: PreTrainedModel) -> ModelFacts:
@@ -60,23 +75,41 @@ def read_model_facts(model: PreTrainedModel) -> ModelFacts:
         UnsupportedModelError: no rotary key could be located in the model's cache.
     """
     candidates = list(_frequencies(model))
-    if not candidates:
-        raise UnsupportedModelError("the model has no rotary embedding")
-    rows = _probe(model)
-    tensor = _turning_tensor(rows)
-    unsupported = _refusal(model)
+    caches = [_run(model, position) for position in _POSITIONS]
+    places, rows = _rows(caches)
+    tensor = _turning_tensor(rows, model.dtype, rotary=bool(candidates))
+    forms, unsupported = _forms(caches), _refusal(model)
+    if forms and not _continues(model):
+        raise UnsupportedModelError("a forward of several tokens ignores the state in front of it")
+    windows = tuple(_window(caches[0].layers[place]) for place in places)
+
+    def facts(start: int, rotary: ModelRotary, found: RotaryFacts | None) -> ModelFacts:
+        shapes = tuple(((a.shape[1], a.shape[2]), (b.shape[1], b.shape[2])) for a, b in rows)
+        layout = KVLayout(
+            pool_class="mla_latent" if tensor == 1 else "gqa",
+            shapes=shapes,
+            rotary_tensor=tensor,
+            rotary_start=start,
+            rotary_dim=rotary.dim,
+            dtype=model.dtype,
+            places=places,
+            windows=windows,
+        )
+        return ModelFacts(layout, rotary, found, forms, len(caches[0].layers), unsupported)
+
+    if not unsupported:
+        unsupported = _moving_state(caches, forms, model.dtype)
     if not unsupported:
         try:
             probed = [ProbedLayer(pair[tensor][None], pair[1 - tensor][None]) for pair in rows]
-            found = explain(probed, torch.tensor(_POSITIONS), candidates, model.dtype)
+            positions = torch.tensor(_POSITIONS)
+            found = explain(probed, positions, candidates, model.dtype, unturned=True)
         except UnsupportedRotaryError as error:
             unsupported = str(error)
         else:
-            layout = _layout(rows, tensor, found.start, found.rotary.dim, model.dtype)
-            return ModelFacts(layout, found.rotary, found.facts)
-    width = int(rows[0][tensor].shape[-1])
-    still = Rotary.still(width, Pairing.HALF_SPLIT)
-    return ModelFacts(_layout(rows, tensor, 0, still.dim, model.dtype), still, None, unsupported)
+            return facts(found.start, found.rotary, found.facts)
+    width = min(int(pair[tensor].shape[-1]) for pair in rows)
+    return facts(0, Rotary.still(width, Pairing.HALF_SPLIT), None)
 
 
 def _frequencies(model: PreTrainedModel) -> Iterator[Frequencies]:
@@ -99,9 +132,8 @@ def _refusal(model: PreTrainedModel) -> str:
     rope = getattr(config, "rope_parameters", None) or {}
     ropes = [each for each in rope.values() if isinstance(each, dict)] or [rope]
     types = {each.get("rope_type", "default") for each in ropes} - SUPPORTED_ROPE_TYPES
-    sections = any("mrope_section" in each for each in ropes) or any(
-        hasattr(module, "mrope_section") for module in model.modules()
-    )
+    # Of text alone, all sections have the same position.
+    sections = hasattr(config, "vision_config") and any("mrope_section" in each for each in ropes)
     others = sorted(set(getattr(config, "layer_types", None) or ()) - _PLAIN_KINDS)
     refusals = (
         (types, f"rotary type {', '.join(map(repr, sorted(types)))}"),
@@ -113,22 +145,11 @@ def _refusal(model: PreTrainedModel) -> str:
     return next((reason for applies, reason in refusals if applies), "")
 
 
-def _probe(model: PreTrainedModel) -> Rows:
-    """Return what each layer caches of a token alone at each position.
+def _run(model: PreTrainedModel, position: int) -> DynamicCache:
+    """Return the cache of a token alone at a position.
 
     One token attends to itself only, so a layer's computation doesn't depend on the position.
     """
-    runs = [_run(model, position) for position in _POSITIONS]
-    rows = [
-        (torch.cat([first for first, _ in layer]), torch.cat([second for _, second in layer]))
-        for layer in zip(*runs, strict=True)
-    ]
-    if any([t.shape for t in pair] != [t.shape for t in rows[0]] for pair in rows):
-        raise UnsupportedModelError("the layers cache tensors of different shapes")
-    return rows
-
-
-def _run(model: PreTrainedModel, position: int) -> Rows:
     cache = DynamicCache(config=model.config)
     device = model.device
     with torch.inference_mode():
@@ -138,38 +159,83 @@ def _run(model: PreTrainedModel, position: int) -> Rows:
             past_key_values=cache,
             use_cache=True,
         )
-    for layer in cache.layers:
-        if getattr(layer, "keys", None) is None:
-            kind = type(layer).__name__
-            raise UnsupportedModelError(f"hybrid model: a layer ({kind}) caches no keys and values")
-
-    def read(cached: torch.Tensor) -> torch.Tensor:
-        return cached[:, :, 0].to("cpu", torch.float32)
-
-    return [(read(layer.keys), read(layer.values)) for layer in cache.layers]
+    return cache
 
 
-def _turning_tensor(rows: Rows) -> int:
-    """Return which of the two cached tensors turns with the position: 0 or 1."""
-    turning = {
-        number
-        for pair in rows
-        for number, tensor in enumerate(pair)
-        if bool((tensor != tensor[:1]).any())
-    }
-    if len(turning) != 1:
-        raise UnsupportedModelError("not exactly one of the cached tensors turns with position")
-    return turning.pop()
+def _continues(model: PreTrainedModel) -> bool:
+    """Return True if two forwards give what one does; some recurrent models can only decode."""
+    tokens = torch.arange(_TOKEN, _TOKEN + 8, device=model.device)[None]
+    one, two = DynamicCache(config=model.config), DynamicCache(config=model.config)
+    with torch.inference_mode():
+        whole = model(input_ids=tokens, past_key_values=one, use_cache=True).logits[0, -1]
+        for part in tokens.split(4, dim=1):
+            halves = model(input_ids=part, past_key_values=two, use_cache=True).logits[0, -1]
+    return not _moves(torch.stack((whole, halves)).to("cpu", torch.float32), model.dtype)
 
 
-def _layout(rows: Rows, tensor: int, start: int, rotary_dim: int, dtype: torch.dtype) -> KVLayout:
-    first, second = rows[0]
-    return KVLayout(
-        pool_class="mla_latent" if tensor == 1 else "gqa",
-        layers=len(rows),
-        shapes=((first.shape[1], first.shape[2]), (second.shape[1], second.shape[2])),
-        rotary_tensor=tensor,
-        rotary_start=start,
-        rotary_dim=rotary_dim,
-        dtype=dtype,
+def _rows(caches: Sequence[DynamicCache]) -> tuple[tuple[int, ...], Rows]:
+    """Return the numbers of the layers that cache rows, and their rows."""
+    layers = caches[0].layers
+    places = tuple(
+        at for at, layer in enumerate(layers) if getattr(layer, "keys", None) is not None
     )
+    if not places:
+        raise UnsupportedModelError("no layer caches keys and values")
+
+    def read(place: int, name: str) -> torch.Tensor:
+        rows = [getattr(cache.layers[place], name)[:, :, 0] for cache in caches]
+        return torch.cat(rows).to("cpu", torch.float32)
+
+    return places, [(read(place, "keys"), read(place, "values")) for place in places]
+
+
+def _window(layer: Any) -> int:
+    """Return the rows in front of a token that a layer reads; 0 for all. Its own is one more."""
+    return int(layer.sliding_window) - 1 if layer.is_sliding else 0
+
+
+def _forms(caches: Sequence[DynamicCache]) -> tuple[StateTensor, ...]:
+    """Return the forms of all that a model keeps per sequence."""
+    return tuple(
+        StateTensor(place, kind, number, tuple(tensor.shape[1:]), tensor.dtype)
+        for place, layer in enumerate(caches[0].layers)
+        for kind in StateKind
+        for number, tensor in getattr(layer, kind, {}).items()
+        if tensor is not None
+    )
+
+
+def _moving_state(
+    caches: Sequence[DynamicCache], forms: Sequence[StateTensor], dtype: torch.dtype
+) -> str:
+    """Return why states can't be moved; empty if they don't depend on the position."""
+    for form in forms:
+        states = [getattr(cache.layers[form.place], form.kind)[form.number] for cache in caches]
+        if _moves(torch.cat(states).to("cpu", torch.float32), dtype):
+            return "recurrent states that depend on the position"
+    return ""
+
+
+def _moves(probed: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return True if what is cached ``[positions, ...]`` depends on the position.
+
+    Attention sinks let every number depend on it a little, by rounding.
+    """
+    off = (probed - probed[:1]).abs().max()
+    return bool(off > TOLERANCE.get(dtype, 1e-4) * probed.abs().max())
+
+
+def _turning_tensor(rows: Rows, dtype: torch.dtype, *, rotary: bool) -> int:
+    """Return which of the two cached tensors turns with the position: 0 or 1.
+
+    Args:
+        rotary: True if the model has a rotary embedding.
+    """
+    turning = {
+        number for pair in rows for number, tensor in enumerate(pair) if _moves(tensor, dtype)
+    }
+    if turning and not rotary:
+        raise UnsupportedModelError("the model has no rotary embedding, but positions in its rows")
+    if len(turning) > 1:
+        raise UnsupportedModelError("both of the cached tensors turn with position")
+    return turning.pop() if turning else 0

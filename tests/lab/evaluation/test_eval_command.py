@@ -31,7 +31,7 @@ from leyline_proxy.cli.main import build_app
 ANSWERS = {"single_prompt", "trajectory_12", "random_edits", "trajectory_50", "stubs"}
 """Tables that compare a model's answers by arm."""
 TABLES = ANSWERS | {
-    *("boundary_recompute", "composed", "recall", "stripped_thinking"),
+    *("boundary_recompute", "composed", "recall", "stripped_thinking", "kept_state"),
     *("removal", "rotary_sweep", "chained_rotations", "storage_floor"),
 }
 RUN = Callable[..., Result]

@@ -19,6 +19,7 @@ from leyline_engine.contract import (
     LiteralSegment,
     Mode,
     Receipt,
+    RecurrentEdits,
     Segment,
     SourceRef,
     lower_directives,
@@ -56,7 +57,7 @@ class Ran:
 
 
 def start_engine(
-    subject: OracleModel, chunk_tokens: int = 128, *, page_tokens: int = 1
+    subject: OracleModel, chunk_tokens: int = 128, *, page_tokens: int = 1, **options: Any
 ) -> ReplayEngine:
     """A fresh engine over a model."""
     no_tokenizer: Any = None
@@ -69,6 +70,7 @@ def start_engine(
         page_tokens=page_tokens,
         kv_dtype=subject.kv_dtype,
         chunk_tokens=chunk_tokens,
+        **options,
     )
 
 
@@ -168,6 +170,7 @@ class Conversation:
     session: str = "s"
     scope: str = "tenant"
     turns: list[Ran] = field(default_factory=list)
+    recurrent: RecurrentEdits = RecurrentEdits.KEPT
 
     def open(self, prompt: Sequence[int], forced: Sequence[int], unfed: int | None = None) -> Ran:
         """A turn that nothing was edited in; the lineage of the last turn is carried on."""
@@ -202,6 +205,7 @@ class Conversation:
             if directives
             else (),
             lineage=lineage_before(source.receipt.lineage, edits[0][0]),
+            recurrent=self.recurrent,
         )
         return self._run(prompt, forced, unfed, payload)
 
@@ -220,6 +224,7 @@ class Conversation:
             sources=tuple(source_ref(source) for source in sources),
             segments=tuple(segments),
             lineage=sources[0].receipt.lineage,
+            recurrent=self.recurrent,
         )
         return self._run(prompt, forced, None, payload)
 

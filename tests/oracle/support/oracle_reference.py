@@ -8,6 +8,10 @@ rotation, and the latent). The cache of an edited prompt is then put together pi
   rotary module and function, from scratch, scaling and all;
 * every other token run through the plain model upon the cache so far.
 
+Recurrent layers keep a state per sequence. Its contract has a name of its own, *kept*: after kept
+tokens, the state is the one that their turn had at that place. It is had by running the turn again,
+from the last place at which something was computed, to that position.
+
 Nothing of this uses the product: no rotation by a difference, no plan, no pool, no tree.
 """
 
@@ -22,6 +26,7 @@ from typing import Any
 import torch
 from oracle_models import OracleModel
 from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionLayer
 
 SINK = 32
 """Positions below this are computed again, says the contract; a literal on purpose."""
@@ -39,11 +44,46 @@ class Remembered:
     read: tuple[int, ...] = ()
     """Per token, the messages that it counts as a reader of, its own among them, as bits
     ``1 << message``. Empty where the tokens' messages weren't given."""
+    history: tuple[_Stretch, ...] = ()
+    """The origin of its tokens, where the model keeps a state."""
 
     @property
     def computed(self) -> int:
         """The number of leading tokens that have KV."""
         return int(self.keys[0].shape[0])
+
+
+State = list[tuple[torch.Tensor | None, ...]]
+"""By layer, what its convolutions and recurrences keep; nothing for attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Tokens of a turn that were computed together, or kept of another turn."""
+
+    start: int
+    end: int
+    before: State | None = None
+    """State in front of computed tokens; None at a sequence's start."""
+    turn: Remembered | None = None
+    """The turn that kept tokens come from; None if they were computed."""
+    place: int = 0
+    """Place of the first in that turn."""
+
+
+def state_of(subject: OracleModel, turn: Remembered, position: int) -> State | None:
+    """The state that a turn had in front of a position, by running it to there."""
+    if position == 0:
+        return None
+    stretch = next(each for each in turn.history if each.start < position <= each.end)
+    if stretch.turn is not None:
+        return state_of(subject, stretch.turn, stretch.place + position - stretch.start)
+    parts = _Parts(subject)
+    if stretch.start:
+        parts.place(turn, 0, stretch.start)
+        parts.set_state(stretch.before)
+    parts.compute(turn.tokens[stretch.start : position], continued=True)
+    return parts.state()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +169,8 @@ def long_way_round(
     forced: Sequence[int],
     unfed: int | None = None,
     messages: Sequence[int] = (),
+    *,
+    copied: Collection[int] | None = None,
 ) -> LongWay:
     """Compute a prompt made of ``pieces``, then ``forced`` tokens one by one.
 
@@ -138,6 +180,8 @@ def long_way_round(
         forced: generated tokens, each fed to the model.
         unfed: a last generated token that belongs to the turn but is never fed.
         messages: which message each token of the turn belongs to, generated ones included.
+        copied: the positions, of those that the contract lets an engine copy, that it has copied;
+            None for all. Where state is kept, an engine can't copy at all places.
     """
     parts = _Parts(subject)
     prompt: list[tuple[int, Remembered | None, int]] = []
@@ -151,8 +195,12 @@ def long_way_round(
     reused = [
         position
         for position, (_, turn, index) in enumerate(prompt)
-        if turn is not None and SINK <= position < last and index < turn.computed
+        if turn is not None
+        and (SINK <= position < last if copied is None else position in copied)
+        and index < turn.computed
     ]
+    if copied is not None and len(reused) < len(copied):
+        raise ValueError("an engine copied what the contract doesn't keep")
     logits = _lay_out(parts, prompt, set(reused))
     answers = [logits, *(parts.compute([token]) for token in forced)]
     generated = (*forced, *(() if unfed is None else (unfed,)))
@@ -174,13 +222,25 @@ def placed(
     positions = torch.arange(turn.computed)[None]
     keys = (
         family.rotate(
-            layer.self_attn,
+            attention,
             key.transpose(0, 1)[None],
-            _angles(model, layer.self_attn, key[None], positions),
+            _angles(model, attention, key[None], positions),
         )[0].transpose(0, 1)
-        for layer, key in zip(model.model.layers, turn.keys, strict=True)
+        for attention, key in zip(attentions(subject), turn.keys, strict=True)
     )
     return tuple(keys), turn.others
+
+
+def attentions(subject: OracleModel) -> list[Any]:
+    """The attention modules of a model, by layer."""
+    found = {
+        module.layer_idx: module
+        for module in subject.model.modules()
+        if any(hasattr(module, name) for name in ("k_proj", "qkv_proj", "kv_a_proj_with_mqa"))
+    }
+    layers = DynamicCache(config=subject.config).layers
+    rows = [at for at, layer in enumerate(layers) if not isinstance(layer, LinearAttentionLayer)]
+    return [found[layer] for layer in rows]
 
 
 def _readings(
@@ -236,7 +296,8 @@ class _Parts:
 
     def __init__(self, subject: OracleModel) -> None:
         self._model: Any = subject.model
-        self._layers = [layer.self_attn for layer in self._model.model.layers]
+        self._subject = subject
+        self._layers = attentions(subject)
         self._family = _family(subject)
         self._dtype = subject.kv_dtype
         self._cache = (
@@ -246,10 +307,44 @@ class _Parts:
         )
         self._keys: list[list[torch.Tensor]] = [[] for _ in self._layers]
         self._others: list[list[torch.Tensor]] = [[] for _ in self._layers]
+        self._history: list[_Stretch] = []
+        self._recurrent = [
+            layer for layer in self._cache.layers if isinstance(layer, LinearAttentionLayer)
+        ]
 
-    def compute(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Run the plain model over the next tokens; fp32 logits ``[vocab]`` of the last."""
+    def state(self) -> State:
+        """Copies of all that the cache keeps of the whole sequence."""
+        return [
+            tuple(
+                None if tensor is None else tensor.clone()
+                for tensor in (*layer.conv_states.values(), *layer.recurrent_states.values())
+            )
+            for layer in self._recurrent
+        ]
+
+    def set_state(self, state: State | None) -> None:
+        """Let what is computed next start from a state."""
+        for layer, (inputs, recurrence) in zip(self._recurrent, state or (), strict=bool(state)):
+            with torch.inference_mode():
+                if inputs is not None:
+                    layer.update_conv_state(inputs.clone())
+                if recurrence is not None:
+                    layer.update_recurrent_state(recurrence.clone())
+            layer.has_previous_state[0] = inputs is not None or recurrence is not None
+
+    def compute(self, tokens: Sequence[int], *, continued: bool = False) -> torch.Tensor:
+        """Run the plain model over the next tokens; fp32 logits ``[vocab]`` of the last.
+
+        Args:
+            continued: True if the state in front of them is set already.
+        """
         start = self._cache.get_seq_length()
+        if self._recurrent:
+            if not continued and self._history and (kept := self._history[-1]).turn is not None:
+                place = kept.place + kept.end - kept.start
+                self.set_state(state_of(self._subject, kept.turn, place))
+            before = self.state() if start else None
+            self._history.append(_Stretch(start, start + len(tokens), before))
         with torch.inference_mode(), self._recorded():
             output = self._model(
                 input_ids=torch.tensor([list(tokens)]),
@@ -283,6 +378,7 @@ class _Parts:
     def place(self, turn: Remembered, start: int, count: int) -> None:
         """Put ``count`` tokens of an earlier turn at the next positions."""
         at = self._cache.get_seq_length()
+        self._history.append(_Stretch(at, at + count, turn=turn, place=start))
         positions = torch.arange(at, at + count)[None]
         with torch.inference_mode():
             for index, attention in enumerate(self._layers):
@@ -291,7 +387,7 @@ class _Parts:
                 angles = _angles(self._model, attention, key[None], positions)
                 turned = self._family.rotate(attention, key.transpose(0, 1)[None], angles)
                 pair = self._family.order(turned, other.transpose(0, 1)[None])
-                self._cache.update(*pair, index)
+                self._cache.update(*pair, attention.layer_idx)
                 self._keys[index].append(key)
                 self._others[index].append(other)
 
@@ -302,6 +398,7 @@ class _Parts:
             tuple(torch.cat(chunks) for chunks in self._keys),
             tuple(torch.cat(chunks) for chunks in self._others),
             read,
+            tuple(self._history),
         )
 
     @contextmanager
@@ -371,7 +468,9 @@ def _modeling(attention: Any) -> Any:
 
 def _angles(model: Any, attention: Any, like: torch.Tensor, positions: torch.Tensor) -> Any:
     """The rotary module's output for a layer; some modules have one per kind of layer."""
-    rotary = model.model.rotary_emb
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    if rotary is None:
+        return None
     if hasattr(rotary, "layer_types"):
         kind = model.config.layer_types[attention.layer_idx]
         return rotary(like, positions, kind)
@@ -383,6 +482,11 @@ def _gqa_taps(attention: Any) -> tuple[Tap, Tap]:
         return output[0].reshape(output.shape[1], -1, attention.head_dim)
 
     return (getattr(attention, "k_norm", attention.k_proj), heads), (attention.v_proj, heads)
+
+
+def _lfm_taps(attention: Any) -> tuple[Tap, Tap]:
+    _, value = _gqa_taps(attention)
+    return (attention.k_layernorm, lambda output: output[0]), value
 
 
 def _late_norm_taps(attention: Any) -> tuple[Tap, Tap]:
@@ -414,6 +518,10 @@ def _mla_taps(attention: Any) -> tuple[Tap, Tap]:
 def _rotate_whole(attention: Any, key: torch.Tensor, angles: Any) -> torch.Tensor:
     rotated: torch.Tensor = _modeling(attention).apply_rotary_pos_emb(key, key, *angles)[1]
     return rotated
+
+
+def _rotate_not(attention: Any, key: torch.Tensor, angles: Any) -> torch.Tensor:
+    return key
 
 
 def _rotate_first_dims(attention: Any, key: torch.Tensor, angles: Any) -> torch.Tensor:
@@ -448,6 +556,7 @@ def _latent_first(key: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor,
 
 
 _PLAIN = _Family(_gqa_taps, _rotate_whole, _as_is)
+_UNTURNED = _Family(_gqa_taps, _rotate_not, _as_is)
 _WITHOUT_PECULIARITIES = (
     "cohere",
     "ernie4_5",
@@ -464,9 +573,16 @@ _WITHOUT_PECULIARITIES = (
     "olmo3",
     "qwen2",
     "qwen3",
+    "qwen3_5_text",
     "qwen3_moe",
+    "qwen3_next",
 )
 _FAMILIES = dict.fromkeys(_WITHOUT_PECULIARITIES, _PLAIN) | {
+    "nemotron_h": _UNTURNED,
+    "granitemoehybrid": _UNTURNED,
+    "jamba": _UNTURNED,
+    "lfm2": _Family(_lfm_taps, _rotate_whole, _as_is),
+    "kimi_linear": _Family(_mla_taps, _rotate_not, _latent_first),
     "cohere2": _Family(_gqa_taps, _rotate_windowed, _as_is),
     "gemma3_text": _Family(_late_norm_taps, _rotate_whole, _as_is),
     "phi": _Family(_gqa_taps, _rotate_first_dims, _as_is),

@@ -33,9 +33,9 @@ UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-1
 def make_pool(kind: str, dtype: torch.dtype) -> KVPool:
     """GQA with half-split pairs in half of each key, or MLA with interleaved pairs in k_pe."""
     if kind == "gqa":
-        layout = KVLayout("gqa", 2, ((2, 2 * DIM), (2, 24)), 0, DIM, DIM, dtype)
+        layout = KVLayout("gqa", (((2, 2 * DIM), (2, 24)),) * 2, 0, DIM, DIM, dtype)
         return KVPool(layout, 64, Rotary(INV_FREQ, Pairing.HALF_SPLIT), torch.device("cpu"))
-    layout = KVLayout("mla_latent", 2, ((1, 32), (1, DIM)), 1, 0, DIM, dtype)
+    layout = KVLayout("mla_latent", (((1, 32), (1, DIM)),) * 2, 1, 0, DIM, dtype)
     return KVPool(layout, 64, Rotary(INV_FREQ, Pairing.INTERLEAVED), torch.device("cpu"))
 
 
@@ -85,8 +85,8 @@ def begin(kind: str, dtype: torch.dtype, *, naive: bool = False) -> Chain:
     generator = torch.Generator().manual_seed(1)
     layers = [
         (
-            torch.randn(TOKENS, *pool.layout.shapes[0], generator=generator).to(dtype),
-            torch.randn(TOKENS, *pool.layout.shapes[1], generator=generator).to(dtype),
+            torch.randn(TOKENS, *pool.layout.shapes[0][0], generator=generator).to(dtype),
+            torch.randn(TOKENS, *pool.layout.shapes[0][1], generator=generator).to(dtype),
         )
         for _ in range(pool.layout.layers)
     ]

@@ -11,7 +11,7 @@ from leyline_replay.cache.pool import KVLayout, KVPool
 from leyline_replay.factory import read_kv_dtype
 
 FP8 = torch.float8_e4m3fn
-LAYOUT = KVLayout("gqa", 1, ((2, 16), (2, 8)), 0, 0, 16, torch.float32, FP8)
+LAYOUT = KVLayout("gqa", (((2, 16), (2, 8)),), 0, 0, 16, torch.float32, FP8)
 ROTARY = Rotary(1.0 / 100.0 ** (torch.arange(8) / 8), Pairing.HALF_SPLIT)
 SLOTS = np.arange(4, dtype=np.int64)
 

@@ -21,8 +21,8 @@ INV_FREQ = 1.0 / 10000.0 ** (torch.arange(0, 16, 2, dtype=torch.float32) / 16)
 def layout(kind: str, dtype: torch.dtype) -> KVLayout:
     """GQA: the key turns, in its second half; MLA: only k_pe."""
     if kind == "gqa":
-        return KVLayout("gqa", 2, ((2, 32), (2, 24)), 0, 16, 16, dtype)
-    return KVLayout("mla_latent", 2, ((1, 32), (1, 16)), 1, 0, 16, dtype)
+        return KVLayout("gqa", (((2, 32), (2, 24)),) * 2, 0, 16, 16, dtype)
+    return KVLayout("mla_latent", (((1, 32), (1, 16)),) * 2, 1, 0, 16, dtype)
 
 
 def make_pool(kind: str = "gqa", dtype: torch.dtype = torch.float32) -> KVPool:
@@ -37,7 +37,7 @@ def fill(pool: KVPool, count: int, start: int, seed: int = 0) -> np.ndarray:
     pairs = [
         tuple(
             torch.randn(count, heads, dim, generator=generator).to(pool.layout.dtype)
-            for heads, dim in pool.layout.shapes
+            for heads, dim in pool.layout.shapes[0]
         )
         for _ in range(pool.layout.layers)
     ]

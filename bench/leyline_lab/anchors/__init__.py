@@ -1,0 +1,1 @@
+"""The cost of anchors on recorded edited histories."""
