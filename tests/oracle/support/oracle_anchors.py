@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from oracle_check import relative_error
+from oracle_check import copied_by, relative_error
 from oracle_engine import Conversation, Edit, Ran, start_engine
 from oracle_models import VOCAB, OracleModel, randomized
 from oracle_reference import Fresh, Remembered, amortized_pieces, long_way_round
@@ -197,14 +197,6 @@ class AnchoredConversation:
         )
         self.truth = truth.turn
         return relative_error(ran.logits, truth.logits), ran
-
-
-def copied_by(ran: Ran) -> frozenset[int]:
-    """The positions of a prompt that the engine didn't compute, by its receipt."""
-    found = set(range(ran.receipt.tokens.prefix))
-    for start, end in ran.receipt.extents:
-        found.update(range(start, end))
-    return frozenset(found)
 
 
 def draw(rng: random.Random, count: int) -> tuple[int, ...]:
