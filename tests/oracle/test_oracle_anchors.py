@@ -17,6 +17,7 @@ from oracle_anchors import (
     anchored_engine,
     anchored_model,
     draw,
+    play_session,
     shorten_windows,
     tamper_state,
 )
@@ -105,6 +106,23 @@ def test_a_window_that_lacks_a_row_shows(name: str) -> None:
 def test_the_first_token_after_copies_is_right(name: str) -> None:
     """The same edit as the controls', untampered, is within the bound."""
     assert error_after_a_cut(name, anchored_engine(model(name))) <= BOUND
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "gpt-oss"])
+def test_random_sessions_stay_within_the_bound(name: str) -> None:
+    """Deletions, stubs and forgets, turn after turn, on grids and pages, with too few states."""
+    played = [play_session(model(name), seed) for seed in range(6)]
+    assert sum(spliced for spliced, _ in played) > 500
+    assert sum(forgot for _, forgot in played) > 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_many_random_sessions_stay_within_the_bound(name: str, block: int) -> None:
+    """The same over many more, on every family."""
+    for seed in range(100 + 20 * block, 120 + 20 * block):
+        play_session(model(name), seed)
 
 
 def test_nobody_gets_a_kept_state_unasked() -> None:
