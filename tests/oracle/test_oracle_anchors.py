@@ -27,6 +27,7 @@ from oracle_models import OracleModel, randomized
 from transformers import JambaConfig
 
 from leyline_engine.contract import Reason, RecurrentEdits
+from leyline_replay.cache.anchors import Anchoring
 from leyline_replay.engine import ReplayEngine
 from leyline_replay.models.rotary_probe import UnsupportedModelError, read_model_facts
 
@@ -139,7 +140,7 @@ def test_nobody_gets_a_kept_state_unasked() -> None:
 def test_capabilities_state_what_is_kept() -> None:
     """Windows, states and their sizes are measured; recurrent models offer no reuse."""
     windowed = anchored_engine(model("gpt-oss")).capability
-    recurrent = anchored_engine(model("nemotron-h"), state_slots=9).capability
+    recurrent = anchored_engine(model("nemotron-h"), anchoring=Anchoring(slots=9)).capability
     assert windowed.state is not None
     assert recurrent.state is not None
     assert (windowed.state.window, windowed.state.edits) == (23, "")

@@ -29,6 +29,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from leyline_replay.cache.anchors import Anchoring
 from leyline_replay.cache.slots import Slots
 from leyline_replay.engine import ReplayEngine
 
@@ -149,7 +150,7 @@ def anchored_model(name: str) -> OracleModel:
 
 def anchored_engine(subject: OracleModel, **options: Any) -> ReplayEngine:
     """An engine with a fine grid, in which rows that a window has dropped are no numbers."""
-    engine = start_engine(subject, **{"chunk_tokens": 64, "state_grid": GRID, **options})
+    engine = start_engine(subject, **{"chunk_tokens": 64, "anchoring": Anchoring(GRID), **options})
     pool = engine.cache.pool
     drop = pool.drop
 
@@ -240,9 +241,7 @@ def play_session(subject: OracleModel, seed: int) -> tuple[int, int]:
     engine = anchored_engine(
         subject,
         chunk_tokens=rng.choice([32, 48, 128]),
-        state_grid=rng.choice([1, 16]),
-        state_slots=rng.choice([6, 64]),
-        window_tokens=rng.choice([0, 100]),
+        anchoring=Anchoring(rng.choice([1, 16]), rng.choice([6, 64]), rng.choice([0, 100])),
         page_tokens=rng.choice([1, 1, 16]),
     )
     conversation = AnchoredConversation(subject, engine)

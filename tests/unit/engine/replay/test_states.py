@@ -21,6 +21,7 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.records.lineage import fold_keys
+from leyline_replay.cache.anchors import Anchoring
 from leyline_replay.engine import GenerationRequest, ReplayEngine
 
 TEXT = random_tokens(150, 3)
@@ -63,13 +64,12 @@ def windowed() -> PreTrainedModel:
 
 
 def make_engine(
-    model: PreTrainedModel, *, grid: int = 16, slots: int = 24, **options: int
+    model: PreTrainedModel, *, grid: int = 16, slots: int = 24, window_tokens: int = 0
 ) -> ReplayEngine:
     """An engine with a fine grid."""
     loaded = LoadedModel("tiny", model, None, "f" * 32, "")
-    return ReplayEngine(
-        loaded, pool_tokens=900, chunk_tokens=32, state_grid=grid, state_slots=slots, **options
-    )
+    anchoring = Anchoring(grid, slots, window_tokens)
+    return ReplayEngine(loaded, pool_tokens=900, chunk_tokens=32, anchoring=anchoring)
 
 
 def turn(name: str, session: str = "s") -> EditPayload:
