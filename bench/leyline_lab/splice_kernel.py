@@ -148,7 +148,7 @@ def random_pool(layout: KVLayout, slots: int, device: torch.device) -> PoolTenso
             for _ in range(layout.layers)
         )
 
-    (heads, dim), (other_heads, other_dim) = layout.shapes
+    (heads, dim), (other_heads, other_dim) = layout.shapes[0]
     latent = layout.pool_class == "mla_latent"
     return PoolTensors(
         pool_class=layout.pool_class,

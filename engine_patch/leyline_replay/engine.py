@@ -42,7 +42,7 @@ from leyline_engine.records.lineage import fold_keys
 from leyline_engine.records.sources import SourceRegistry, SourceTurn
 from leyline_engine.reuse.fingerprints import MatcherKind
 from leyline_replay.admission import Admission, Admitter
-from leyline_replay.cache.anchors import AnchorStore
+from leyline_replay.cache.anchors import Anchoring, AnchorStore
 from leyline_replay.cache.manager import CacheManager
 from leyline_replay.cache.pool import KVLayout, KVPool
 from leyline_replay.cache.slots import PoolExhaustedError, PoolStats
@@ -86,9 +86,7 @@ class ReplayEngine:
         page_tokens: int = 1,
         kv_dtype: torch.dtype | None = None,
         chunk_tokens: int = 512,
-        state_grid: int = 64,
-        state_slots: int = 128,
-        window_tokens: int = 0,
+        anchoring: Anchoring = Anchoring(),  # noqa: B008 - immutable
         splicing: bool = True,
         matcher: MatcherKind = MatcherKind.WINNOW,
         recompute: Recompute = Recompute(),  # noqa: B008 - immutable
@@ -104,7 +102,11 @@ class ReplayEngine:
         self._chunk_tokens = chunk_tokens
         self._layout, self._device = replace(facts.layout, packed=kv_dtype), model.model.device
         pool = KVPool(self._layout, pool_tokens, facts.rotary, self._device)
-        states = facts.state_pool(state_slots, self._device)
+        states = facts.state_pool(anchoring.slots, self._device)
+        if states is None or page_tokens > 1:
+            # Exact ends need no grid where there is no state, and a tree has whole pages only.
+            grid = 1 if states is None else lcm(anchoring.grid, page_tokens)
+            anchoring = replace(anchoring, grid=grid)
         self._forms, self._layers = facts.forms, facts.layers
         records = SourceRegistry(secret=secret), SpanLedger()
         self.cache = CacheManager(
@@ -116,9 +118,8 @@ class ReplayEngine:
             anchors=partial(
                 AnchorStore,
                 states=states,
+                anchoring=anchoring,
                 window=self._layout.window,
-                window_tokens=window_tokens,
-                grid=lcm(state_grid, page_tokens) if states is not None else 1,
                 alive=pool.alive,
             ),
         )
@@ -150,7 +151,7 @@ class ReplayEngine:
             unsupported_reason=unsupported,
             actions=engine_actions(splices=not unsupported, recurrent=states is not None),
             rotary=facts.facts,
-            state=None if unsupported else _state_facts(self.cache.anchors, window_tokens),
+            state=None if unsupported else _state_facts(self.cache.anchors),
             kv=_kv_facts(self._layout, pool_tokens, page_tokens),
             sink=ATTENTION_SINK,
             instance=token_hex(8),
@@ -429,7 +430,7 @@ def _kv_facts(layout: KVLayout, tokens: int, page_tokens: int) -> KVFacts:
     )
 
 
-def _state_facts(anchors: AnchorStore, window_tokens: int) -> StateFacts | None:
+def _state_facts(anchors: AnchorStore) -> StateFacts | None:
     states = anchors.states
     if not anchors.needed:
         return None
@@ -439,6 +440,6 @@ def _state_facts(anchors: AnchorStore, window_tokens: int) -> StateFacts | None:
         edits=RecurrentEdits.KEPT.value if states else "",
         bytes_per_state=states.bytes_per_state if states else 0,
         slots=states.capacity if states else 0,
-        window_tokens=window_tokens,
+        window_tokens=anchors.window_tokens,
         anchor_tokens=anchors.grid,
     )

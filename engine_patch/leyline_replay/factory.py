@@ -21,6 +21,7 @@ from leyline_engine.energy import cuda_uuids, open_account
 from leyline_engine.metrics import PrometheusMetrics
 from leyline_engine.reuse.fingerprints import MatcherKind, read_matcher
 from leyline_engine.rows.packing import KV_DTYPES
+from leyline_replay.cache.anchors import Anchoring
 from leyline_replay.claim_desk import ClaimDesk
 from leyline_replay.engine import ReplayEngine
 from leyline_replay.engine_claims import EngineClaims
@@ -41,6 +42,9 @@ def create_engine_app(
     page_tokens: int = 1,
     kv_dtype: str = "auto",
     chunk_tokens: int = 512,
+    state_grid: int = 64,
+    state_slots: int = 128,
+    window_tokens: int = 0,
     splicing: bool = True,
     matcher: str = "winnow",
     max_running: int = 8,
@@ -60,6 +64,9 @@ def create_engine_app(
         chunk_tokens: prompt tokens per prefill step.
         page_tokens: tokens per page: prefixes are found, and spliced, in whole pages, as in SGLang.
         kv_dtype: ``auto``, or ``fp8_e4m3`` to keep and read KV in eight bits, as in SGLang.
+        state_grid: a chunk leaves a recurrent state after the last multiple of so many tokens.
+        state_slots: recurrent states that are kept at most.
+        window_tokens: cached tokens whose rows layers with a sliding window keep; 0 for all.
         splicing: False serves every edit as an ordinary prefill.
         matcher: value of :class:`~leyline_engine.reuse.fingerprints.MatcherKind`.
         max_running: requests that share the engine; ``max_waiting`` may wait, more get 503.
@@ -82,6 +89,7 @@ def create_engine_app(
         page_tokens=read_page(page_tokens),
         kv_dtype=read_kv_dtype(kv_dtype),
         chunk_tokens=chunk_tokens,
+        anchoring=Anchoring(_above_zero("state_grid", state_grid), state_slots, window_tokens),
         splicing=splicing,
         matcher=kind,
         recompute=_recompute_of(fidelity_profile, loaded),
@@ -127,6 +135,12 @@ def read_kv_dtype(name: str) -> torch.dtype | None:
     return KV_DTYPES[name]
 
 
+def _above_zero(name: str, value: int) -> int:
+    if value < 1:
+        raise ValueError(f"{name} can't be {value}")
+    return value
+
+
 def read_limits(given: Mapping[str, Any]) -> Limits:
     """Return the limits of claims that an operator set; others have their defaults.
 
@@ -157,6 +171,7 @@ def serve_model(
     page_tokens: int = 1,
     kv_dtype: torch.dtype | None = None,
     chunk_tokens: int = 512,
+    anchoring: Anchoring = Anchoring(),  # noqa: B008 - immutable
     splicing: bool = True,
     matcher: MatcherKind = MatcherKind.WINNOW,
     recompute: Recompute = Recompute(),  # noqa: B008 - immutable
@@ -178,6 +193,7 @@ def serve_model(
             page_tokens=page_tokens,
             kv_dtype=kv_dtype,
             chunk_tokens=chunk_tokens,
+            anchoring=anchoring,
             splicing=splicing,
             matcher=matcher,
             recompute=recompute,

@@ -13,7 +13,7 @@ from leyline_engine.proof.digests import Part, filled
 from leyline_engine.proof.doomed import DoomedRow
 from leyline_engine.proof.dooming import Doomed, doomed_text
 from leyline_engine.proof.judging import Holder, Owner
-from leyline_engine.proof.session_proof import IndexEntry, SessionProof
+from leyline_engine.proof.session_proof import STATE, IndexEntry, SessionProof
 from leyline_engine.records.ledger import SpanKey
 from leyline_engine.records.lineage import MAX_TOKEN, fold_keys
 from leyline_engine.records.paths import PathState
@@ -62,7 +62,13 @@ class ReplaySite:
 
     def parts(self) -> Sequence[Part]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
-        return self._cache.pool.parts()
+        states = self._cache.anchors.states
+        return self._cache.pool.parts() + ([] if states is None else states.parts(self._first))
+
+    @property
+    def _first(self) -> int:
+        """Number of the first slot of a state, after those of rows."""
+        return self._cache.capacity
 
     def walk(self) -> Iterator[_Stretch]:
         """Yield each node of the tree."""
@@ -102,23 +108,50 @@ class ReplaySite:
                         key, position = each.node.keys[at], each.start + at
                         holder = Holder(place, each.contents.at(at), owners, key, position)
                         found.setdefault(slot, []).append(holder)
+                for slot, at in self._state_at(each):
+                    if slot in slots:
+                        content, key = each.contents.at(at), each.node.keys[at]
+                        holder = Holder(STATE, content, owners, key, each.start + at)
+                        found.setdefault(slot, []).append(holder)
         for request in self._running:
             owners = cast("frozenset[Owner]", frozenset({request.session}))
-            for row in own_rows(request, self.provenance()):
+            for place, row in self._of_running(request):
                 if row.slot in slots:
-                    holder = Holder(RUNNING, row.content, owners, row.key, row.position)
+                    holder = Holder(place, row.content, owners, row.key, row.position)
                     found.setdefault(row.slot, []).append(holder)
         return found
+
+    def _state_at(self, stretch: _Stretch) -> Iterator[tuple[int, int]]:
+        """Yield the slot of a node's state, if it has one, and the place of its last token."""
+        if stretch.node.state is not None:
+            yield self._first + stretch.node.state, len(stretch.node.keys) - 1
+
+    def _of_running(self, request: Running) -> Iterator[tuple[str, _OwnRow]]:
+        """Yield what a request has computed and not published: rows, and states by their last."""
+        provenance = self.provenance()
+        yield from ((RUNNING, row) for row in own_rows(request, provenance))
+        keys = request.keys()
+        digests, contents = provenance.paths.of(keys), provenance.contents(keys)
+        for position, slot in request.states.items():
+            at = position - 1
+            row = _OwnRow(self._first + slot, at, digests[at], contents.at(at), keys[at])
+            yield STATE, row
 
     def filled_free(self) -> Mapping[str, Slots]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
         free, pool = self._cache.free_slots(), self._cache.pool
-        return {place: filled(rows, free) for place, rows in pool.tensors_by_place().items()}
+        found = {place: filled(rows, free) for place, rows in pool.tensors_by_place().items()}
+        if (states := self._cache.anchors.states) is not None:
+            found[STATE] = self._first + filled(states.tensors(), states.free_slots())
+        return found
 
     def rows_by_place(self) -> Mapping[str, int]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
         free, cached = self._cache.free_count, self._cache.tree.cached_count()
-        return {"pool.free": free, TREE: cached, RUNNING: self._cache.capacity - free - cached}
+        states = self._cache.anchors.states
+        kept = {} if states is None else {STATE: states.capacity}
+        running = self._cache.capacity - free - cached
+        return {"pool.free": free, TREE: cached, RUNNING: running, **kept}
 
     def sent(self, owners: Collection[Owner]) -> set[int]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
@@ -191,9 +224,18 @@ class ReplaySite:
                     start=each.start,
                     own=proof.session in each.node.owners,
                 )
+                for slot, at in self._state_at(each):
+                    doomed.add(
+                        [slot],
+                        each.node.keys[at:],
+                        each.paths[at:],
+                        each.contents.after(at),
+                        start=each.start + at,
+                        own=proof.session in each.node.owners,
+                    )
         for request in self._running:
             if request.session == proof.session:
-                for row in own_rows(request, self.provenance()):
+                for _, row in self._of_running(request):
                     doomed.found[row.slot] = DoomedRow(row.content, row.key & MAX_TOKEN)
                     proof.text.add(row.path)
         return doomed
@@ -204,6 +246,7 @@ class ReplaySite:
         for request in self._running:
             if not request.publishable:
                 found.update(request.owned.tolist())
+                found.update(self._first + slot for slot in request.states.values())
         return found
 
     def written(self, slots: Slots) -> Slots:
@@ -212,7 +255,7 @@ class ReplaySite:
 
     def scrub(self) -> None:
         """See :class:`~leyline_engine.proof.prover.ProvenEngine`."""
-        self._cache.pool.erase(self._cache.pool.left())
+        self._cache.scrub()
 
 
 def own_rows(request: Running, provenance: Provenance) -> Iterator[_OwnRow]:

@@ -297,11 +297,12 @@ class Sequence:
     def _end(self) -> None:
         self.ended = True
         count = len(self.owned)
-        self._drop_states()
         if self.publishable:
+            self._drop_states()
             self.cache.release(self.owned)
         else:
-            self.cache.ending(self, self.owned, self.keys(), self.owned_from)
+            self.cache.ending(self, self.owned, self.keys(), self.owned_from, self.states)
+            self._drop_states()
             self.cache.erase(self.owned, [self])
         self.held = self.held[: self.owned_from]
         self.cache.unlock(self.node)

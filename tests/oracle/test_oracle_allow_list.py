@@ -24,12 +24,10 @@ from transformers import (
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
-    Qwen3_5TextConfig,
-    Qwen3NextConfig,
 )
 
 from leyline_engine.contract import Outcome, Reason
-from leyline_replay.models.rotary_probe import UnsupportedModelError, read_model_facts
+from leyline_replay.models.rotary_probe import read_model_facts
 
 Models = Callable[[str], OracleModel]
 
@@ -73,19 +71,6 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], PreTrainedConfig], str]] = {
     "dynamic NTK": (
         lambda base: LlamaConfig(**base, rope_parameters=rope("dynamic", factor=2.0)),
         "'dynamic'",
-    ),
-    "M-RoPE by configuration": (
-        lambda base: Qwen3_5TextConfig(
-            **base,
-            head_dim=64,
-            layer_types=["full_attention"] * 2,
-            rope_parameters=rope("default", partial_rotary_factor=0.5, mrope_section=[6, 5, 5]),
-        ),
-        "M-RoPE",
-    ),
-    "M-RoPE by default": (
-        lambda base: Qwen3_5TextConfig(**base, head_dim=64, layer_types=["full_attention"] * 2),
-        "M-RoPE",
     ),
 }
 
@@ -208,37 +193,6 @@ def test_another_dtype_is_refused_by_name(dtype: torch.dtype) -> None:
     conversation.open(draw_tokens(random.Random(6), 200), (1, 2), 3)
     ran = conversation.edit([(60, 90, ())], (8, 9), (1,))
     assert (ran.receipt.reason, ran.receipt.tokens.spliced) == (Reason.UNSUPPORTED_RUNTIME, 0)
-
-
-@pytest.mark.parametrize(
-    ("configure", "said"),
-    [
-        (
-            lambda base: Qwen3NextConfig(
-                **base,
-                head_dim=16,
-                num_experts=2,
-                num_experts_per_tok=1,
-                moe_intermediate_size=16,
-                shared_expert_intermediate_size=16,
-                linear_num_value_heads=2,
-                linear_num_key_heads=1,
-                linear_key_head_dim=8,
-                linear_value_head_dim=8,
-                layer_types=["linear_attention", "full_attention"],
-            ),
-            "hybrid model",
-        ),
-    ],
-    ids=["hybrid"],
-)
-def test_a_model_whose_cache_the_pool_cannot_hold_is_refused_at_the_start(
-    configure: Callable[[dict[str, Any]], PreTrainedConfig], said: str
-) -> None:
-    """It is named instead of failing at the first request."""
-    subject = randomized("refused", configure(plain_config(layers=2)), seed=1)
-    with pytest.raises(UnsupportedModelError, match=said):
-        read_model_facts(subject.model)
 
 
 def test_sparse_attention_is_refused_by_name() -> None:

@@ -17,6 +17,7 @@ from oracle_anchors import (
     anchored_engine,
     anchored_model,
     draw,
+    play_session,
     shorten_windows,
     tamper_state,
 )
@@ -26,6 +27,7 @@ from oracle_models import OracleModel, randomized
 from transformers import JambaConfig
 
 from leyline_engine.contract import Reason, RecurrentEdits
+from leyline_replay.cache.anchors import Anchoring
 from leyline_replay.engine import ReplayEngine
 from leyline_replay.models.rotary_probe import UnsupportedModelError, read_model_facts
 
@@ -107,6 +109,23 @@ def test_the_first_token_after_copies_is_right(name: str) -> None:
     assert error_after_a_cut(name, anchored_engine(model(name))) <= BOUND
 
 
+@pytest.mark.parametrize("name", ["qwen3-next", "gpt-oss"])
+def test_random_sessions_stay_within_the_bound(name: str) -> None:
+    """Deletions, stubs and forgets, turn after turn, on grids and pages, with too few states."""
+    played = [play_session(model(name), seed) for seed in range(6)]
+    assert sum(spliced for spliced, _ in played) > 500
+    assert sum(forgot for _, forgot in played) > 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_many_random_sessions_stay_within_the_bound(name: str, block: int) -> None:
+    """The same over many more, on every family."""
+    for seed in range(100 + 20 * block, 120 + 20 * block):
+        play_session(model(name), seed)
+
+
 def test_nobody_gets_a_kept_state_unasked() -> None:
     """Without consent the edit is exact, and the receipt gives the reason."""
     subject = model("qwen3-next")
@@ -121,7 +140,7 @@ def test_nobody_gets_a_kept_state_unasked() -> None:
 def test_capabilities_state_what_is_kept() -> None:
     """Windows, states and their sizes are measured; recurrent models offer no reuse."""
     windowed = anchored_engine(model("gpt-oss")).capability
-    recurrent = anchored_engine(model("nemotron-h"), state_slots=9).capability
+    recurrent = anchored_engine(model("nemotron-h"), anchoring=Anchoring(slots=9)).capability
     assert windowed.state is not None
     assert recurrent.state is not None
     assert (windowed.state.window, windowed.state.edits) == (23, "")

@@ -135,7 +135,7 @@ def _fresh_pool(shape: Shape, dtype: torch.dtype) -> tuple[KVPool, Slots]:
     """Return a pool of one layer, and the slots of random tokens that were computed in it."""
     pool_class, first, second, turning = shape.layout
     width = shape.rotary_dim
-    layout = KVLayout(pool_class, 1, (first, second), turning, 0, width, dtype)
+    layout = KVLayout(pool_class, ((first, second),), turning, 0, width, dtype)
     inv_freq = 1.0 / 10000.0 ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
     pool = KVPool(layout, 3 * TOKENS, Rotary(inv_freq, shape.pairing), torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)

@@ -23,6 +23,8 @@ from leyline_engine.reuse.winnowing import GRAM
 
 NO_ROWS = "no layer of this pool depends on the tokens in front of a row"
 FREE = "pool.free"
+STATE = "state"
+"""Place of what a model keeps per sequence; its slots have numbers after those of all rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +257,7 @@ def _pool(proof: SessionProof, site: ProofSite, *, again: bool) -> list[ProofPla
     for name, counts in by_chance.items():
         # Many sessions may hold the same text in as many other contexts.
         tallies[name][Judgement.CHANCE] = max(counts.values())
-    scanned = {**rows, "origin": sum(rows.values())}
+    scanned = {**rows, "origin": sum(rows.values()) - rows.get(STATE, 0)}
     return [_place(name, scanned[name], tally) for name, tally in tallies.items()]
 
 

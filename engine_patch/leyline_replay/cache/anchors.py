@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +23,25 @@ from leyline_replay.cache.states import StatePool
 Alive = npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True)
+class Anchoring:
+    """An operator's choice of what is kept per sequence."""
+
+    grid: int = 64
+    """A forward leaves a recurrent state at a multiple of so many tokens from where it started."""
+    slots: int = 128
+    """Recurrent states that are kept at most."""
+    window_tokens: int = 0
+    """Cached tokens whose rows windowed layers keep at most; 0 for all."""
+
+
 class AnchorStore:
     """The states of one tree's nodes, and the rows that its windowed layers still have.
 
     Args:
         states: None if the model has no recurrent layers.
         window: rows in front of a position that windowed layers read there; 0 for none.
-        window_tokens: cached tokens whose rows those layers keep at most.
-        grid: a forward leaves a state at a multiple of so many tokens from where it started.
+        anchoring: the operator's choice.
         alive: by slot, True if windowed layers have its row; see :attr:`.KVPool.alive`.
     """
 
@@ -38,17 +50,12 @@ class AnchorStore:
         tree: RadixTree,
         states: StatePool | None,
         *,
+        anchoring: Anchoring = Anchoring(1),
         window: int = 0,
-        window_tokens: int = 0,
-        grid: int = 1,
         alive: Alive | None = None,
     ) -> None:
-        self.states, self.window, self.window_tokens, self.grid = (
-            states,
-            window,
-            window_tokens,
-            grid,
-        )
+        self.states, self.window = states, window
+        self.grid, self.window_tokens = anchoring.grid, anchoring.window_tokens
         self._tree = tree
         self._alive = np.empty(0, dtype=np.bool_) if alive is None else alive
         self._nodes: dict[int, Node] = {}

@@ -190,9 +190,20 @@ class CacheManager:
         if (error := self._erase(slots)) is not None:
             log.error("slots could not be overwritten: %s; they stay out of use", error)
 
-    def ending(self, holder: Hashable, slots: Slots, keys: array[int], start: int) -> None:
-        """Note that a holder is about to erase the slots of its ``keys[start:]``."""
-        self.witness.overwriting(self._forgets.tickets(holder), slots, keys, start)
+    def ending(
+        self,
+        holder: Hashable,
+        slots: Slots,
+        keys: array[int],
+        start: int,
+        states: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        """Note that a holder is about to erase the slots of its ``keys[start:]``, and of states."""
+        tickets = self._forgets.tickets(holder)
+        self.witness.overwriting(tickets, slots, keys, start)
+        for position, slot in states.items():
+            number = np.array([self.capacity + slot], dtype=np.int64)
+            self.witness.overwriting(tickets, number, keys[:position], position - 1)
 
     def _erase(self, slots: Slots) -> Exception | None:
         self._unerased = np.concatenate([self._unerased, slots])
@@ -310,9 +321,10 @@ class CacheManager:
         for node in held:
             self._forgets.wait(ticket, node, len(node.slots))
         slots = slots_of(released)
-        failure = self._erase(slots) or self.erase_states(self.anchors.pick(released + held))
-        if failure is not None:
-            raise failure
+        states = self.anchors.pick(released + held)
+        for failure in (self._erase(slots), self.erase_states(states)):
+            if failure is not None:
+                raise failure
         # Slots that were evicted, given up or computed twice may have read the spans, too.
         self.scrub()
         for turn in turns:
@@ -340,7 +352,9 @@ class CacheManager:
         """Take back slots of states that must not outlive them; see :meth:`erase`."""
         states = self.anchors.states
         error = states.erase(slots) if states is not None else None
-        if error is not None:
+        if error is None:
+            self.witness.overwritten(self.capacity + np.array(slots, dtype=np.int64))
+        else:
             log.error("states could not be overwritten: %s; they stay out of use", error)
         return error
 

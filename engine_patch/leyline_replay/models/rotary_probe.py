@@ -168,7 +168,7 @@ def _continues(model: PreTrainedModel) -> bool:
     one, two = DynamicCache(config=model.config), DynamicCache(config=model.config)
     with torch.inference_mode():
         whole = model(input_ids=tokens, past_key_values=one, use_cache=True).logits[0, -1]
-        for part in tokens.split(4, dim=1):
+        for part in tokens.chunk(2, dim=1):
             halves = model(input_ids=part, past_key_values=two, use_cache=True).logits[0, -1]
     return not _moves(torch.stack((whole, halves)).to("cpu", torch.float32), model.dtype)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from oracle_check import relative_error
-from oracle_engine import Conversation, Edit, Ran, start_engine
+from oracle_check import BOUND, copied_by, relative_error
+from oracle_engine import Conversation, Edit, Ran, Treatment, start_engine
 from oracle_models import VOCAB, OracleModel, randomized
 from oracle_reference import Fresh, Remembered, amortized_pieces, long_way_round
 from transformers import (
@@ -29,6 +29,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from leyline_replay.cache.anchors import Anchoring
 from leyline_replay.cache.slots import Slots
 from leyline_replay.engine import ReplayEngine
 
@@ -149,7 +150,7 @@ def anchored_model(name: str) -> OracleModel:
 
 def anchored_engine(subject: OracleModel, **options: Any) -> ReplayEngine:
     """An engine with a fine grid, in which rows that a window has dropped are no numbers."""
-    engine = start_engine(subject, **{"chunk_tokens": 64, "state_grid": GRID, **options})
+    engine = start_engine(subject, **{"chunk_tokens": 64, "anchoring": Anchoring(GRID), **options})
     pool = engine.cache.pool
     drop = pool.drop
 
@@ -184,10 +185,24 @@ class AnchoredConversation:
         return relative_error(ran.logits, truth.logits)
 
     def edit(
-        self, edits: Sequence[Edit], tail: Sequence[int], forced: Sequence[int], unfed: int
+        self,
+        edits: Sequence[Edit],
+        tail: Sequence[int],
+        forced: Sequence[int],
+        unfed: int,
+        *,
+        treatments: Sequence[Treatment] = (),
     ) -> tuple[float, Ran]:
-        """An edited turn; returns how far it is off, and what the engine made of it."""
-        ran = self.conversation.edit(edits, tail, forced, unfed)
+        """An edited turn; returns how far it is off, and what the engine made of it.
+
+        Nothing is copied from the first token on that an edit forgets.
+        """
+        ran = self.conversation.edit(edits, tail, forced, unfed, treatments=treatments)
+        shift = 0
+        for (start, end, new), how in zip(edits, treatments, strict=bool(treatments)):
+            if how is Treatment.FORGET:
+                assert max(copied_by(ran), default=0) < start + shift
+            shift += len(new) - (end - start)
         truth = long_way_round(
             self.subject,
             amortized_pieces(self.truth, edits, tail),
@@ -199,17 +214,50 @@ class AnchoredConversation:
         return relative_error(ran.logits, truth.logits), ran
 
 
-def copied_by(ran: Ran) -> frozenset[int]:
-    """The positions of a prompt that the engine didn't compute, by its receipt."""
-    found = set(range(ran.receipt.tokens.prefix))
-    for start, end in ran.receipt.extents:
-        found.update(range(start, end))
-    return frozenset(found)
-
-
 def draw(rng: random.Random, count: int) -> tuple[int, ...]:
     """Random token ids."""
     return tuple(rng.randrange(4, VOCAB) for _ in range(count))
+
+
+def draw_edits(rng: random.Random, source: Sequence[int]) -> list[Edit]:
+    """One to three deletions or stubs, none of which begins as what it takes away does."""
+    while True:
+        cuts = sorted(rng.sample(range(8, len(source)), 2 * rng.randint(1, 3)))
+        edits: list[Edit] = [
+            (start, min(end, start + 90), draw(rng, rng.choice([0, 0, 1, 7, 20])))
+            for start, end in zip(cuts[::2], cuts[1::2], strict=True)
+        ]
+        if all((*new, *source[end:], -1)[0] != source[start] for start, end, new in edits):
+            return edits
+
+
+def play_session(subject: OracleModel, seed: int) -> tuple[int, int]:
+    """A session of random edits, some of which forget, on an engine with little room for state.
+
+    Returns:
+        Tokens that its engine spliced, and the turns that forgot.
+    """
+    rng = random.Random(seed)
+    engine = anchored_engine(
+        subject,
+        chunk_tokens=rng.choice([32, 48, 128]),
+        anchoring=Anchoring(rng.choice([1, 16]), rng.choice([6, 64]), rng.choice([0, 100])),
+        page_tokens=rng.choice([1, 1, 16]),
+    )
+    conversation = AnchoredConversation(subject, engine)
+    assert conversation.open(draw(rng, rng.randint(150, 350)), draw(rng, 2), 3) <= BOUND
+    spliced = forgot = 0
+    for turn in range(4):
+        edits = draw_edits(rng, conversation.truth.tokens)
+        hows = [Treatment.AMORTIZE] * len(edits)
+        if turn == 2 and rng.random() < 0.5:
+            hows[-1] = Treatment.FORGET
+            forgot += 1
+        tail = draw(rng, rng.choice([1, 9, 60]))
+        error, ran = conversation.edit(edits, tail, draw(rng, 2), 3, treatments=hows)
+        assert error <= BOUND, f"seed {seed}, turn {turn}: {error:.1e}"
+        spliced += ran.receipt.tokens.spliced
+    return spliced, forgot
 
 
 def tamper_state(engine: ReplayEngine, how: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from oracle_cases import Case, EditedTurn
-from oracle_engine import Conversation, edited_prompt, kept_edits, start_engine, tamper
+from oracle_engine import Conversation, Ran, edited_prompt, kept_edits, start_engine, tamper
 from oracle_models import OracleModel
 from oracle_pages import in_whole_pages
 from oracle_reference import (
@@ -79,9 +79,15 @@ def play(subject: OracleModel, case: Case, tampering: str = "", *, page: int = 1
         first = turn.edits[0][0]
         if page > 1:
             pieces = in_whole_pages(pieces, min(first, source.computed), page)
-        truth = long_way_round(subject, pieces, turn.answer.fed, turn.answer.unfed)
+        # Windows let an engine copy, and continue, at some places only: its receipt says where.
+        anchored = engine.cache.anchors.needed
+        copied = copied_by(ran) if anchored else None
+        truth = long_way_round(subject, pieces, turn.answer.fed, turn.answer.unfed, copied=copied)
         prompt = len(edited_prompt(source.tokens, turn.edits, turn.tail))
         prefix = page_floor(min(first, source.computed, prompt - 1), page)
+        if anchored:
+            assert ran.receipt.tokens.prefix <= prefix
+            prefix = first = ran.receipt.tokens.prefix
         results.append(
             Compared(
                 relative_error(ran.logits, truth.logits),
@@ -92,6 +98,14 @@ def play(subject: OracleModel, case: Case, tampering: str = "", *, page: int = 1
             )
         )
     return results
+
+
+def copied_by(ran: Ran) -> frozenset[int]:
+    """The positions of a prompt that the engine didn't compute, by its receipt."""
+    found = set(range(ran.receipt.tokens.prefix))
+    for start, end in ran.receipt.extents:
+        found.update(range(start, end))
+    return frozenset(found)
 
 
 def contracted_pieces(source: Remembered, turn: EditedTurn) -> list[Piece]:
