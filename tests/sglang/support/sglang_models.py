@@ -174,6 +174,8 @@ _WITH_STATES: dict[SglangModel, Callable[[dict[str, Any]], PreTrainedConfig]] = 
         n_groups=2,
         chunk_size=64,
         expand=1,
+        # transformers takes shorter steps for steps of this length; SGLang doesn't.
+        time_step_min=1e-6,
     ),
     SglangModel.GRANITE_HYBRID: lambda base: transformers.GraniteMoeHybridConfig(
         **base,
