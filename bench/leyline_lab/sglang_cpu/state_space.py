@@ -56,11 +56,9 @@ def scan_prompts(  # noqa: PLR0917 - SGLang calls it like this
     named = [] if track_end_locs is None else track_end_locs.tolist()
     grid = range(0, x.shape[1], chunk_size)
     states: dict[int, Tensor] = {}
-    ends = []
+    ends, zeros = [], value.new_zeros(heads, value_dim, key.shape[-1])
     for row, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
-        state = value.new_zeros(heads, value_dim, key.shape[-1])
-        if initial_states is not None:
-            state = initial_states[row].float()
+        state = zeros if initial_states is None else initial_states[row].float()
         inside = {place for place in (*grid, *named) if start < place < end}
         states[start] = state
         for first, last in pairwise(sorted({start, end} | inside)):

@@ -28,12 +28,7 @@ EXTRA_BUFFER = ("--mamba-radix-cache-strategy=extra_buffer",)
 _FURTHER = (
     SglangModel.QWEN3_5,
     SglangModel.MELLUM,
-    SglangModel.GEMMA3,
-    SglangModel.OLMO3,
-    SglangModel.MIMO_V2,
-    SglangModel.NEMOTRON_H,
     SglangModel.GRANITE_HYBRID,
-    SglangModel.KIMI_LINEAR,
     SglangModel.LFM2,
 )
 

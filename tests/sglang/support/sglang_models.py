@@ -46,8 +46,6 @@ class SglangModel(StrEnum):
     """Windows of 32 on three layers of four, in one pool with the others' rows."""
     OLMO3 = "olmo3"
     """Windows of 32 on three layers of four, normed after attention."""
-    MIMO_V2 = "mimo_v2"
-    """Windows of 32 with sinks and heads of their own, values narrower than keys."""
     NEMOTRON_H = "nemotron_h"
     """Mamba2, attention without rotary, and feed-forward layers one by one."""
     GRANITE_HYBRID = "granite_hybrid"
@@ -156,15 +154,6 @@ _WITH_STATES: dict[SglangModel, Callable[[dict[str, Any]], PreTrainedConfig]] = 
     SglangModel.OLMO3: lambda base: transformers.Olmo3Config(
         **base, sliding_window=WINDOW, layer_types=_WINDOWED, rope_parameters=_rope(5e5)
     ),
-    SglangModel.MIMO_V2: lambda base: transformers.MiMoV2FlashConfig(
-        **base,
-        v_head_dim=16,
-        sliding_window=WINDOW,
-        layer_types=_WINDOWED,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-    ),
     SglangModel.NEMOTRON_H: lambda base: transformers.NemotronHConfig(
         **{name: value for name, value in base.items() if name != "num_hidden_layers"},
         layers_block_type=_BLOCKS,
@@ -174,6 +163,8 @@ _WITH_STATES: dict[SglangModel, Callable[[dict[str, Any]], PreTrainedConfig]] = 
         n_groups=2,
         chunk_size=64,
         expand=1,
+        # transformers takes shorter steps for steps of this length; SGLang doesn't.
+        time_step_min=1e-6,
     ),
     SglangModel.GRANITE_HYBRID: lambda base: transformers.GraniteMoeHybridConfig(
         **base,
@@ -216,23 +207,6 @@ _LEFT_OUT: dict[SglangModel, dict[str, Any]] = {
         "architectures": ["Qwen3_5ForCausalLM"],
     },
     SglangModel.MELLUM: {"max_window_layers": 0, "architectures": ["MellumForCausalLM"]},
-    SglangModel.MIMO_V2: {
-        "hybrid_layer_pattern": [1, 1, 1, 0],
-        "swa_num_attention_heads": 4,
-        "swa_num_key_value_heads": 2,
-        "swa_head_dim": 32,
-        "swa_v_head_dim": 16,
-        "sliding_window_size": WINDOW,
-        "add_swa_attention_sink_bias": True,
-        "layernorm_epsilon": 1e-5,
-        "moe_layer_freq": [0, 1, 1, 1],
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
-        "rope_parameters": None,
-        "rope_theta": 5e6,
-        "swa_rope_theta": 1e4,
-        "partial_rotary_factor": 0.334,
-    },
     SglangModel.OLMO3: {"rope_theta": 5e5},
     SglangModel.NEMOTRON_H: {"layers_block_type": _BLOCKS, "mamba_n_groups": 2},
     SglangModel.KIMI_LINEAR: {
