@@ -50,11 +50,13 @@ class Anchors:
                 return best
         return 0
 
-    def within(self, start: int, end: int) -> Iterator[int]:
-        """Yield the last anchor of each group after ``start``, up to ``end``."""
+    def within(self, start: int, end: int, *, phase: int = 0, step: int = 1) -> Iterator[int]:
+        """Yield the last anchor of each group after ``start``, up to ``end``; see :meth:`last`."""
         for first, last in self.spans:
-            if max(first, start + 1) <= min(last, end):
-                yield min(last, end)
+            best = min(last, end)
+            best -= (best - phase) % step
+            if max(first, start + 1) <= best:
+                yield best
 
     def common(self, others: Anchors) -> Anchors:
         """Return the positions that are anchors of both."""
@@ -119,10 +121,14 @@ class StateCopy:
     dest: int
 
 
-def state_copies(copies: Iterable[CopySegment], terms: StateTerms) -> tuple[StateCopy, ...]:
-    """Return the states that move with copies, which are sorted by destination."""
-    return tuple(
-        StateCopy(copy.source, at, at + copy.dest - copy.start)
-        for copy in copies
-        for at in terms.sources[copy.source].within(copy.start, copy.end)
-    )
+def state_copies(
+    copies: Iterable[CopySegment], terms: StateTerms, page: int
+) -> tuple[StateCopy, ...]:
+    """Return the states that move with copies, which are sorted by destination, to pages' edges."""
+    found: list[StateCopy] = []
+    for copy in copies:
+        shift = copy.dest - copy.start
+        anchors = terms.sources[copy.source]
+        moved = anchors.within(copy.start, copy.end, phase=-shift % page, step=page)
+        found += [StateCopy(copy.source, at, at + shift) for at in moved]
+    return tuple(found)

@@ -163,7 +163,7 @@ def plan_turn(
         if not kept:
             evicted += sum(c.length for c in wanted if not kinds or kinds[c.source] is None)
         plan = _laid(length, prefix, kept, evicted, kinds)
-        return replace(plan, states=state_copies(kept, state))
+        return replace(plan, states=state_copies(kept, state, page))
     runs = copy_runs(kept) if page > 1 or joins else [(copy,) for copy in kept]
     kept = [copy for run in runs for copy in _whole_pages(run, page, min_copy)]
     kept = _worth_a_stage(kept, prefix, stage_cost)

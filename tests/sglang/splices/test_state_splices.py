@@ -118,7 +118,6 @@ def test_edits_give_the_contracts_answers(
         pytest.param(SglangModel.GRANITE_HYBRID, EXTRA_BUFFER, True, id="granite_hybrid"),
         pytest.param(SglangModel.LFM2, NO_BUFFER, True, id="lfm2"),
         pytest.param(SglangModel.GPT_OSS, (), False, id="gpt_oss"),
-        pytest.param(SglangModel.MIMO_V2, (), False, id="mimo_v2"),
         pytest.param(SglangModel.MELLUM, ("--page-size=16",), False, id="mellum-pages"),
     ],
 )

@@ -50,6 +50,7 @@ def check(plan: Plan, anchors: Anchors, native: int, terms: StateTerms, page: in
         assert run[0].dest % page == 0
         assert end % page == 0
     assert all(anchors.last(state.position) == state.position for state in plan.states)
+    assert all(state.dest % page == 0 for state in plan.states)
 
 
 @given(EDITS, st.integers(0, 90), POSITIONS, st.integers(0, 30), st.sampled_from([1, 4, 16]))
