@@ -74,7 +74,10 @@ def command(
     api_key: ApiKey = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Folder or hub id; with --url, the model that computes the reference."),
+        typer.Option(
+            help="Folder or hub id, qwen3-next-tiny (recurrent layers) or mellum-tiny (windows); "
+            "with --url, the model that computes the reference."
+        ),
     ] = None,
     server_flag: ServerFlag = None,
     log: Annotated[
@@ -103,7 +106,8 @@ def command(
     the reference is the prompt prefilled; for splice and naive it is the contract
     of amortize, which differs from a re-prefill. It covers the tokens that are in
     the top 20 of both, at the first generated token and at each later token while
-    both chose the same. null: not compared.
+    both chose the same. null: not compared, as for models with state per sequence,
+    where what is copied ends at anchors.
 
     \b
     Example: leyline bench three-arm --concurrency 1,4 --json out/three_arm.json
@@ -117,7 +121,7 @@ def command(
     vllm = engine is BenchEngine.VLLM
     kept = kv_cache_dtype.value
     flags = tuple(server_flag or ())
-    measured = Measured(url, api_key, model, flags, log, vllm=vllm, kv_dtype=kept)
+    measured = Measured(url, api_key, model, flags, log, vllm=vllm, kv_dtype=kept).built()
     with reported("leyline bench", ValueError) as console:
         options = BenchOptions(
             _levels(concurrency),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..engines.sglang import server_with_control
 from ..engines.vllm import DEFAULT_BLOCK, vllm_server
 from .clients import BenchClient, CompletionsClient, GenerateClient
 from .running import BenchOptions
+
+_STATE_FLAGS = ("--mamba-radix-cache-strategy=extra_buffer", "--mamba-track-interval=64")
+"""Flags with which an SGLang of recurrent layers holds most anchors; others ignore them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,18 @@ class Measured:
     vllm: bool
     kv_dtype: str
     """Value of SGLang's ``--kv-cache-dtype``."""
+    stateful: bool = False
+    """True if the model keeps state per sequence."""
+
+    def built(self) -> Measured:
+        """Return the same with a folder for the name of a model that keeps state per sequence."""
+        from ..stand_ins.state_models import STATE_MODELS, build_state_model
+
+        kind = STATE_MODELS.get(self.model or "")
+        if kind is None:
+            return self
+        folder = build_state_model(kind, Path("out") / "models" / str(self.model))
+        return replace(self, model=str(folder), flags=(*_STATE_FLAGS, *self.flags), stateful=True)
 
     @property
     def default_page(self) -> int:
@@ -35,6 +50,8 @@ class Measured:
     @property
     def has_reference(self) -> bool:
         """True if the replay engine can load the same model: vLLM's own has no weights."""
+        if self.stateful:
+            return False
         return self.model is not None or (self.url is None and not self.vllm)
 
     def client(self, address: str) -> BenchClient:

@@ -23,6 +23,7 @@ from leyline_engine.contract import (
     EditPayload,
     LineageRun,
     LiteralSegment,
+    RecurrentEdits,
     Segment,
     SourceRef,
     token_digest,
@@ -197,7 +198,9 @@ class SessionName:
 
     def registered(self, turn: str) -> EditPayload:
         """Return the payload of a turn without an edit."""
-        return EditPayload(session=self.session, scope=self.scope, turn=turn)
+        return EditPayload(
+            session=self.session, scope=self.scope, turn=turn, recurrent=RecurrentEdits.KEPT
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +337,7 @@ def edit_turn(
         sources=(last.ref,),
         directives=(Directive(start, end, session.synonym),),
         segments=segments,
+        recurrent=RecurrentEdits.KEPT,
     )
     must = MustPrefill(len(session.synonym), 1, _sink(start), boundary, 1)
     return WorkloadTurn(payload, cut.applied(must, payload, (last,)))
@@ -366,6 +370,7 @@ def replay_turn(
         sources=(edited.ref, last.ref),
         segments=tuple(segments),
         lineage=edited.lineage,
+        recurrent=RecurrentEdits.KEPT,
     )
     must = MustPrefill(0, 1, _sink(seam), boundary, 1 if boundary else 0)
     return WorkloadTurn(payload, cut.applied(must, payload, (edited, last)))
