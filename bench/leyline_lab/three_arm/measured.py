@@ -12,8 +12,8 @@ from ..engines.vllm import DEFAULT_BLOCK, vllm_server
 from .clients import BenchClient, CompletionsClient, GenerateClient
 from .running import BenchOptions
 
-_STATE_FLAGS = ("--mamba-radix-cache-strategy=extra_buffer", "--mamba-track-interval=64")
-"""Flags with which an SGLang of recurrent layers holds most anchors; others ignore them."""
+_RECURRENT_FLAGS = ("--mamba-radix-cache-strategy=extra_buffer", "--mamba-track-interval=64")
+"""Flags with which an SGLang of recurrent layers holds most anchors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,14 @@ class Measured:
 
     def built(self) -> Measured:
         """Return the same with a folder for the name of a model that keeps state per sequence."""
-        from ..stand_ins.state_models import STATE_MODELS, build_state_model
+        from ..stand_ins.state_models import STATE_MODELS, StateKind, build_state_model
 
         kind = STATE_MODELS.get(self.model or "")
         if kind is None:
             return self
         folder = build_state_model(kind, Path("out") / "models" / str(self.model))
-        return replace(self, model=str(folder), flags=(*_STATE_FLAGS, *self.flags), stateful=True)
+        own = () if kind is StateKind.MELLUM else _RECURRENT_FLAGS
+        return replace(self, model=str(folder), flags=(*own, *self.flags), stateful=True)
 
     @property
     def default_page(self) -> int:
