@@ -182,6 +182,8 @@ class PrometheusMetrics:
             self._of("pool_tokens").labels(owner).set(tokens)
         self._of("pool_capacity_tokens").set(levels.capacity)
         self._of("pool_peak_tokens").set(levels.peak)
+        for owner, slots in (("used", levels.states), ("free", levels.free_states)):
+            self._of("state_slots").labels(owner).set(slots)
 
     @_harmless
     def registries(self, levels: RegistryLevels) -> None:

@@ -41,6 +41,8 @@ class PoolLevels:
         cached: all tokens of the tree.
         claimed: tokens among them that live claims hold.
         peak: the most slots that weren't free at one time.
+        states: slots of recurrent states that aren't free.
+        free_states: those that are.
     """
 
     capacity: int
@@ -48,6 +50,8 @@ class PoolLevels:
     cached: Cached
     claimed: Cached
     peak: int
+    states: int = 0
+    free_states: int = 0
 
     def by_owner(self) -> dict[str, int]:
         """Return slots by the names of :data:`~leyline_engine.contract.metrics.POOL_OWNERS`."""

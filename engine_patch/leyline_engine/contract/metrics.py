@@ -71,6 +71,13 @@ ENGINE_METRICS: tuple[MetricSpec, ...] = (
         bad="free and exact near 0 while claimed is large: claims leave too little for requests.",
     ),
     MetricSpec(
+        "leyline_engine_state_slots",
+        "gauge",
+        "Slots of recurrent states, used or free; 0 on models without recurrent layers.",
+        ("owner",),
+        bad="free is 0: the oldest states make room, and edits of old messages prefill more.",
+    ),
+    MetricSpec(
         "leyline_engine_pool_capacity_tokens",
         "gauge",
         "Slots of the KV pool, one token each.",

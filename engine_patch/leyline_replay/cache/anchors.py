@@ -169,10 +169,6 @@ class AnchorStore:
                 surplus -= int(self._alive[node.slots].sum())
                 self._alive[node.slots] = False
 
-    def cached(self) -> Mapping[int, Node]:
-        """Return the nodes of states in the tree, by slot."""
-        return self._nodes
-
     def check(self, in_flight: Sequence[int]) -> None:
         """Check that every state slot has one owner.
 

@@ -457,7 +457,17 @@ class CacheManager:
     def levels(self, claimed: Cached) -> PoolLevels:
         """Return slots by owner, given what claims hold in the tree."""
         cached = Cached(self.tree.exact, self.tree.spliced)
-        return PoolLevels(self.capacity, self.free_count, cached, claimed, self.peak_used)
+        states = self.anchors.states
+        free = states.free_count if states is not None else 0
+        return PoolLevels(
+            self.capacity,
+            self.free_count,
+            cached,
+            claimed,
+            self.peak_used,
+            states=states.capacity - free if states is not None else 0,
+            free_states=free,
+        )
 
     def stats(self, in_flight: int) -> PoolStats:
         doomed = sum(len(node.slots) for node in self.tree.doomed()) + len(self._unerased)

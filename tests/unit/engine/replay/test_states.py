@@ -149,6 +149,18 @@ def test_states_are_evicted_alone_and_rows_outlive_them() -> None:
     engine.check_integrity()
 
 
+def test_the_state_of_a_claimed_path_stays() -> None:
+    """A claim holds its path's last state; the others make room."""
+    engine = make_engine(hybrid(), slots=4)
+    run(engine, TEXT, turn("t1"))
+    pinned = engine.cache.anchors.pin(engine.cache.tree.cut(fold_keys(array("q", TEXT))))
+    run(engine, OTHER, turn("t1", session="z"))
+    assert anchors_of(engine, TEXT) == [144]
+    assert anchors_of(engine, OTHER) == [64, 96, 128]
+    assert pinned is not None
+    assert pinned.pins == 1
+
+
 def test_rows_that_a_window_lost_are_computed_again() -> None:
     """Where no window is alive a turn starts over, and leaves the windows of its own chunks."""
     engine = make_engine(windowed(), window_tokens=40)
