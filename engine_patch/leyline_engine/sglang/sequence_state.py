@@ -105,13 +105,13 @@ class SequenceState:
         """Return the slot of the recurrent state at a position of a path, int64 ``[1]``.
 
         Returns:
-            Nothing, ``[0]``, for a model without recurrent layers; None if it is no anchor.
+            Nothing, ``[0]``, for a model without recurrent layers; None if there is none.
         """
+        if self._pool.states is None:
+            return torch.empty(0, dtype=torch.int64)
         found = self._cache.find(keys, space, position)
         if found.device_prefix_len != position:
             return None
-        if self._pool.states is None:
-            return torch.empty(0, dtype=torch.int64)
         kind = ComponentType.MAMBA
         value: torch.Tensor | None = self._cache.tree_core.get_component_device_value(
             found.best_match_node, kind
@@ -122,6 +122,8 @@ class SequenceState:
         """Return True if layers with a window have all rows of ``[start, end)`` of a path."""
         if not self.window:
             return True
+        page = self._cache.page_size
+        start, end = page_floor(start, page), -page_floor(-end, page)
         key = self._cache.tree_keys.key(keys, space, end)
         return not self._cache.tree_core.swa_tombstone_ranges(key, start, end)
 

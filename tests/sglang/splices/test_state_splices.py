@@ -32,7 +32,7 @@ def no_gradients() -> None:
 
 def check_session(session: StateSession, *, recurrent: bool) -> None:
     """Play a deletion, a stub, several cuts and an edit of edited turns, and compare each."""
-    session.open(700)
+    assert session.open(700).error() < BOUND, "the server itself is off"
     edits = [
         [Directive(512, 560)],
         [Directive(300, 340, session.draw(7))],

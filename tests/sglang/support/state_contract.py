@@ -117,7 +117,7 @@ class StateTurn:
                     keys = self.model.turned(number, keys, piece.start, at)
                 values = layer.values[:, :, piece.start : piece.start + length]
                 cache.update(keys.clone(), values.clone(), number)
-            elif getattr(layer, "conv_states", None) is not None:
+            elif getattr(layer, "conv_states", [None])[0] is not None:
                 states = self._states(layer, elsewhere and elsewhere.layers[number], tampering)
                 conv, recurrent = states
                 cache.update_conv_state(conv.clone(), number)
