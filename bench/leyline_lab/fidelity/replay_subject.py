@@ -22,6 +22,7 @@ from leyline_engine.rotary.rotation import Rotary
 from leyline_lab.errors import SubjectError
 from leyline_lab.fidelity.rendering import Rendered, place_contents
 from leyline_lab.fidelity.subject import Answer, Subject
+from leyline_replay.cache.anchors import Anchoring
 from leyline_replay.engine import GenerationRequest, ReplayEngine
 from leyline_replay.models.loader import LoadedModel
 from leyline_replay.text.chat import PromptEncoder, TemplateFailedError
@@ -162,7 +163,7 @@ class ReplaySubject(Subject):
         slots, engine = self._engines.get(rotated, (0, None))
         if engine is None or slots < needed:
             slots = max(_SMALLEST_POOL, 1 << needed.bit_length())
-            engine = ReplayEngine(self._loaded, pool_tokens=slots, state_grid=1)
+            engine = ReplayEngine(self._loaded, pool_tokens=slots, anchoring=Anchoring(grid=1))
             if not rotated:
                 rotary = engine.cache.pool.rotary
                 engine.cache.pool.rotary = Rotary.still(rotary.dim, rotary.pairing)
