@@ -55,7 +55,7 @@ from leyline_replay.engine_claims import (
 )
 from leyline_replay.margin_gate import MarginGate, load
 from leyline_replay.models.loader import LoadedModel
-from leyline_replay.models.rotary_probe import read_model_facts
+from leyline_replay.models.rotary_probe import ModelFacts, read_model_facts
 from leyline_replay.proving import ReplaySite
 from leyline_replay.receipts import receipt_of
 from leyline_replay.requests import GenerationRequest
@@ -101,28 +101,8 @@ class ReplayEngine:
         self._model = model.model
         self._chunk_tokens = chunk_tokens
         self._layout, self._device = replace(facts.layout, packed=kv_dtype), model.model.device
-        pool = KVPool(self._layout, pool_tokens, facts.rotary, self._device)
-        states = facts.state_pool(anchoring.slots, self._device)
-        if states is None or page_tokens > 1:
-            # Exact ends need no grid where there is no state, and a tree has whole pages only.
-            grid = 1 if states is None else lcm(anchoring.grid, page_tokens)
-            anchoring = replace(anchoring, grid=grid)
         self._forms, self._layers = facts.forms, facts.layers
-        records = SourceRegistry(secret=secret), SpanLedger()
-        self.cache = CacheManager(
-            pool,
-            pool_tokens,
-            *records,
-            self.metrics,
-            page_tokens=page_tokens,
-            anchors=partial(
-                AnchorStore,
-                states=states,
-                anchoring=anchoring,
-                window=self._layout.window,
-                alive=pool.alive,
-            ),
-        )
+        self.cache = self._open_cache(facts, pool_tokens, page_tokens, anchoring, secret)
         self.max_context = int(
             min(getattr(model.model.config, "max_position_embeddings", pool_tokens), pool_tokens)
         )
@@ -138,7 +118,41 @@ class ReplayEngine:
             matcher=matcher,
             recompute=recompute,
         )
-        self.capability = Capability(
+        self.capability = self._capability(model, facts, unsupported)
+
+    def _open_cache(
+        self,
+        facts: ModelFacts,
+        pool_tokens: int,
+        page_tokens: int,
+        anchoring: Anchoring,
+        secret: str | None,
+    ) -> CacheManager:
+        pool = KVPool(self._layout, pool_tokens, facts.rotary, self._device)
+        states = facts.state_pool(anchoring.slots, self._device)
+        if states is None or page_tokens > 1:
+            # Exact ends need no grid where there is no state, and a tree has whole pages only.
+            grid = 1 if states is None else lcm(anchoring.grid, page_tokens)
+            anchoring = replace(anchoring, grid=grid)
+        return CacheManager(
+            pool,
+            pool_tokens,
+            SourceRegistry(secret=secret),
+            SpanLedger(),
+            self.metrics,
+            page_tokens=page_tokens,
+            anchors=partial(
+                AnchorStore,
+                states=states,
+                anchoring=anchoring,
+                window=self._layout.window,
+                alive=pool.alive,
+            ),
+        )
+
+    def _capability(self, model: LoadedModel, facts: ModelFacts, unsupported: str) -> Capability:
+        recurrent = self.cache.anchors.states is not None
+        return Capability(
             engine="replay",
             engine_version=f"transformers {transformers_version}",
             model=model.name,
@@ -147,12 +161,12 @@ class ReplayEngine:
             vocab_size=int(model.model.config.vocab_size),
             max_context=self.max_context,
             splices=not unsupported,
-            reuse_within=not unsupported and states is None,
+            reuse_within=not unsupported and not recurrent,
             unsupported_reason=unsupported,
-            actions=engine_actions(splices=not unsupported, recurrent=states is not None),
+            actions=engine_actions(splices=not unsupported, recurrent=recurrent),
             rotary=facts.facts,
             state=None if unsupported else _state_facts(self.cache.anchors),
-            kv=_kv_facts(self._layout, pool_tokens, page_tokens),
+            kv=_kv_facts(self._layout, self.cache.capacity, self.cache.page_tokens),
             sink=ATTENTION_SINK,
             instance=token_hex(8),
             plugin=this_plugin(),

@@ -59,7 +59,7 @@ def create_engine_app(
 
     Args:
         model: as ``dtype`` and ``device``, for :func:`~.replay.models.loader.load_model`.
-        served_name: name for clients; by default the shipped model's, the folder's, or the hub id.
+        served_name: name for clients; by default the model's.
         pool_tokens: KV slots, in tokens.
         chunk_tokens: prompt tokens per prefill step.
         page_tokens: tokens per page: prefixes are found, and spliced, in whole pages, as in SGLang.

@@ -20,7 +20,7 @@ from queries import (
     total,
 )
 
-from boards.pool import CAPACITY, POOL, REUSED, pool_by_owner
+from boards.pool import CAPACITY, POOL, REUSED, pool_by_owner, states_by_owner
 
 PLAIN = ((None, "blue"),)
 RATIO_COLORS = ((None, "red"), (0.5, "orange"), (0.8, "green"))
@@ -177,6 +177,7 @@ def _add_pool(board: dashboard.Dashboard) -> None:
     """Add the KV's owners."""
     board.with_row(dashboard.Row("KV pool"))
     board.with_panel(pool_by_owner())
+    board.with_panel(states_by_owner())
     board.with_panel(
         time_series(
             "Peak and capacity",

@@ -22,6 +22,25 @@ _OWNERS = {
 """Owners with their colours, from the least to the most available."""
 
 
+_STATES = {"used": "blue", "free": "text"}
+
+
+def states_by_owner() -> timeseries.Panel:
+    """Return the slots of recurrent states, stacked."""
+    return time_series(
+        "Recurrent states",
+        "Slots of recurrent states, used and free; none on models without recurrent layers. "
+        "Bad: no free ones, so that edits of old messages find no anchor.",
+        [
+            Query(total("leyline_engine_state_slots", f'owner="{owner}",{BY_INSTANCE}'), owner)
+            for owner in _STATES
+        ],
+        unit="short",
+        stacked=True,
+        colors=_STATES,
+    )
+
+
 def pool_by_owner() -> timeseries.Panel:
     """Return the slots, stacked up to the capacity."""
     return time_series(

@@ -52,7 +52,7 @@ def opened(subject: OracleModel, engine: ReplayEngine) -> AnchoredConversation:
 
 
 def error_after_a_cut(name: str, engine: ReplayEngine) -> float:
-    """How far the first token after copied ones is off, which reads all of their state."""
+    """Error of the first token after copied ones, which reads all of their state."""
     conversation = AnchoredConversation(model(name), engine)
     assert conversation.open(draw(random.Random(1), 384), (), 3) <= BOUND
     error, ran = conversation.edit(EDITS["deletion"], (), (1,), 3)

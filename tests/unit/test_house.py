@@ -20,6 +20,7 @@ LONG_FUNCTIONS = {
     "bench/leyline_lab/commands/policies_try.py try_policies": _OPTIONS,
     "bench/leyline_lab/commands/replay.py replay": _OPTIONS,
     "bench/leyline_lab/commands/roi.py roi": _OPTIONS,
+    "engine_patch/leyline_replay/factory.py create_engine_app": "its parameters are the engine's",
     "proxy/leyline_proxy/wiring/services.py build_services": "the one place that wires services",
     "engine_patch/leyline_engine/rows/kernel.py _move_rows": "one Triton kernel",
 }

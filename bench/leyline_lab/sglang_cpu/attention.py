@@ -13,7 +13,7 @@ _BLOCK_ROWS = 256
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a layer weighs what its queries see.
+    """Weights that a layer gives to what its queries see.
 
     Args:
         scale: factor on the scores before the softmax.

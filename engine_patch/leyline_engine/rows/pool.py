@@ -93,11 +93,8 @@ class SplicePool:
         """Recurrent states, in slots of their own."""
         self._mover = choose_mover(tensors, self.rotary) if mover is None else mover
         heads = tensors.keys[0].shape[1]
-        self._as_computed = torch.zeros(
-            (len(tensors.keys), rows, heads, tensors.rotary_dim),
-            dtype=tensors.stored,
-            device=device,
-        )
+        shape = (len(tensors.keys), rows, heads, tensors.rotary_dim)
+        self._as_computed = torch.zeros(shape, dtype=tensors.stored, device=device)
         # The last entry takes keys of rows that claim none, so that a GPU need not be waited for.
         self._computed_at = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         self._row_of = torch.full((tensors.slots,), -1, dtype=torch.int32, device=device)

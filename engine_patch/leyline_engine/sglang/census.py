@@ -19,6 +19,7 @@ class Tree(Protocol):
     """The counted tree; see :class:`.radix.LeylineRadixCache`."""
 
     row_allocator: Any
+    req_to_token_pool: Any
 
     def full_evictable_size(self) -> int: ...
     def full_protected_size(self) -> int: ...
@@ -40,6 +41,7 @@ class Census:
     def __init__(self, tree: Tree, device: torch.device | str) -> None:
         self._tree = tree
         self._allocator = tree.row_allocator
+        self._state_allocator = getattr(tree.req_to_token_pool, "mamba_allocator", None)
         page = int(self._allocator.page_size)
         self.capacity = page_floor(int(self._allocator.size), page)
         # Slot 0, or the first page, is SGLang's padding.
@@ -90,10 +92,14 @@ class Census:
         cached = int(self._tree.full_evictable_size()) + int(self._tree.full_protected_size())
         spliced = int(self._marks.sum()) if self._any else 0
         self._any = bool(spliced)
+        states = self._state_allocator
+        free_states = int(states.available_size()) if states is not None else 0
         return PoolLevels(
             capacity=self.capacity,
             free=self._free(),
             cached=Cached(cached - spliced, spliced),
             claimed=claimed,
             peak=self._peak,
+            states=int(states.size) - free_states if states is not None else 0,
+            free_states=free_states,
         )

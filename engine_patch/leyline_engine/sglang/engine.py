@@ -195,18 +195,10 @@ class SchedulerEngine:
         self.turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
         self._kept_out = KeptOut()
         self._accounts = Accounts(self.registry, self.ledger, sender, metrics)
-        writes = pool is not None
-        rules = Rules(
-            self.registry,
-            self.ledger,
-            splices=writes,
-            salt=salt,
-            recompute=recompute,
-            recurrent=pool is not None and pool.states is not None,
-        )
+        rules = self._open_rules(pool, salt=salt, recompute=recompute)
         self._matcher = Matcher(cache, rules)
         self.prover = self._open_prover(pool, agree)
-        forgetter = self._open_forgetter(erases=writes)
+        forgetter = self._open_forgetter(erases=pool is not None)
         self.ledger_desk = LedgerDesk(self.registry, self.ledger, forgetter.pending, replica)
         self.publisher = Publisher(
             cache, self.ledger, self.publications, forgetter, kept_out=self._kept_out
@@ -226,6 +218,12 @@ class SchedulerEngine:
     def _open_reuse(self, usable: int, **options: Any) -> ContentReuse:
         options |= {"max_copies": MAX_COPIES, "defers": True}
         return ContentReuse(self.registry, self.ledger, usable, **options)
+
+    def _open_rules(self, pool: SplicePool | None, **options: Any) -> Rules:
+        recurrent = pool is not None and pool.states is not None
+        return Rules(
+            self.registry, self.ledger, splices=pool is not None, recurrent=recurrent, **options
+        )
 
     def _open_prover(self, pool: SplicePool | None, agree: Callable[[bool], bool]) -> Prover:
         records = (self.registry, self.ledger, self.publications)

@@ -185,14 +185,16 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
             self.requests.add(params.req)
         turn = self._turn(params.req)
         if turn is not None and self.leyline is not None:
-            return self._with_state(params, self.leyline.match(turn, params))
+            return self._with_state(params, turn, self.leyline.match(turn, params))
         if self.condemned:
             allowed = self.allowed_length(params.key.raw_token_ids())
             params = replace(params, key=limited(params.key, allowed))
         return super().match_prefix(params)
 
-    def _with_state(self, params: MatchPrefixParams, found: MatchResult) -> MatchResult:
+    def _with_state(self, params: MatchPrefixParams, turn: Turn, found: MatchResult) -> MatchResult:
         """Return a match for which a request has the recurrent state at its end, if it wants it."""
+        if self.state is not None and turn.spans:
+            found = self.state.branched(found, turn.spans[-1].start)
         if params.cow_mamba and params.req.kv.holds_mamba:
             # It may have been matched to another place while it waited.
             params.req.kv.mamba_cow_src_index, params.req.kv.mamba_needs_clear = None, True

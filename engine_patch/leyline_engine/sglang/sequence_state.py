@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchResult
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.runtime_context import mamba_cache_chunk_size
 
 from leyline_engine.admit.anchors import Anchors
 from leyline_engine.admit.plan import page_floor
@@ -135,6 +136,18 @@ class SequenceState:
         """
         inside: torch.Tensor = self._allocator.full_to_swa_index_mapping[slots]
         return inside.to(torch.int64)
+
+    def branched(self, found: MatchResult, boundary: int) -> MatchResult:
+        """Return a match after which a prefill leaves its state in front of a message's start.
+
+        That is where policies cut later. SGLang takes one such place per forward, on the grid of
+        its chunks from where the forward starts, and uses it for branches of its own first.
+        """
+        if self._pool.states is None or found.mamba_branching_seqlen is not None:
+            return found
+        start, chunk = found.device_prefix_len, mamba_cache_chunk_size()
+        place = start + (boundary - start) // chunk * chunk
+        return found._replace(mamba_branching_seqlen=place) if place > start else found
 
     # Slots for more.
 

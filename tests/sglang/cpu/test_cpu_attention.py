@@ -83,12 +83,12 @@ class Batch:
         return output.view(-1, heads.queries, heads.value_dim)
 
     def runner(self, pool: Any) -> Any:
-        """What a backend reads of a model's runner."""
+        """The parts of a model's runner that a backend reads."""
         requests = SimpleNamespace(req_to_token=self.req_to_token)
         return SimpleNamespace(device="cpu", req_to_token_pool=requests, token_to_kv_pool=pool)
 
     def forward_batch(self) -> Any:
-        """What a backend reads of a batch."""
+        """The parts of a batch that a backend reads."""
         prefixes, new = (torch.tensor(column) for column in zip(*self.lengths, strict=True))
         return SimpleNamespace(
             forward_mode=ForwardMode.EXTEND,

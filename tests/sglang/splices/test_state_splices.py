@@ -113,7 +113,6 @@ def test_edits_give_the_contracts_answers(
     [
         pytest.param(SglangModel.QWEN3_NEXT, NO_BUFFER, True, id="qwen3_next-no_buffer"),
         pytest.param(SglangModel.QWEN3_5, EXTRA_BUFFER, True, id="qwen3_5"),
-        pytest.param(SglangModel.KIMI_LINEAR, EXTRA_BUFFER, True, id="kimi_linear"),
         pytest.param(SglangModel.NEMOTRON_H, EXTRA_BUFFER, True, id="nemotron_h"),
         pytest.param(SglangModel.GRANITE_HYBRID, EXTRA_BUFFER, True, id="granite_hybrid"),
         pytest.param(SglangModel.LFM2, NO_BUFFER, True, id="lfm2"),

@@ -16,6 +16,7 @@ from leyline_engine.contract import (
     EditPayload,
     Receipt,
     RecurrentEdits,
+    SpanLabel,
     apply_directives,
     edit_envelope,
     lower_directives,
@@ -24,6 +25,8 @@ from leyline_engine.contract import (
 BOUND = 1e-4
 """Largest |Δ log-probability| allowed, as a share of the largest one."""
 DECODED = 6
+ADDED = 12
+"""Tokens of a turn's new message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +84,7 @@ class StateSession:
         return self._run(self.draw(length), None, ())
 
     def edit(
-        self, directives: Sequence[Directive], added: int = 12, source: Played | None = None
+        self, directives: Sequence[Directive], added: int = ADDED, source: Played | None = None
     ) -> Played:
         """An earlier turn, the last by default, edited, and new tokens after it."""
         source = source or self.turns[-1]
@@ -99,6 +102,10 @@ class StateSession:
             sources=(source_of(source.name, source.tokens),) if directives and source else (),
             directives=directives,
             lineage=source.receipt.lineage if source is not None else (),
+            spans=(
+                SpanLabel("before", 0, len(prompt) - ADDED),
+                SpanLabel(name, len(prompt) - ADDED, len(prompt)),
+            ),
             recurrent=self.consent,
         )
         answer = self.client.post(

@@ -162,7 +162,7 @@ def test_the_state_of_a_claimed_path_stays() -> None:
 
 
 def test_rows_that_a_window_lost_are_computed_again() -> None:
-    """Where no window is alive a turn starts over, and leaves the windows of its own chunks."""
+    """A turn starts over without a living window, and leaves the windows of its own chunks."""
     engine = make_engine(windowed(), window_tokens=40)
     run(engine, TEXT, turn("t1"))
     run(engine, OTHER, turn("t1", session="z"))
