@@ -43,6 +43,7 @@ from leyline_engine.sglang.condemned import CondemnedPaths, Unpublished
 from leyline_engine.sglang.rows.pages import free_slots, unwritten_slots, whole_pages
 from leyline_engine.sglang.sequence_state import SequenceState, StateSlots
 from leyline_engine.sglang.shelf import RadixShelf, add_evicted, not_evicted
+from leyline_engine.sglang.stage_row import StageRow
 from leyline_engine.sglang.tree_keys import TreeKeys, limited
 from leyline_engine.sglang.turn import Turn
 
@@ -205,6 +206,8 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
         listener = self.leyline
         if listener is not None and not listener.publishes(turn, req, up_to):
             return
+        if self.state is not None and isinstance(req, StageRow) and up_to == req.end:
+            self.state.track_end(req)
         self._folding = turn
         try:
             super().checkpoint(req, up_to=up_to, **kwargs)
@@ -263,13 +266,17 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
         super()._drain_device_frees(device_frees)
 
     def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
-        if self.leyline is not None and self.leyline.withholds(kv):
+        withheld = self.leyline is not None and self.leyline.withholds(kv)
+        if withheld:
             row = self.req_to_token_pool.req_to_token[kv.req_pool_idx]
             with contained("overwriting what a forget withheld"):
                 for start, end in ranges:
                     # What is freed are pages: the request may have written after the range's end.
                     self.overwrite(whole_pages(row[start:end], self.page_size))
         super().free_kv_row(kv, ranges)
+        if withheld and self.state is not None:
+            with contained("overwriting windows that a forget withheld"):
+                self.state.scrub()  # those that the request has left, too
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)

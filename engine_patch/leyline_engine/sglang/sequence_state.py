@@ -21,7 +21,7 @@ from leyline_engine.admit.plan import page_floor
 from leyline_engine.records.publications import Space
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.rows.states import StatePool
-from leyline_engine.sglang.rows.pages import free_slots
+from leyline_engine.sglang.rows.pages import free_slots, slots_of_pages
 
 ASIDE = (ComponentType.SWA, ComponentType.MAMBA)
 """Parts of a node that hold state."""
@@ -65,13 +65,17 @@ class SequenceState:
         not hold what was forgotten since.
         """
         allocator = self._cache.req_to_token_pool.mamba_allocator
-        free = allocator.free
+        free, clear = allocator.free, allocator.clear
 
         def free_clean(slots: torch.Tensor) -> None:
             states.erase(slots.to(torch.int64))
             free(slots)
 
-        allocator.free = free_clean
+        def clear_clean() -> None:
+            clear()
+            states.erase(allocator.free_slots)
+
+        allocator.free, allocator.clear = free_clean, clear_clean
         states.erase(allocator.free_slots)
 
     # Where state is.
@@ -212,18 +216,26 @@ class SequenceState:
         self._pool.states.copy(kv.mamba_pool_idx.reshape(1).to(torch.int64), slot)
         kv.mamba_last_track_idx, kv.mamba_last_track_seqlen = index, row.end
 
-    def release_row(self, row: Any) -> None:
-        """Free the state of a request that was matched, but isn't admitted."""
-        if self._pool.states is not None and row.kv.holds_mamba:
-            self._cache.req_to_token_pool.free_mamba_cache(row)
+    def release(self, req: Any) -> None:
+        """Free the state of a request that was matched, but isn't admitted: others need the slot.
+
+        It has no slots of an extra buffer yet.
+        """
+        kv = req.kv
+        if self._pool.states is None or kv.holds_kv or not kv.holds_mamba:
+            return
+        self._cache.req_to_token_pool.mamba_allocator.free(kv.mamba_pool_idx.reshape(1))
+        kv.mamba_pool_idx, kv.mamba_cow_src_index, kv.mamba_needs_clear = None, None, False
 
     def scrub(self) -> None:
         """Overwrite the rows that layers with a window hold of what is gone."""
         if self._pool.window is None:
             return
-        allocator = self._allocator.swa_attn_allocator
+        allocator, page = self._allocator.swa_attn_allocator, self._cache.page_size
         free = [free_slots(allocator)]
+        # A batch's frees are delayed until all of them are known.
         free += [slots[slots > 0].to(torch.int64) for slots in self._allocator.swa_free_group]
+        free += [slots_of_pages(pages, page) for pages in self._allocator.swa_page_ids_group]
         self._pool.window.erase_used(torch.cat(free))
 
 
