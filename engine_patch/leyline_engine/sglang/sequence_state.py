@@ -18,9 +18,11 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from leyline_engine.admit.anchors import Anchors
 from leyline_engine.admit.plan import page_floor
+from leyline_engine.contract import ProofPlace
+from leyline_engine.proof.digests import filled
 from leyline_engine.records.publications import Space
 from leyline_engine.rows.pool import SplicePool
-from leyline_engine.rows.states import StatePool
+from leyline_engine.rows.states import STATE, StatePool
 from leyline_engine.sglang.rows.pages import free_slots, slots_of_pages
 
 ASIDE = (ComponentType.SWA, ComponentType.MAMBA)
@@ -229,14 +231,29 @@ class SequenceState:
 
     def scrub(self) -> None:
         """Overwrite the rows that layers with a window hold of what is gone."""
-        if self._pool.window is None:
-            return
+        if self._pool.window is not None:
+            self._pool.window.erase_used(self._free_windowed())
+
+    def _free_windowed(self) -> torch.Tensor:
         allocator, page = self._allocator.swa_attn_allocator, self._cache.page_size
         free = [free_slots(allocator)]
         # A batch's frees are delayed until all of them are known.
         free += [slots[slots > 0].to(torch.int64) for slots in self._allocator.swa_free_group]
         free += [slots_of_pages(pages, page) for pages in self._allocator.swa_page_ids_group]
-        self._pool.window.erase_used(torch.cat(free))
+        return torch.cat(free)
+
+    def free_places(self) -> list[ProofPlace]:
+        """Return what free slots hold of states and of windows: each that isn't empty survives."""
+        found = []
+        if self._pool.window is not None:
+            free = self._free_windowed().cpu().numpy()
+            left = filled(self._pool.window.every_tensor, free)
+            found.append(ProofPlace(place="window", scanned=len(free), survivors=len(left)))
+        if self._pool.states is not None:
+            slots = self._cache.req_to_token_pool.mamba_allocator.free_slots.cpu().numpy()
+            left = filled([t.transpose(0, 1) for t in self._pool.states.tensors], slots)
+            found.append(ProofPlace(place=STATE, scanned=len(slots), survivors=len(left)))
+        return found
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -55,7 +55,6 @@ class RecurrentScheduler(Scheduler):
     Args:
         states: slots of states.
         buffered: whether SGLang keeps an extra buffer, and so a state per :data:`GRID` tokens.
-        keeps: whether the model's states are spliced.
     """
 
     components = (ComponentType.FULL, ComponentType.MAMBA)
@@ -169,20 +168,24 @@ class RecurrentScheduler(Scheduler):
         assert self.has_read[nonce] <= seen, "a state has read what no row has"
 
     def _decode(self) -> None:
-        before = {id(r.req): r.req.kv.kv_committed_len for r in self.running}
-        reqs = [running.req for running in self.running]
-        if self.buffered:
-            grid = mamba_track_grid(self.page)
-            for req in reqs:
-                end = before[id(req)] + 1
-                if end % grid == 0:
-                    index = req.kv.mamba_next_track_idx
-                    slot = int(req.kv.mamba_ping_pong_track_buffer[index])
-                    self._tracks[req.rid] = (end, slot)
+        """Decode as SGLang does: at the grid, the state goes to the extra buffer, too."""
+        grid = mamba_track_grid(self.page) if self.buffered else 0
+        for req in [running.req for running in self.running] if grid else ():
+            end, index = req.kv.kv_committed_len + 1, req.kv.mamba_next_track_idx
+            if end % grid == 0:
+                self._tracks[req.rid] = (end, int(req.kv.mamba_ping_pong_track_buffer[index]))
         super()._decode()
 
     def _sample(self, req: Req) -> None:
-        """Sample, and note the state that a decoded token left in the extra buffer."""
+        """Sample; a decode's state counts before its request ends."""
+        kv, grid = req.kv, mamba_track_grid(self.page)
+        if req.output_ids and self.buffered and kv.kv_committed_len % grid == 0:
+            kv.mamba_last_track_idx = kv.mamba_next_track_idx
+            kv.mamba_prev_track_seqlen = kv.mamba_last_track_seqlen
+            kv.mamba_last_track_seqlen = kv.kv_committed_len
+            kv.mamba_next_track_idx = self.rows.get_mamba_ping_pong_other_idx(
+                kv.mamba_last_track_idx
+            )
         super()._sample(req)
 
     def write_state(self, slot: int, row: tuple[int, int, int]) -> None:
