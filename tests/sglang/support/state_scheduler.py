@@ -229,6 +229,8 @@ class RecurrentScheduler(Scheduler):
         """Slots of requests, waiting ones included."""
         found = []
         for req in tuple(self.cache.requests):
+            if req.finished():  # its state is the tree's, or free
+                continue
             if req.kv.holds_mamba:
                 found.append(int(req.kv.mamba_pool_idx))
             buffer = req.kv.mamba_ping_pong_track_buffer
