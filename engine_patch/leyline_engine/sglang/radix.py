@@ -207,7 +207,7 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
         if listener is not None and not listener.publishes(turn, req, up_to):
             return
         if self.state is not None and isinstance(req, StageRow) and up_to == req.end:
-            self.state.track_end(req)
+            self.state.keep_end(req)
         self._folding = turn
         try:
             super().checkpoint(req, up_to=up_to, **kwargs)
@@ -486,11 +486,12 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
     def _remove_leaves(self, key: RadixKey, start: int, removed: list[torch.Tensor]) -> Unpublished:
         """Free a path's nodes after ``start`` from its end on, as far as possible."""
         while True:
-            match = super().match_prefix(MatchPrefixParams(key=key))
-            left = match.device_prefix_len - start
+            super().match_prefix(MatchPrefixParams(key=key))  # splits the node that it ends in
+            # Rows may go on where no request can continue.
+            length, node, _ = self.tree_core.match_full_device_prefix(key)
+            left = int(length) - start
             if left <= 0:
                 return Unpublished()
-            node = match.last_device_node
             if self._is_locked(node):
                 return Unpublished(held=left)
             leaf = self.tree_core.collect_path_info([node])[0][-1]

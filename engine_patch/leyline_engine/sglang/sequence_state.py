@@ -203,12 +203,14 @@ class SequenceState:
         if state.recurrent is not None and result.mamba_exist:
             self._cache.req_to_token_pool.mamba_allocator.free(state.recurrent)
 
-    def track_end(self, row: Any) -> None:
-        """Let a row that computes a gap leave its state at its very end.
+    def keep_end(self, row: Any) -> None:
+        """Let a row that computes a gap leave its rows and its state up to its very end.
 
-        With an extra buffer, SGLang keeps the state at the last whole chunk of a forward; the row's
+        Where a cached path branches off, SGLang caches a row only up to there at first. With an
+        extra buffer, SGLang keeps the state at the last whole chunk of a forward; the row's
         live slot has the one at its end.
         """
+        row.swa_branching_seqlen = None
         if self._pool.states is None or not self._cache.enable_mamba_extra_buffer:
             return
         kv = row.kv

@@ -207,7 +207,8 @@ def test_exact_states_refuse_edits_and_reuse(kind: Make) -> None:
 def test_windows_still_reuse() -> None:
     """Content of another session is copied, with its last rows in the windows."""
     scheduler, document = windowed(), text(150, 9)
-    scheduler.serve([*text(40, 5), *document], EditPayload(session="a", scope="t", turn="t1"))
+    first = EditPayload(session="a", scope="t", turn="t1")
+    scheduler.serve([*text(40, 5), *document], first, reuse=LIVE)
     other = EditPayload(session="b", scope="t", turn="t1")
     _, record = scheduler.serve([*text(50, 6), *document, 1], other, reuse=LIVE)
     assert record is not None and record.receipt.tokens.reused > 100
