@@ -28,6 +28,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     TreeLock,
 )
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.cache_action import FreeDeviceKV, FreeDeviceKVFullOnly
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -255,7 +256,16 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
         return result
 
     def _drain_device_frees(self, device_frees: dict[ComponentType, list[torch.Tensor]]) -> None:
-        slots = device_frees.get(ComponentType.FULL, [])
+        self._note_freed(device_frees.get(ComponentType.FULL, []))
+        super()._drain_device_frees(device_frees)
+
+    def _apply_cache_action(self, action: Any) -> None:
+        if isinstance(action, FreeDeviceKV | FreeDeviceKVFullOnly):
+            # Rows that had lost their windows give way to such with them.
+            self._note_freed(list(action.indices))
+        super()._apply_cache_action(action)
+
+    def _note_freed(self, slots: list[torch.Tensor]) -> None:
         with contained("noting what is freed"):
             if self._census is not None:
                 self._census.freeing(slots)
@@ -263,7 +273,6 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
                 self._pool.freed(slots)
             if self._index and slots:
                 self._index.freed(torch.cat(slots).cpu().numpy())
-        super()._drain_device_frees(device_frees)
 
     def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
         withheld = self.leyline is not None and self.leyline.withholds(kv)
@@ -458,6 +467,8 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
         if self._census is not None:
             with contained("counting what was published"):
                 known = result.prefix_len
+                if self.state is not None and self.state.window:
+                    slots, known = self.path_device_indices(result.last_device_node), 0
                 exact = first_spliced(turn.lineage, len(slots))
                 self._census.published(slots[known:], exact - known)
 

@@ -66,6 +66,7 @@ class RecurrentScheduler(Scheduler):
         self.tree_options = {"enable_mamba_extra_buffer": buffered}
         self._overlaps = bool(options.get("overlap"))
         self._tracks: dict[str, tuple[int, int]] = {}
+        self._decodes = False
         self.started = 0
         """Forwards that started from a state that was not empty."""
         _publish(page=int(options.get("page", 1)), buffered=buffered)
@@ -174,12 +175,14 @@ class RecurrentScheduler(Scheduler):
             end, index = req.kv.kv_committed_len + 1, req.kv.mamba_next_track_idx
             if end % grid == 0:
                 self._tracks[req.rid] = (end, int(req.kv.mamba_ping_pong_track_buffer[index]))
+        self._decodes = True
         super()._decode()
+        self._decodes = False
 
     def _sample(self, req: Req) -> None:
         """Sample; a decode's state counts before its request ends."""
         kv, grid = req.kv, mamba_track_grid(self.page)
-        if req.output_ids and self.buffered and kv.kv_committed_len % grid == 0:
+        if self._decodes and self.buffered and kv.kv_committed_len % grid == 0:
             kv.mamba_last_track_idx = kv.mamba_next_track_idx
             kv.mamba_prev_track_seqlen = kv.mamba_last_track_seqlen
             kv.mamba_last_track_seqlen = kv.kv_committed_len
