@@ -206,6 +206,8 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
         turn = self._turn(req)
         listener = self.leyline
         if listener is not None and not listener.publishes(turn, req, up_to):
+            for component in self._components_tuple if req.finished() else ():
+                component.cleanup_after_caching_req(req, is_finished=True)  # frees its state
             return
         if self.state is not None and isinstance(req, StageRow) and up_to == req.end:
             self.state.keep_end(req)
