@@ -95,12 +95,13 @@ class Admission:
         began = time.perf_counter_ns()
         verdict = self._prepare(turn, admit, room)
         turn.spent_ns += time.perf_counter_ns() - began
-        if verdict is not None:
-            return verdict
-        if turn.rests:
-            turn.rests = False
-            return AddReqResult.CONTINUE
+        if verdict is None and turn.rests:
+            turn.rests, verdict = False, AddReqResult.CONTINUE
         req = turn.req
+        if verdict is not None:
+            if self._cache.state is not None:
+                self._cache.state.release(req)
+            return verdict
         req.init_next_round_input(self._cache)
         result = admit(req)
         if turn.phase is Phase.READY:

@@ -222,10 +222,11 @@ class SchedulerSite:
 
     def extra_places(self) -> Sequence[ProofPlace]:
         """See :class:`~leyline_engine.proof.session_proof.ProofSite`."""
-        if self._cache.empty_corpus is None:
-            return ()
-        unseen = "NGRAM's corpus was emptied, and can't be looked at"
-        return (ProofPlace(place="corpus", unscanned=unseen),)
+        places = [] if self._cache.state is None else self._cache.state.free_places()
+        if self._cache.empty_corpus is not None:
+            unseen = "NGRAM's corpus was emptied, and can't be looked at"
+            places.append(ProofPlace(place="corpus", unscanned=unseen))
+        return places
 
     # What a prover asks beside the places.
 

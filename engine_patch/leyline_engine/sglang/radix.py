@@ -28,6 +28,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     TreeLock,
 )
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.cache_action import FreeDeviceKV, FreeDeviceKVFullOnly
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -43,6 +44,7 @@ from leyline_engine.sglang.condemned import CondemnedPaths, Unpublished
 from leyline_engine.sglang.rows.pages import free_slots, unwritten_slots, whole_pages
 from leyline_engine.sglang.sequence_state import SequenceState, StateSlots
 from leyline_engine.sglang.shelf import RadixShelf, add_evicted, not_evicted
+from leyline_engine.sglang.stage_row import StageRow
 from leyline_engine.sglang.tree_keys import TreeKeys, limited
 from leyline_engine.sglang.turn import Turn
 
@@ -206,7 +208,11 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
         turn = self._turn(req)
         listener = self.leyline
         if listener is not None and not listener.publishes(turn, req, up_to):
+            for component in self._components_tuple if req.finished() else ():
+                component.cleanup_after_caching_req(req, is_finished=True)  # frees its state
             return
+        if self.state is not None and isinstance(req, StageRow) and up_to == req.end:
+            self.state.keep_end(req)
         self._folding = turn
         try:
             super().checkpoint(req, up_to=up_to, **kwargs)
@@ -254,7 +260,16 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
         return result
 
     def _drain_device_frees(self, device_frees: dict[ComponentType, list[torch.Tensor]]) -> None:
-        slots = device_frees.get(ComponentType.FULL, [])
+        self._note_freed(device_frees.get(ComponentType.FULL, []))
+        super()._drain_device_frees(device_frees)
+
+    def _apply_cache_action(self, action: Any) -> None:
+        if isinstance(action, FreeDeviceKV | FreeDeviceKVFullOnly):
+            # Rows that had lost their windows give way to such with them.
+            self._note_freed(list(action.indices))
+        super()._apply_cache_action(action)
+
+    def _note_freed(self, slots: list[torch.Tensor]) -> None:
         with contained("noting what is freed"):
             if self._census is not None:
                 self._census.freeing(slots)
@@ -262,16 +277,19 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
                 self._pool.freed(slots)
             if self._index and slots:
                 self._index.freed(torch.cat(slots).cpu().numpy())
-        super()._drain_device_frees(device_frees)
 
     def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
-        if self.leyline is not None and self.leyline.withholds(kv):
+        withheld = self.leyline is not None and self.leyline.withholds(kv)
+        if withheld:
             row = self.req_to_token_pool.req_to_token[kv.req_pool_idx]
             with contained("overwriting what a forget withheld"):
                 for start, end in ranges:
                     # What is freed are pages: the request may have written after the range's end.
                     self.overwrite(whole_pages(row[start:end], self.page_size))
         super().free_kv_row(kv, ranges)
+        if withheld and self.state is not None:
+            with contained("overwriting windows that a forget withheld"):
+                self.state.scrub()  # those that the request has left, too
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)
@@ -453,6 +471,8 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
         if self._census is not None:
             with contained("counting what was published"):
                 known = result.prefix_len
+                if self.state is not None and self.state.window:
+                    slots, known = self.path_device_indices(result.last_device_node), 0
                 exact = first_spliced(turn.lineage, len(slots))
                 self._census.published(slots[known:], exact - known)
 
@@ -481,11 +501,12 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
     def _remove_leaves(self, key: RadixKey, start: int, removed: list[torch.Tensor]) -> Unpublished:
         """Free a path's nodes after ``start`` from its end on, as far as possible."""
         while True:
-            match = super().match_prefix(MatchPrefixParams(key=key))
-            left = match.device_prefix_len - start
+            super().match_prefix(MatchPrefixParams(key=key))  # splits the node that it ends in
+            # Rows may go on where no request can continue.
+            length, node, _ = self.tree_core.match_full_device_prefix(key)
+            left = int(length) - start
             if left <= 0:
                 return Unpublished()
-            node = match.last_device_node
             if self._is_locked(node):
                 return Unpublished(held=left)
             leaf = self.tree_core.collect_path_info([node])[0][-1]

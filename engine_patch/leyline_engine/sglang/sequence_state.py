@@ -19,10 +19,12 @@ from sglang.srt.runtime_context import mamba_cache_chunk_size
 
 from leyline_engine.admit.anchors import Anchors
 from leyline_engine.admit.plan import page_floor
+from leyline_engine.contract import ProofPlace
+from leyline_engine.proof.digests import filled
 from leyline_engine.records.publications import Space
 from leyline_engine.rows.pool import SplicePool
-from leyline_engine.rows.states import StatePool
-from leyline_engine.sglang.rows.pages import free_slots
+from leyline_engine.rows.states import STATE, StatePool
+from leyline_engine.sglang.rows.pages import free_slots, slots_of_pages
 
 ASIDE = (ComponentType.SWA, ComponentType.MAMBA)
 """Parts of a node that hold state."""
@@ -66,13 +68,17 @@ class SequenceState:
         not hold what was forgotten since.
         """
         allocator = self._cache.req_to_token_pool.mamba_allocator
-        free = allocator.free
+        free, clear = allocator.free, allocator.clear
 
         def free_clean(slots: torch.Tensor) -> None:
             states.erase(slots.to(torch.int64))
             free(slots)
 
-        allocator.free = free_clean
+        def clear_clean() -> None:
+            clear()
+            states.erase(allocator.free_slots)
+
+        allocator.free, allocator.clear = free_clean, clear_clean
         states.erase(allocator.free_slots)
 
     # Where state is.
@@ -214,12 +220,14 @@ class SequenceState:
         if state.recurrent is not None and result.mamba_exist:
             self._cache.req_to_token_pool.mamba_allocator.free(state.recurrent)
 
-    def track_end(self, row: Any) -> None:
-        """Let a row that computes a gap leave its state at its very end.
+    def keep_end(self, row: Any) -> None:
+        """Let a row that computes a gap leave its rows and its state up to its very end.
 
-        With an extra buffer, SGLang keeps the state at the last whole chunk of a forward; the row's
+        Where a cached path branches off, SGLang caches a row only up to there at first. With an
+        extra buffer, SGLang keeps the state at the last whole chunk of a forward; the row's
         live slot has the one at its end.
         """
+        row.swa_branching_seqlen = None
         if self._pool.states is None or not self._cache.enable_mamba_extra_buffer:
             return
         kv = row.kv
@@ -229,19 +237,42 @@ class SequenceState:
         self._pool.states.copy(kv.mamba_pool_idx.reshape(1).to(torch.int64), slot)
         kv.mamba_last_track_idx, kv.mamba_last_track_seqlen = index, row.end
 
-    def release_row(self, row: Any) -> None:
-        """Free the state of a request that was matched, but isn't admitted."""
-        if self._pool.states is not None and row.kv.holds_mamba:
-            self._cache.req_to_token_pool.free_mamba_cache(row)
+    def release(self, req: Any) -> None:
+        """Free the state of a request that was matched, but isn't admitted: others need the slot.
+
+        It has no slots of an extra buffer yet.
+        """
+        kv = req.kv
+        if self._pool.states is None or kv.holds_kv or not kv.holds_mamba:
+            return
+        self._cache.req_to_token_pool.mamba_allocator.free(kv.mamba_pool_idx.reshape(1))
+        kv.mamba_pool_idx, kv.mamba_cow_src_index, kv.mamba_needs_clear = None, None, False
 
     def scrub(self) -> None:
         """Overwrite the rows that layers with a window hold of what is gone."""
-        if self._pool.window is None:
-            return
-        allocator = self._allocator.swa_attn_allocator
+        if self._pool.window is not None:
+            self._pool.window.erase_used(self._free_windowed())
+
+    def _free_windowed(self) -> torch.Tensor:
+        allocator, page = self._allocator.swa_attn_allocator, self._cache.page_size
         free = [free_slots(allocator)]
+        # A batch's frees are delayed until all of them are known.
         free += [slots[slots > 0].to(torch.int64) for slots in self._allocator.swa_free_group]
-        self._pool.window.erase_used(torch.cat(free))
+        free += [slots_of_pages(pages, page) for pages in self._allocator.swa_page_ids_group]
+        return torch.cat(free)
+
+    def free_places(self) -> list[ProofPlace]:
+        """Return what free slots hold of states and of windows: each that isn't empty survives."""
+        found = []
+        if self._pool.window is not None:
+            free = self._free_windowed().cpu().numpy()
+            left = filled(self._pool.window.every_tensor, free)
+            found.append(ProofPlace(place="window", scanned=len(free), survivors=len(left)))
+        if self._pool.states is not None:
+            slots = self._cache.req_to_token_pool.mamba_allocator.free_slots.cpu().numpy()
+            left = filled([t.transpose(0, 1) for t in self._pool.states.tensors], slots)
+            found.append(ProofPlace(place=STATE, scanned=len(slots), survivors=len(left)))
+        return found
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

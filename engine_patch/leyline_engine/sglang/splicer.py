@@ -354,7 +354,7 @@ class Splicer:
         row.swa_branching_seqlen = row.mamba_branching_seqlen = None
         verdict = admit(row)
         if row.lock is None and self._cache.state is not None:
-            self._cache.state.release_row(row)
+            self._cache.state.release(row)
         if row.lock is not None and turn.staging is not None:
             turn.staging.row = row
             turn.loaded += max(0, row.prefix_len - turn.staging.cursor)
@@ -364,8 +364,6 @@ class Splicer:
         """Put the gap of a launched row into the tree, without waiting for the forward's result."""
         if row.launched and not row.skip_radix_cache_insert and not row.finished():
             try:
-                if self._cache.state is not None:
-                    self._cache.state.track_end(row)
                 checkpoint_kv_cache(row, self._cache)
             finally:
                 # Its turn may be under another lineage by the time the row ends.

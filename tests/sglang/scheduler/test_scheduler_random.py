@@ -24,6 +24,7 @@ from leyline_engine.contract import (
     LineageRun,
     Mode,
     Outcome,
+    RecurrentEdits,
     ReuseMode,
     ReusePayload,
     SourceRef,
@@ -294,6 +295,7 @@ class Driver:
             forget=forget,
             retire=retire,
             share=share,
+            recurrent=RecurrentEdits.KEPT,
         )
         session.message_id = f"{session.name}.{turn}"
         session.forgetting = forget

@@ -66,9 +66,9 @@ def check_census(scheduler: Any, seen: Seen, private: int) -> None:
         "spliced": len(spliced - claimed),
         "claimed": len(claimed),
         "in_flight": private,
-        "free": scheduler.allocator.available_size(),
+        "free": scheduler.cache.row_allocator.available_size(),
     }
-    assert scheduler.capacity - scheduler.allocator.available_size() <= seen.levels.peak
+    assert scheduler.capacity - scheduler.cache.row_allocator.available_size() <= seen.levels.peak
     assert seen.levels.peak <= scheduler.capacity == sum(seen.levels.by_owner().values())
 
 

@@ -336,6 +336,7 @@ class Scheduler(Store):
             req.init_next_round_input(self.cache)
             result = adder.add_one_req(req, self.chunked is not None, None)
             if result.name != "CONTINUE":
+                self._passed_over(req, adder)
                 break
         self.waiting = [req for req in self.waiting if req not in adder.can_run_list]
         if adder.new_chunked_req is not None:
@@ -343,6 +344,9 @@ class Scheduler(Store):
         if self.chunked is not None:
             self.chunked.inflight_middle_chunks += 1
         return list(adder.can_run_list)
+
+    def _passed_over(self, req: Req, adder: LeylinePrefillAdder) -> None:
+        """A waiting request was not admitted; see :mod:`state_scheduler`."""
 
     def _prefill(self, batch: SimpleNamespace) -> None:
         self.forwards += 1
@@ -397,8 +401,7 @@ class Scheduler(Store):
         for running in tuple(self.running):
             req = running.req
             position = req.kv.kv_committed_len
-            room = self.allocator.available_size() + self.cache.evictable_size()
-            if room < self.page and position % self.page == 0:
+            if self._room() < self.page and position % self.page == 0:
                 self.retract(running)
                 continue
             self.take(req, position, position + 1)
@@ -407,6 +410,10 @@ class Scheduler(Store):
             if req.finished():
                 release_kv_cache(req, self.cache, checkpoint=True)
                 self.running.remove(running)
+
+    def _room(self) -> int:
+        """Slots that a decode may take."""
+        return int(self.allocator.available_size() + self.cache.evictable_size())
 
     def _sample(self, req: Req) -> None:
         """Choose the next token, which depends on what the KV of the sequence remembers."""
@@ -477,9 +484,9 @@ class Scheduler(Store):
         """Check that every slot is accounted for once, and every key is where it should be."""
         private = self.private()
         total = (
-            self.allocator.available_size()
-            + self.cache.evictable_size()
-            + self.cache.protected_size()
+            self.cache.row_allocator.available_size()
+            + self.cache.full_evictable_size()
+            + self.cache.full_protected_size()
             + private
         )
         assert total == self.capacity, f"{total} of {self.capacity} slots accounted for"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -68,6 +70,11 @@ class Store:
         options: of the tree.
     """
 
+    components: tuple[ComponentType, ...] = (ComponentType.FULL,)
+    """Parts of the tree's nodes."""
+    tree_options: Mapping[str, Any] = MappingProxyType({})
+    """Options that go with them."""
+
     def __init__(
         self,
         tree: type[Any],
@@ -82,34 +89,47 @@ class Store:
         self.page = page
         self.capacity = capacity - capacity % page
         self.latent = LATENT * 4 // dtype.itemsize
-        self.pool = MLATokenToKVPool(
-            self.capacity, page, dtype, self.latent, ROTARY, LAYERS, "cpu", False
-        )
-        kind = TokenToKVPoolAllocator if page == 1 else PagedTokenToKVPoolAllocator
-        sizes = (self.capacity,) if page == 1 else (self.capacity, page)
-        self.allocator = kind(*sizes, torch.float32, "cpu", self.pool, False)
-        self.rows = ReqToTokenPool(rows, longest, "cpu", False)
+        self._open_pools(dtype, rows, longest)
         self.cache: Any = tree(
             CacheInitParams(
                 disable=False,
                 req_to_token_pool=self.rows,
                 token_to_kv_pool_allocator=self.allocator,
                 page_size=page,
-                tree_components=(ComponentType.FULL,),
+                tree_components=self.components,
+                **self.tree_options,
                 **options,
             )
         )
 
+    def _open_pools(self, dtype: torch.dtype, rows: int, longest: int) -> None:
+        """Make the pool, its allocator and the requests' rows."""
+        self.pool: Any = MLATokenToKVPool(
+            self.capacity, self.page, dtype, self.latent, ROTARY, LAYERS, "cpu", False
+        )
+        self.allocator: Any = self._allocator_of(self.pool)
+        self.rows: Any = ReqToTokenPool(rows, longest, "cpu", False)
+
+    def _allocator_of(self, pool: Any) -> Any:
+        """Return SGLang's allocator of a pool."""
+        kind = TokenToKVPoolAllocator if self.page == 1 else PagedTokenToKVPoolAllocator
+        sizes = (self.capacity,) if self.page == 1 else (self.capacity, self.page)
+        return kind(*sizes, torch.float32, "cpu", pool, False)
+
     def take(self, req: Req, start: int, end: int) -> None:
         """Take slots for a request's positions, as SGLang does before a forward."""
         count = (-(-end // self.page) - -(-start // self.page)) * self.page
-        missing = count - self.allocator.available_size()
-        if missing > 0:
-            self.cache.evict(EvictParams(num_tokens=missing))
+        self._make_room(count)
         slots = self.allocator.alloc(count) if self.page == 1 else self._pages(req, start, end)
         assert slots is not None, "admission promised more than there is"
         self.rows.write((req.kv.req_pool_idx, slice(start, end)), slots)
         req.kv.kv_allocated_len = req.kv.kv_committed_len = end
+
+    def _make_room(self, count: int) -> None:
+        """Evict what stands in the way of ``count`` slots."""
+        missing = count - self.allocator.available_size()
+        if missing > 0:
+            self.cache.evict(EvictParams(num_tokens=missing))
 
     def _pages(self, req: Req, start: int, end: int) -> torch.Tensor | None:
         row = self.rows.req_to_token[req.kv.req_pool_idx]
