@@ -24,7 +24,7 @@ from leyline_engine.proof.digests import filled
 from leyline_engine.records.publications import Space
 from leyline_engine.rows.pool import SplicePool
 from leyline_engine.rows.states import STATE, StatePool
-from leyline_engine.sglang.rows.pages import free_slots, slots_of_pages
+from leyline_engine.sglang.rows.pages import free_slots, slots_of_pages, unwritten_slots
 
 ASIDE = (ComponentType.SWA, ComponentType.MAMBA)
 """Parts of a node that hold state."""
@@ -259,6 +259,12 @@ class SequenceState:
         # A batch's frees are delayed until all of them are known.
         free += [slots[slots > 0].to(torch.int64) for slots in self._allocator.swa_free_group]
         free += [slots_of_pages(pages, page) for pages in self._allocator.swa_page_ids_group]
+        rows = self._cache.req_to_token_pool.req_to_token
+        for rest in unwritten_slots(tuple(self._cache.requests), rows, page):
+            # The rest of a request's last page, after the row of its last token.
+            last = self.windowed(rest[:1] - 1)
+            after = last + 1 + torch.arange(len(rest), device=last.device)
+            free.append(after[(last > 0).expand(len(rest))])
         return torch.cat(free)
 
     def free_places(self) -> list[ProofPlace]:
