@@ -77,7 +77,6 @@ def _state_errors(context: Any, tree: Any, pool: SplicePool) -> dict[str, float]
     assert states is not None
     for source, dest in MOVES:
         with computed(context, tree, [(_TOKEN, source), (_TOKEN, dest), (_OTHER, dest)]) as cached:
-            assert cached.states is not None
             copied, wanted, target = cached.states.split(1)
             for name in ("another_state", "state"):
                 apart = (_apart(each[:, target], each[:, wanted]) for each in states.tensors)
@@ -99,7 +98,7 @@ def _error(
     tensors, rotary, shift = case
     allocator = context.params.token_to_kv_pool_allocator
     target = allocator.alloc(int(context.params.page_size))
-    place = allocator.full_to_swa_index_mapping if windowed else None
+    place = allocator.get_kvcache().full_to_swa_index_mapping if windowed else None
     try:
         with computed(context, tree, [(token, move[0]), (_TOKEN, move[1])]) as cached:
             slots, to = (at if place is None else place[at] for at in (cached.rows, target[:1]))

@@ -33,8 +33,8 @@ class Computed:
 
     rows: torch.Tensor
     """int64 ``[n]`` slots in the KV pool."""
-    states: torch.Tensor | None
-    """int64 ``[n]`` slots of recurrent states; None for a model without them."""
+    states: torch.Tensor
+    """int64 ``[n]`` slots of recurrent states; ``[0]`` for a model without them."""
 
 
 def probe_layers(
@@ -109,10 +109,11 @@ def position_in_states(
     Raises:
         ProbeError: the server has no room for the probe.
     """
-    with computed(context, tree, [(token, position) for position in _APART]) as found:
-        assert found.states is not None
-        here, there = found.states.tolist()
-        return max(_difference(each[:, here].float(), each[:, there].float()) for each in states)
+    found = list[list[torch.Tensor]]()
+    for position in _APART:
+        with computed(context, tree, [(token, position)]) as cached:
+            found.append([each[:, cached.states].float() for each in states])
+    return max(_difference(*pair) for pair in zip(*found, strict=True))
 
 
 def _difference(here: torch.Tensor, there: torch.Tensor) -> float:
@@ -145,7 +146,8 @@ def computed(context: Any, tree: Any, sequences: Sequence[tuple[int, int]]) -> I
     try:
         _forward(context, batch, [position for _, position in sequences])
         held = [req.kv.mamba_pool_idx for req in batch.reqs if req.kv.holds_mamba]
-        yield Computed(batch.out_cache_loc, torch.stack(held).to(torch.int64) if held else None)
+        states = torch.stack(held).to(torch.int64) if held else batch.out_cache_loc[:0]
+        yield Computed(batch.out_cache_loc, states)
     finally:
         slots.free(batch.out_cache_loc)
         for req in batch.reqs:
