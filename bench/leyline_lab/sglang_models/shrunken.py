@@ -29,6 +29,7 @@ _SMALL: Mapping[str, int] = {
     "moe_shared_expert_intermediate_size": 32,
     "expert_hidden_dim": 32,
     "share_expert_dim": 32,
+    "share_expert_dims": 32,
     "routed_expert_hidden_size": 64,
     "dense_intermediate_size": 64,
     "dense_mlp_idx": 1,
@@ -147,6 +148,11 @@ def _text(config: Mapping[str, Any]) -> dict[str, Any]:
     small["num_hidden_layers"] = kept
     if linear := config.get("linear_attn_config"):
         small["linear_attn_config"] = _linear(linear, kept)
+    if other := config.get("attention_other_setting"):
+        heads = {"num_attention_heads": _KEY_HEADS * _GROUP, "num_attention_groups": _KEY_HEADS}
+        small["attention_other_setting"] = dict(other) | heads
+    if config.get("moe_layers_enum"):
+        small["moe_layers_enum"] = str(kept - 1)
     if local := config.get("local_layer_ids"):
         small["local_layer_ids"] = [layer for layer in local if layer < kept]
     small |= {key: value for key, value in _SMALL.items() if config.get(key) is not None}
