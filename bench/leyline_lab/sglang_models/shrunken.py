@@ -104,16 +104,21 @@ def small_config(name: str) -> dict[str, Any]:
     return shrink(config) if "architectures" in config else _shrink_mistral(config)
 
 
-def write_small(name: str, folder: Path) -> Path:
+def write_small(name: str, folder: Path, dtype: str) -> Path:
     """Write a family's small configuration to a folder; returns the folder.
 
-    Mistral's own format has another file name, and SGLang knows it by the folder's name.
+    Some layers of SGLang's have the dtype of the configuration, whatever the server's. Mistral's own format has another file name, and SGLang knows it by the folder's name.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    small = small_config(name)
+    small = _in_dtype(small_config(name), dtype)
     file = "config.json" if "architectures" in small else "params.json"
     (folder / file).write_text(json.dumps(small, indent=2), encoding="utf-8")
     return folder
+
+
+def _in_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    changed = {k: _in_dtype(v, dtype) if isinstance(v, dict) else v for k, v in config.items()}
+    return changed | {key: dtype for key in ("dtype", "torch_dtype") if key in config}
 
 
 def _shrink_mistral(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def main() -> int:
     verdicts: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in given.names or names():
-            model = write_small(name, Path(folder) / name)
+            model = write_small(name, Path(folder) / name, given.dtype)
             verdicts[name] = _in_a_child(model, given)
             print(f"{name:24} {_line(verdicts[name])}", flush=True)
     spliced = sum(verdict["splices"] for verdict in verdicts.values())
@@ -72,7 +72,8 @@ def _line(verdict: dict[str, Any]) -> str:
 
 def _in_a_child(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure a model in a process of its own: SGLang keeps one server's settings per process."""
-    import sglang.srt.managers.tp_worker  # noqa: F401 - imported once, for all children
+    import sglang.srt.managers.tp_worker
+    import sglang.srt.models.registry  # noqa: F401 - both once, for all children
 
     reading, writing = os.pipe()
     child = os.fork()
