@@ -88,6 +88,12 @@ def register_operations() -> None:
     topk.fused_topk_native = _with_flat_bias(topk.fused_topk_native)
     minimax_m2.rms_sumsq_serial = sums_of_squares
     minimax_m2.rms_apply_serial = normalize_both
+    torch.library.impl("aten::mm.dtype", "cpu", multiply)
+
+
+def multiply(first: Tensor, second: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """Return a product of matrices in another dtype, which PyTorch computes on GPUs alone."""
+    return first.to(out_dtype) @ second.to(out_dtype)
 
 
 def _with_flat_bias(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -107,7 +107,8 @@ def small_config(name: str) -> dict[str, Any]:
 def write_small(name: str, folder: Path, dtype: str) -> Path:
     """Write a family's small configuration to a folder; returns the folder.
 
-    Some layers of SGLang's have the dtype of the configuration, whatever the server's. Mistral's own format has another file name, and SGLang knows it by the folder's name.
+    Some layers of SGLang's have the dtype of the configuration, whatever the server's.
+    Mistral's own format has another file name, and SGLang knows it by the folder's name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     small = _in_dtype(small_config(name), dtype)
