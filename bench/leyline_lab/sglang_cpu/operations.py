@@ -14,11 +14,27 @@ Forward = Callable[[Any, Tensor, Any, Any], Tensor]
 
 
 def register_experts() -> None:
-    """Let SGLang's plain experts skip those that other ranks hold."""
+    """Let SGLang's plain experts skip those that other ranks hold, and do without gates."""
     from sglang.srt.layers.moe import fused_moe_native
 
-    forward = fused_moe_native.moe_forward_native
+    gated = fused_moe_native.moe_forward_native
+
+    def forward(layer: Any, hidden: Tensor, chosen: Any, config: Any) -> Tensor:
+        run = apply_ungated if config.activation == "relu2" else gated
+        return run(layer, hidden, chosen, config)
+
     fused_moe_native.moe_forward_native = _of_local_experts(forward)
+
+
+def apply_ungated(layer: Any, hidden: Tensor, chosen: Any, _: Any) -> Tensor:
+    """Apply experts of two matrices with a squared ReLU in between, as Nemotron has them."""
+    result = torch.zeros_like(hidden)
+    for expert in chosen.topk_ids.unique().tolist():
+        rows, places = torch.nonzero(chosen.topk_ids == expert, as_tuple=True)
+        inner = (hidden[rows] @ layer.w13_weight[expert].T).relu().square()
+        weights = chosen.topk_weights[rows, places, None].to(hidden.dtype)
+        result.index_add_(0, rows, weights * (inner @ layer.w2_weight[expert].T))
+    return result
 
 
 def _of_local_experts(forward: Forward) -> Forward:

@@ -81,6 +81,9 @@ def register_wrappers() -> None:
             self.vision_config = self.vision(**(_VISION | (vision_config or {})))
             super().__init__(**more)
 
+    # The class that ships with this one leaves its entries as they are; transformers' own doesn't.
+    plain = type("Plain", (PreTrainedConfig,), {"model_type": "mimo_v2_flash"})
+    AutoConfig.register(plain.model_type, plain, exist_ok=True)
     wrapped = {"interns1": PreTrainedConfig, "step_robotics": Step3p7VisionEncoderConfig}
     for kind, vision in wrapped.items():
         made = type("Wrapper", (Wrapper,), {"model_type": kind, "vision": vision})

@@ -48,6 +48,7 @@ _SMALL: Mapping[str, int] = {
     "moe_topk": 2,
     "moe_k": 2,
     "top_k": 2,
+    "top_k_experts": 2,
     "n_shared_experts": 1,
     "num_shared_experts": 1,
     "num_shared_expert": 1,

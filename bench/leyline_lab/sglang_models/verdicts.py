@@ -54,9 +54,9 @@ def main() -> int:
             model = write_small(name, Path(folder) / name, given.dtype)
             verdicts[name] = _in_a_child(model, given)
             print(f"{name:24} {_line(verdicts[name])}", flush=True)
+            write_json(given.json, {name: verdicts[name] for name in sorted(verdicts)})
     spliced = sum(verdict["splices"] for verdict in verdicts.values())
     print(f"{spliced} of {len(verdicts)} splice")
-    write_json(given.json, {name: verdicts[name] for name in sorted(verdicts)})
     return int(any("architecture" not in verdict for verdict in verdicts.values()))
 
 
