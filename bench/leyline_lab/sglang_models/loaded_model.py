@@ -64,10 +64,22 @@ def register_wrappers() -> None:
     from sglang.srt.configs.step3p7 import Step3p7VisionEncoderConfig
     from transformers import AutoConfig, PreTrainedConfig
 
-    class Wrapper(PreTrainedConfig):
-        """A text part as it is, and a part for images that is never run."""
+    # The class that ships with this one leaves its entries as they are; transformers' own doesn't.
+    plain = type("Plain", (PreTrainedConfig,), {"model_type": "mimo_v2_flash"})
+    AutoConfig.register(plain.model_type, plain, exist_ok=True)
+    for kind, vision in {
+        "interns1": PreTrainedConfig,
+        "step_robotics": Step3p7VisionEncoderConfig,
+    }.items():
+        AutoConfig.register(kind, _wrapper(kind, vision), exist_ok=True)
 
-        vision: type[PreTrainedConfig] = PreTrainedConfig
+
+def _wrapper(kind: str, vision: type[Any]) -> type[Any]:
+    """Return a configuration of a text part as it is, and of a part for images, never run."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    class Wrapper(PreTrainedConfig):
+        model_type = kind
 
         def __init__(
             self,
@@ -78,16 +90,10 @@ def register_wrappers() -> None:
             text = dict(text_config or {})
             if text:
                 self.text_config = AutoConfig.for_model(text.pop("model_type"), **text)
-            self.vision_config = self.vision(**(_VISION | (vision_config or {})))
+            self.vision_config = vision(**(_VISION | (vision_config or {})))
             super().__init__(**more)
 
-    # The class that ships with this one leaves its entries as they are; transformers' own doesn't.
-    plain = type("Plain", (PreTrainedConfig,), {"model_type": "mimo_v2_flash"})
-    AutoConfig.register(plain.model_type, plain, exist_ok=True)
-    wrapped = {"interns1": PreTrainedConfig, "step_robotics": Step3p7VisionEncoderConfig}
-    for kind, vision in wrapped.items():
-        made = type("Wrapper", (Wrapper,), {"model_type": kind, "vision": vision})
-        AutoConfig.register(kind, made, exist_ok=True)
+    return Wrapper
 
 
 _VISION: dict[str, Any] = {
