@@ -99,9 +99,10 @@ def register_operations() -> None:
     SGLang imports every model's module anyway, to know their classes.
     """
     from sglang.srt.layers.moe import topk
-    from sglang.srt.models import minimax_m2
+    from sglang.srt.models import kimi_k3, minimax_m2
 
     topk.fused_topk_native = _with_flat_bias(topk.fused_topk_native)
+    kimi_k3._is_hip = True  # as on ROCm, it makes no streams
     minimax_m2.rms_sumsq_serial = sums_of_squares
     minimax_m2.rms_apply_serial = normalize_both
     torch.library.impl("aten::mm.dtype", "cpu", multiply)
