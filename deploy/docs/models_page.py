@@ -337,7 +337,8 @@ def _together() -> Iterator[str]:
 
 
 def _others(entry: Entry) -> str:
-    reasons = sorted({reason for recipe in entry.recipes if (reason := entry.refusal(recipe))})
+    refused = {entry.refusal(recipe) for recipe in entry.recipes}
+    reasons = sorted({reason for each in refused - {""} for reason in each.split("; ")})
     said = f"; others: {', '.join(reasons)}" if reasons else ""
     if entry.untested:
         mixes = ", ".join(sorted(set(entry.untested)))
