@@ -98,7 +98,7 @@ def register_operations() -> None:
 
     SGLang imports every model's module anyway, to know their classes.
     """
-    from sglang.srt.layers import logits_processor
+    from sglang.srt.layers import attn_residual, logits_processor
     from sglang.srt.layers.moe import topk
     from sglang.srt.models import kimi_k3, minimax_m2
 
@@ -106,6 +106,7 @@ def register_operations() -> None:
     kimi_k3._is_hip = True  # as on ROCm, it makes no streams
     minimax_m2.rms_sumsq_serial = sums_of_squares
     minimax_m2.rms_apply_serial = normalize_both
+    attn_residual._mix_fused = attn_residual.aggregate_stream_torch
     logits_processor.fused_softcap = cap
     torch.library.impl("aten::mm.dtype", "cpu", multiply)
 
