@@ -130,9 +130,9 @@ TOGETHER: tuple[tuple[frozenset[str], str], ...] = (
 """Settings that one real server on a CPU has in a test, below ``tests``."""
 _ORDER = (PAGES, FP8, DRAFTS, NGRAM, REPLICAS, ATTENTION, EXPERTS, HOSTED)
 _TESTED = {
-    "server": "spliced, tested on a real server on a CPU",
-    "parts": "spliced, tested on SGLang's tree, scheduler and pools without a model",
-    "": "spliced, not tested here",
+    "server": "server",
+    "parts": "parts",
+    "": "not tested here",
 }
 
 
@@ -323,7 +323,7 @@ def _settings() -> Iterator[str]:
     yield "|---|---|---|"
     for setting in SETTINGS:
         reason = _refused(setting.setup)
-        result = f"served without: {reason}" if reason else _TESTED[setting.tested]
+        result = f"refused: {reason}" if reason else _TESTED[setting.tested]
         test = f"`{setting.where}`" if setting.where and not reason else ""
         yield f"| {setting.name} | {result} | {test} |"
 
@@ -363,8 +363,9 @@ def _configurations() -> Iterable[str]:
             rotary, errors = verdict["rotary"], dict(verdict["errors"])
             error, state = errors.pop("spliced"), errors.pop("state", None)
             other = errors.pop("another state", 0.0)
+            dtype = "" if verdict["dtype"] == "float32" else f" ({verdict['dtype']})"
             yield (
-                f"| {name} ({verdict['dtype']}) | {_rotation(rotary)} | {error:.0e} | "
+                f"| {name}{dtype} | {_rotation(rotary)} | {error:.0e} | "
                 f"{min(errors.values()):.0e} | "
                 f"{'' if state is None else f'{state:.0e}, {other:.0e}'} |"
             )
@@ -374,7 +375,7 @@ def _rotation(rotary: Mapping[str, Any]) -> str:
     if not rotary["rotary_dim"]:
         return "none"
     pairing = rotary["pairing"].replace("_", "-")
-    return f"{rotary['rotary_dim']} dimensions, {pairing}, {rotary['rope_type']}"
+    return f"{rotary['rotary_dim']}, {pairing}, {rotary['rope_type']}"
 
 
 def main() -> None:
