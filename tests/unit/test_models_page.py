@@ -16,9 +16,9 @@ def test_the_page_is_the_generator_s() -> None:
 
 
 def test_three_quarters_of_the_cookbook_splice() -> None:
-    """At least 60 pages, each measured, and nine in ten recipes of models without state."""
+    """At least 59 pages, each measured, and nine in ten recipes of models without state."""
     spliced = [entry for entry in models_page.entries() if entry.splices]
-    assert len(spliced) >= 60
+    assert len(spliced) >= 59
     assert all(entry.measured for entry in spliced)
     plain = [entry for entry in spliced if not entry.state]
     recipes = sum(len(entry.recipes) for entry in plain)
