@@ -66,7 +66,7 @@ def register_wrappers() -> None:
 
     # The class that ships with this one leaves its entries as they are; transformers' own doesn't.
     plain = type("Plain", (PreTrainedConfig,), {"model_type": "mimo_v2_flash"})
-    AutoConfig.register(plain.model_type, plain, exist_ok=True)
+    AutoConfig.register("mimo_v2_flash", plain, exist_ok=True)
     for kind, vision in {
         "interns1": PreTrainedConfig,
         "step_robotics": Step3p7VisionEncoderConfig,
@@ -78,7 +78,7 @@ def _wrapper(kind: str, vision: type[Any]) -> type[Any]:
     """Return a configuration of a text part as it is, and of a part for images, never run."""
     from transformers import AutoConfig, PreTrainedConfig
 
-    class Wrapper(PreTrainedConfig):
+    class Wrapper(PreTrainedConfig):  # type: ignore[misc,unused-ignore]
         model_type = kind
 
         def __init__(

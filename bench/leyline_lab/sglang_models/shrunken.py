@@ -179,10 +179,10 @@ def _layers_of_each_kind(config: Mapping[str, Any]) -> int:
     """Return the number of first layers among which every kind of layer occurs."""
     for name in _KINDS_OF_LAYERS:
         if kinds := config.get(name):
-            return max(kinds.index(kind) + 1 for kind in set(kinds))
+            return int(max(kinds.index(kind) + 1 for kind in set(kinds)))
     if linear := config.get("linear_attn_config"):
         # Numbered from one.
-        return max(min(linear["kda_layers"]), min(linear["full_attn_layers"]))
+        return int(max(min(linear["kda_layers"]), min(linear["full_attn_layers"])))
     if local := config.get("local_layer_ids"):
         return min(set(range(len(local) + 1)) - set(local)) + 1
     # The last of so many layers sees everything.

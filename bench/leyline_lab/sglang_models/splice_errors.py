@@ -77,7 +77,7 @@ def _state_errors(context: Any, tree: Any, pool: SplicePool) -> dict[str, float]
     assert states is not None
     for source, dest in MOVES:
         with computed(context, tree, [(_TOKEN, source), (_TOKEN, dest), (_OTHER, dest)]) as cached:
-            copied, wanted, target = cached.states.split(1)
+            copied, wanted, target = cached.states.chunk(3)
             for name in ("another_state", "state"):
                 apart = (_apart(each[:, target], each[:, wanted]) for each in states.tensors)
                 found[name].append(max(apart))
