@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from leyline_engine.sglang.facts.allow_list import Setup, refusals
@@ -21,14 +22,38 @@ VERDICTS = REPOSITORY / "docs" / "results" / "models.json"
 COOKBOOK = REPOSITORY / "tests" / "fixtures" / "cookbook.json"
 _SITE = "https://docs.sglang.io/cookbook/autoregressive"
 _BY_KIND = {
-    "sliding window": "layers that keep a sliding window's rows alone",
     "chunked": "chunked attention",
-    "recurrent hybrid": "recurrent layers",
     "dsa": "sparse attention with an index key",
     "compressed": "compressed attention",
     "diffusion": "diffusion language model",
 }
 """The reason for a page whose model was not measured, by the kind of its attention."""
+_FAMILIES = "server/test_server_families.py"
+_STATES = "splices/test_state_splices.py"
+SERVERS = {
+    "Cohere2ForCausalLM": _FAMILIES,
+    "CohereForCausalLM": _FAMILIES,
+    "Ernie4_5_ForCausalLM": _FAMILIES,
+    "Glm4MoeForCausalLM": _FAMILIES,
+    "Glm4MoeLiteForCausalLM": _FAMILIES,
+    "GraniteForCausalLM": _FAMILIES,
+    "HYV3ForCausalLM": _FAMILIES,
+    "MiniMaxM2ForCausalLM": _FAMILIES,
+    "Olmo2ForCausalLM": _FAMILIES,
+    "Phi3ForCausalLM": _FAMILIES,
+    "Qwen3MoeForCausalLM": _FAMILIES,
+    "LlamaForCausalLM": "splices/test_splice_equality.py",
+    "Qwen3ForCausalLM": "splices/test_splice_equality.py",
+    "GptOssForCausalLM": _STATES,
+    "GraniteMoeHybridForCausalLM": _STATES,
+    "KimiLinearForCausalLM": _STATES,
+    "Lfm2ForCausalLM": _STATES,
+    "MellumForCausalLM": _STATES,
+    "MiMoV2FlashForCausalLM": _STATES,
+    "NemotronHForCausalLM": _STATES,
+    "Qwen3NextForCausalLM": _STATES,
+}
+"""Tests, below ``tests/sglang``, in which a real server of a class answers as the contract says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +97,13 @@ SETTINGS = (
     Setting("HiCache", Setup(host_layout="page_first"), "server", "test_server_hosted.py"),
     Setting("HiCache with a storage back end", Setup(host_storage=True), "", ""),
     Setting("LoRA", Setup(), "server", "test_server_adapters.py"),
+    Setting("windows in pages of 16", Setup(hybrid_window=True), "server", "test_state_splices.py"),
+    Setting("states, `no_buffer`", Setup(recurrent=True), "server", "test_state_splices.py"),
+    Setting("states, `extra_buffer`", Setup(recurrent=True), "server", "test_state_splices.py"),
+    Setting("states in 8 bits", Setup(recurrent=True, packed_states=True), "", ""),
+    Setting("EAGLE beside windows", Setup(hybrid_window=True, speculative="EAGLE"), "", ""),
+    Setting("EAGLE beside states", Setup(recurrent=True, speculative="EAGLE"), "", ""),
+    Setting("HiCache beside states", Setup(recurrent=True, host_layout="page_first"), "", ""),
     Setting("pipeline parallel", Setup(pipeline_parallel=2), "", ""),
     Setting("context parallel", Setup(context_parallel=2), "", ""),
     Setting("disaggregated prefill", Setup(disaggregation="prefill"), "", ""),
@@ -98,9 +130,9 @@ TOGETHER: tuple[tuple[frozenset[str], str], ...] = (
 """Settings that one real server on a CPU has in a test, below ``tests``."""
 _ORDER = (PAGES, FP8, DRAFTS, NGRAM, REPLICAS, ATTENTION, EXPERTS, HOSTED)
 _TESTED = {
-    "server": "spliced, tested on a real server on a CPU",
-    "parts": "spliced, tested on SGLang's tree, scheduler and pools without a model",
-    "": "spliced, not tested here",
+    "server": "server",
+    "parts": "parts",
+    "": "not tested here",
 }
 
 
@@ -114,7 +146,26 @@ class Entry:
     splices: bool
     measured: bool
     reason: str
+    windowed: bool
+    """True if some layers keep a sliding window's rows alone."""
+    recurrent: bool
+    """True if some layers keep a recurrent state: edits keep it."""
     recipes: tuple[Mapping[str, Any], ...]
+
+    @property
+    def state(self) -> str:
+        """The kinds of state that its model keeps per sequence."""
+        kinds = ((self.windowed, "windows"), (self.recurrent, "recurrent"))
+        return ", ".join(kind for present, kind in kinds if present)
+
+    @property
+    def shown(self) -> str:
+        """How its splices were compared."""
+        return "server" if self.architecture in SERVERS else "model"
+
+    def refusal(self, recipe: Mapping[str, Any]) -> str:
+        """Return why its model doesn't splice under a recipe; empty if it does."""
+        return recipe_refusal(recipe, windowed=self.windowed, recurrent=self.recurrent)
 
     @property
     def spliced_recipes(self) -> int:
@@ -130,7 +181,7 @@ class Entry:
     def _spliced(self) -> list[Mapping[str, Any]]:
         if not self.splices:
             return []
-        return [recipe for recipe in self.recipes if not recipe_refusal(recipe)]
+        return [recipe for recipe in self.recipes if not self.refusal(recipe)]
 
 
 def entries() -> list[Entry]:
@@ -142,21 +193,26 @@ def entries() -> list[Entry]:
 
 def _entry(page: Mapping[str, Any], verdict: Mapping[str, Any] | None) -> Entry:
     splices = bool(verdict and verdict["splices"])
-    reason = "" if splices else _BY_KIND.get(page["attention"], "not tested here")
-    if verdict and verdict["measured"] and not splices:
-        reason = verdict["reason"]
+    reason = "" if splices else _BY_KIND.get(page["attention"], "")
+    if not splices and verdict:
+        reason = verdict["reason"] if verdict["measured"] or not reason else reason
+    state = (verdict and verdict["state"]) or {}
     return Entry(
         page["page"],
         tuple(page["models"]),
         page["architecture"],
         splices,
         bool(verdict and verdict["measured"]),
-        reason,
+        reason or ("" if splices else "no published configuration at hand"),
+        bool(state.get("window")),
+        bool(state.get("recurrent")) or page["attention"] == "recurrent hybrid",
         tuple(page["recipes"]),
     )
 
 
-def recipe_refusal(recipe: Mapping[str, Any]) -> str:
+def recipe_refusal(
+    recipe: Mapping[str, Any], *, windowed: bool = False, recurrent: bool = False
+) -> str:
     """Return why a server with a recipe's settings can't splice a supported model; empty if it can.
 
     A recipe that gets other pages on other hardware counts by its largest. NGRAM drafts trees
@@ -168,6 +224,8 @@ def recipe_refusal(recipe: Mapping[str, Any]) -> str:
         Setup(
             kv_dtype=_kv_dtype(str(recipe.get("kv_cache_dtype", "bfloat16"))),
             page_size=page,
+            hybrid_window=windowed,
+            recurrent=recurrent,
             radix_cache=not recipe.get("radix_off", False),
             speculative=speculative,
             paged_trees=speculative == "NGRAM" and page > 1,
@@ -222,35 +280,40 @@ def _lines(found: list[Entry]) -> Iterator[str]:
     spliced = [entry for entry in found if entry.splices]
     recipes = sum(len(entry.recipes) for entry in spliced)
     served = sum(entry.spliced_recipes for entry in spliced)
+    figures = {
+        "pages": len(found),
+        "spliced": len(spliced),
+        "kept": sum(entry.recurrent for entry in spliced),
+        "windowed": sum(entry.windowed and not entry.recurrent for entry in spliced),
+        "servers": sum(entry.shown == "server" for entry in spliced),
+        "classes": sum(entry.shown == "model" for entry in spliced),
+        "recipes": recipes,
+        "served": served,
+        "together": served - sum(len(entry.untested) for entry in spliced),
+        "share": f"{100 * served / recipes:.0f}",
+    }
     introduction = INTRODUCTION.read_text(encoding="utf-8").rstrip()
-    yield (
-        introduction.replace("$pages", str(len(found)))
-        .replace("$spliced", str(len(spliced)))
-        .replace("$recipes", str(recipes))
-        .replace("$served", str(served))
-        .replace("$together", str(served - sum(len(entry.untested) for entry in spliced)))
-        .replace("$share", f"{100 * served / recipes:.0f}")
-    )
+    yield Template(introduction).substitute(figures)
     yield from _settings()
     yield from _together()
     yield "\n## Models that splice\n"
-    yield "| page of the cookbook | class | recipes that splice |"
-    yield "|---|---|---|"
+    yield "| page of the cookbook | class | state | shown by | recipes that splice |"
+    yield "|---|---|---|---|---|"
     for entry in spliced:
+        contract = entry.state.replace("recurrent", "recurrent: kept")
         yield (
-            f"| [{entry.page}]({_SITE}/{entry.page}) | `{entry.architecture}` | "
-            f"{entry.spliced_recipes} of {len(entry.recipes)}{_others(entry)} |"
+            f"| [{entry.page}]({_SITE}/{entry.page}) | `{entry.architecture}` | {contract} | "
+            f"{entry.shown} | {entry.spliced_recipes} of {len(entry.recipes)}{_others(entry)} |"
         )
     yield "\n## Models that are served without splicing\n"
-    yield "| page of the cookbook | class | reason | |"
+    yield "| page of the cookbook | class | state | reason |"
     yield "|---|---|---|---|"
     for entry in found:
         if not entry.splices:
-            how = "measured" if entry.measured else "by its configuration"
-            how = "" if entry.reason == "not tested here" else how
+            how = "measured: " if entry.measured else ""
             yield (
                 f"| [{entry.page}]({_SITE}/{entry.page}) | `{entry.architecture}` | "
-                f"{entry.reason} | {how} |"
+                f"{entry.state} | {how}{entry.reason} |"
             )
     yield from _configurations()
 
@@ -260,7 +323,7 @@ def _settings() -> Iterator[str]:
     yield "|---|---|---|"
     for setting in SETTINGS:
         reason = _refused(setting.setup)
-        result = f"served without: {reason}" if reason else _TESTED[setting.tested]
+        result = f"refused: {reason}" if reason else _TESTED[setting.tested]
         test = f"`{setting.where}`" if setting.where and not reason else ""
         yield f"| {setting.name} | {result} | {test} |"
 
@@ -274,7 +337,8 @@ def _together() -> Iterator[str]:
 
 
 def _others(entry: Entry) -> str:
-    reasons = sorted({reason for recipe in entry.recipes if (reason := recipe_refusal(recipe))})
+    refused = {entry.refusal(recipe) for recipe in entry.recipes}
+    reasons = sorted({reason for each in refused - {""} for reason in each.split("; ")})
     said = f"; others: {', '.join(reasons)}" if reasons else ""
     if entry.untested:
         mixes = ", ".join(sorted(set(entry.untested)))
@@ -288,20 +352,30 @@ def _configurations() -> Iterable[str]:
     yield (
         "Error: root of the mean square over a layer's keys, spliced rows against rows that the "
         "model computes at the new place, as a share of the keys'. Control: the least error of "
-        "four wrong splices (no turn, the other pairing, one position off, half the band).\n"
+        "wrong splices: no turn, the other pairing, one position off, half the band; where keys "
+        "stand still, another token's row. State: the same for a copied recurrent state, and its "
+        "control, another token's.\n"
     )
-    yield "| configuration | class | rotation | error | control |"
+    yield "| configuration | rotation | error | control | state |"
     yield "|---|---|---|---|---|"
     for name, verdict in sorted(verdicts.items()):
-        if not verdict["splices"]:
-            continue
-        rotary, errors = verdict["rotary"], dict(verdict["errors"])
-        error = errors.pop("spliced")
-        yield (
-            f"| {name} ({verdict['dtype']}) | `{verdict['architecture']}` | "
-            f"{rotary['rotary_dim']} dimensions, {rotary['pairing'].replace('_', '-')}, "
-            f"{rotary['rope_type']} | {error:.0e} | {min(errors.values()):.0e} |"
-        )
+        if verdict["splices"]:
+            rotary, errors = verdict["rotary"], dict(verdict["errors"])
+            error, state = errors.pop("spliced"), errors.pop("state", None)
+            other = errors.pop("another state", 0.0)
+            dtype = "" if verdict["dtype"] == "float32" else f" ({verdict['dtype']})"
+            yield (
+                f"| {name}{dtype} | {_rotation(rotary)} | {error:.0e} | "
+                f"{min(errors.values()):.0e} | "
+                f"{'' if state is None else f'{state:.0e}, {other:.0e}'} |"
+            )
+
+
+def _rotation(rotary: Mapping[str, Any]) -> str:
+    if not rotary["rotary_dim"]:
+        return "none"
+    pairing = rotary["pairing"].replace("_", "-")
+    return f"{rotary['rotary_dim']}, {pairing}, {rotary['rope_type']}"
 
 
 def main() -> None:

@@ -14,11 +14,27 @@ Forward = Callable[[Any, Tensor, Any, Any], Tensor]
 
 
 def register_experts() -> None:
-    """Let SGLang's plain experts skip those that other ranks hold."""
+    """Let SGLang's plain experts skip those that other ranks hold, and do without gates."""
     from sglang.srt.layers.moe import fused_moe_native
 
-    forward = fused_moe_native.moe_forward_native
+    gated = fused_moe_native.moe_forward_native
+
+    def forward(layer: Any, hidden: Tensor, chosen: Any, config: Any) -> Tensor:
+        run = apply_ungated if config.activation == "relu2" else gated
+        return run(layer, hidden, chosen, config)
+
     fused_moe_native.moe_forward_native = _of_local_experts(forward)
+
+
+def apply_ungated(layer: Any, hidden: Tensor, chosen: Any, _: Any) -> Tensor:
+    """Apply experts of two matrices with a squared ReLU in between, as Nemotron has them."""
+    result = torch.zeros_like(hidden)
+    for expert in chosen.topk_ids.unique().tolist():
+        rows, places = torch.nonzero(chosen.topk_ids == expert, as_tuple=True)
+        inner = (hidden[rows] @ layer.w13_weight[expert].T).relu().square()
+        weights = chosen.topk_weights[rows, places, None].to(hidden.dtype)
+        result.index_add_(0, rows, weights * (inner @ layer.w2_weight[expert].T))
+    return result
 
 
 def _of_local_experts(forward: Forward) -> Forward:
@@ -82,12 +98,27 @@ def register_operations() -> None:
 
     SGLang imports every model's module anyway, to know their classes.
     """
+    from sglang.srt.layers import attn_residual, logits_processor
     from sglang.srt.layers.moe import topk
-    from sglang.srt.models import minimax_m2
+    from sglang.srt.models import kimi_k3, minimax_m2
 
     topk.fused_topk_native = _with_flat_bias(topk.fused_topk_native)
+    kimi_k3._is_hip = True  # as on ROCm, it makes no streams
     minimax_m2.rms_sumsq_serial = sums_of_squares
     minimax_m2.rms_apply_serial = normalize_both
+    attn_residual._mix_fused = attn_residual.aggregate_stream_torch
+    logits_processor.fused_softcap = cap
+    torch.library.impl("aten::mm.dtype", "cpu", multiply)
+
+
+def cap(logits: Tensor, largest: float) -> Tensor:
+    """Bring logits into ``[-largest, largest]``, in place."""
+    return logits.div_(largest).tanh_().mul_(largest)
+
+
+def multiply(first: Tensor, second: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """Return a product of matrices in another dtype, which PyTorch computes on GPUs alone."""
+    return first.to(out_dtype) @ second.to(out_dtype)
 
 
 def _with_flat_bias(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,6 +33,7 @@ def load_model(folder: Path, **flags: Any) -> tuple[Any, Any]:
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+    register_wrappers()
     arguments = ServerArgs(**(_DEFAULTS | {"model_path": str(folder)} | flags))
     arguments.resolve_once()
     worker = _worker(arguments)
@@ -56,6 +57,56 @@ def load_model(folder: Path, **flags: Any) -> tuple[Any, Any]:
         enable_hierarchical_cache=False,
     )
     return seen[0], built.tree_cache
+
+
+def register_wrappers() -> None:
+    """Let configurations be read whose classes ship with a checkpoint alone."""
+    from sglang.srt.configs.step3p7 import Step3p7VisionEncoderConfig
+    from transformers import AutoConfig, PreTrainedConfig
+
+    # The class that ships with this one leaves its entries as they are; transformers' own doesn't.
+    plain = type("Plain", (PreTrainedConfig,), {"model_type": "mimo_v2_flash"})
+    AutoConfig.register("mimo_v2_flash", plain, exist_ok=True)
+    for kind, vision in {
+        "interns1": PreTrainedConfig,
+        "step_robotics": Step3p7VisionEncoderConfig,
+    }.items():
+        AutoConfig.register(kind, _wrapper(kind, vision), exist_ok=True)
+
+
+def _wrapper(kind: str, vision: type[Any]) -> type[Any]:
+    """Return a configuration of a text part as it is, and of a part for images, never run."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    class Wrapper(PreTrainedConfig):  # type: ignore[misc,unused-ignore]
+        model_type = kind
+
+        def __init__(
+            self,
+            text_config: dict[str, Any] | None = None,
+            vision_config: dict[str, Any] | None = None,
+            **more: Any,
+        ) -> None:
+            text = dict(text_config or {})
+            if text:
+                self.text_config = AutoConfig.for_model(text.pop("model_type"), **text)
+            self.vision_config = vision(**(_VISION | (vision_config or {})))
+            super().__init__(**more)
+
+    return Wrapper
+
+
+_VISION: dict[str, Any] = {
+    "hidden_act": "gelu",
+    "norm_type": "layer_norm",
+    "layer_norm_eps": 1e-6,
+    "drop_path_rate": 0.0,
+    "dropout": 0.0,
+    "initializer_factor": 1.0,
+    "qkv_bias": True,
+    "qk_normalization": False,
+    "num_channels": 3,
+}
 
 
 def _worker(arguments: Any) -> Any:

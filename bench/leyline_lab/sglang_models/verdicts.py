@@ -16,6 +16,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from leyline_engine.contract import StateFacts
+
 from ..console import write_json
 from ..harness.arguments import Arguments
 from ..harness.machine import CHECKOUT
@@ -29,6 +31,7 @@ _VERDICT: dict[str, Any] = {
     "rotary": None,
     "pool": "",
     "dtype": "",
+    "state": None,
     "errors": None,
     "free": True,
 }
@@ -40,11 +43,6 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="configurations; all by default")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--page-size", type=int, default=1)
-    parser.add_argument(
-        "--whole-windows",
-        action="store_true",
-        help="start with --disable-hybrid-swa-memory: windowed layers keep all rows",
-    )
     parser.add_argument("--show-log", action="store_true", help="show what SGLang logs")
     given = parser.parse_args()
     os.environ.update(_QUIET)
@@ -53,12 +51,12 @@ def main() -> int:
     verdicts: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in given.names or names():
-            model = write_small(name, Path(folder) / name)
+            model = write_small(name, Path(folder) / name, given.dtype)
             verdicts[name] = _in_a_child(model, given)
             print(f"{name:24} {_line(verdicts[name])}", flush=True)
+            write_json(given.json, {name: verdicts[name] for name in sorted(verdicts)})
     spliced = sum(verdict["splices"] for verdict in verdicts.values())
     print(f"{spliced} of {len(verdicts)} splice")
-    write_json(given.json, {name: verdicts[name] for name in sorted(verdicts)})
     return int(any("architecture" not in verdict for verdict in verdicts.values()))
 
 
@@ -74,7 +72,8 @@ def _line(verdict: dict[str, Any]) -> str:
 
 def _in_a_child(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure a model in a process of its own: SGLang keeps one server's settings per process."""
-    import sglang.srt.managers.tp_worker  # noqa: F401 - imported once, for all children
+    import sglang.srt.managers.tp_worker
+    import sglang.srt.models.registry  # noqa: F401 - both once, for all children
 
     reading, writing = os.pipe()
     child = os.fork()
@@ -111,15 +110,10 @@ def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     if not options.show_log:
         os.dup2(log, 2)
     try:
-        context, tree = load_model(
-            folder,
-            dtype=options.dtype,
-            page_size=options.page_size,
-            disable_hybrid_swa_memory=options.whole_windows,
-        )
+        context, tree = load_model(folder, dtype=options.dtype, page_size=options.page_size)
     except BaseException as error:
         traceback.print_exc()
-        return _by_configuration(folder, error, whole_windows=options.whole_windows)
+        return _by_configuration(folder, error)
     facts = read_facts(context, tree)
     capability = facts.capability
     errors = splice_errors(context, tree, facts) if capability.splices else None
@@ -132,18 +126,22 @@ def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "rotary": msgspec.to_builtins(capability.rotary),
         "pool": capability.kv.pool_class if capability.kv else "",
         "dtype": str(context.model_config.dtype).removeprefix("torch."),
+        "state": _state(capability.state),
         "errors": errors,
         "free": free == int(context.params.token_to_kv_pool_allocator.size),
     }
 
 
-def _by_configuration(folder: Path, error: BaseException, *, whole_windows: bool) -> dict[str, Any]:
-    """Return the reason that SGLang's flags of a model give, where it can't be loaded on a CPU."""
-    from sglang.srt.configs.model_config import (
-        ModelConfig,
-        is_deepseek_dsa,
-        is_hybrid_swa_model,
-    )
+def _state(facts: StateFacts | None) -> dict[str, Any] | None:
+    """Return what a verdict says of the state that a model keeps per sequence."""
+    if facts is None:
+        return None
+    return {"window": facts.window, "recurrent": bool(facts.recurrent_layers), "edits": facts.edits}
+
+
+def _by_configuration(folder: Path, error: BaseException) -> dict[str, Any]:
+    """Return why a model wasn't measured, and the state that SGLang would keep of it."""
+    from sglang.srt.configs.model_config import ModelConfig, is_deepseek_dsa
     from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
 
     from leyline_engine.sglang.facts.allow_list import Setup, refusals
@@ -151,18 +149,18 @@ def _by_configuration(folder: Path, error: BaseException, *, whole_windows: bool
     verdict = _VERDICT | {"reason": f"not loaded on a CPU ({type(error).__name__})"}
     try:
         config = ModelConfig(str(folder))
-        setup = Setup(
-            sparse_attention=bool(is_deepseek_dsa(config.hf_config)),
-            hybrid_window=not whole_windows
-            and bool(is_hybrid_swa_model(config.hf_config.architectures, config.hf_text_config)),
-            recurrent=bool(uses_ssm_state(config)),
-        )
+        setup = Setup(sparse_attention=bool(is_deepseek_dsa(config.hf_config)))
+        recurrent = bool(uses_ssm_state(config))
     except Exception:
         traceback.print_exc()
         architectures = json.loads((folder / "config.json").read_text())["architectures"]
         return verdict | {"architecture": architectures[0]}
-    reason = "; ".join(refused.what for refused in refusals(setup))
+    window = int(config.sliding_window_size or 0) if config.is_hybrid_swa else 0
+    refused = "; ".join(refused.what for refused in refusals(setup))
     return verdict | {
         "architecture": config.hf_config.architectures[0],
-        "reason": reason or verdict["reason"],
+        "reason": refused or verdict["reason"],
+        "state": {"window": window, "recurrent": recurrent, "edits": ""}
+        if window or recurrent
+        else None,
     }

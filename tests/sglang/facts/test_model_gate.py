@@ -30,13 +30,15 @@ EACH_KIND = (
     "glm-4.6",
     "lfm2",
     "llama-4-scout",
+    "mellum-2",
+    "nemotron-3-nano",
     "qwen2.5-vl-7b",
     "qwen3-30b-a3b",
 )
-"""MLA, two rotations, half a band, states, layers without positions, three
-axes, and the usual one."""
-EVERY_COMMIT = ("gemma-3-text", "lfm2")
-"""One that splices and one that is refused; each takes half a minute."""
+"""MLA, two rotations, half a band, states, layers without positions, windows, states beside keys
+that stand still, three axes, and the usual one."""
+EVERY_COMMIT = ("gemma-3-text", "lfm2", "phi-4-mini")
+"""One of rows alone, one with states, and one that is refused; each takes half a minute."""
 
 
 def test_every_configuration_has_a_verdict() -> None:
@@ -62,12 +64,13 @@ def check(verdicts: dict[str, dict[str, Any]]) -> None:
     """Check measured verdicts against the committed ones, and splices against their bounds."""
     for name, verdict in verdicts.items():
         expected = VERDICTS[name]
-        for key in ("architecture", "measured", "splices", "reason", "rotary", "pool"):
+        for key in ("architecture", "measured", "splices", "reason", "rotary", "pool", "state"):
             assert verdict[key] == expected[key], (name, key)
         assert verdict["free"], f"the probe of {name} leaks slots"
         if verdict["splices"]:
             errors = dict(verdict["errors"])
-            assert errors.pop("spliced") <= BOUNDS[verdict["dtype"]], name
+            right = [errors.pop(kind) for kind in ("spliced", "state") if kind in errors]
+            assert max(right) <= BOUNDS[verdict["dtype"]], name
             assert min(errors.values()) >= CONTROL, (name, errors)
 
 

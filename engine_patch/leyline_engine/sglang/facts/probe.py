@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,12 +17,24 @@ import torch
 from leyline_engine.rotary.explained_keys import ProbedLayer
 from leyline_engine.sglang.rows.layouts import layers_of
 
+_APART = (0, 61)
+"""Positions that turn a key far enough to see it in a state."""
 _AT_ONCE = 4
 """Sequences per forward: a server that runs few requests has few places for them."""
 
 
 class ProbeError(Exception):
     """The probe can't run on this server; nothing is known of its keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The cache of sequences of one token, in their order."""
+
+    rows: torch.Tensor
+    """int64 ``[n]`` slots in the KV pool."""
+    states: torch.Tensor
+    """int64 ``[n]`` slots of recurrent states; ``[0]`` for a model without them."""
 
 
 def probe_layers(
@@ -47,8 +60,8 @@ def probe_layers(
         raise ProbeError("no room to run a probe of the model")
     parts: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
     for start in range(0, len(sequences), at_once):
-        with computed(context, tree, sequences[start : start + at_once]) as slots:
-            parts.append(_rows(pool, slots))
+        with computed(context, tree, sequences[start : start + at_once]) as found:
+            parts.append(_rows(pool, found.rows))
     shape = (len(tokens), len(positions))
     return [
         ProbedLayer(
@@ -79,10 +92,37 @@ def _rows(pool: Any, slots: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tens
     return found
 
 
+def position_in_states(
+    context: Any, tree: Any, states: Sequence[torch.Tensor], token: int
+) -> float:
+    """Return how far the states after one token differ between two positions.
+
+    Args:
+        context: SGLang's ``TreeCacheBuildContext``.
+        tree: its tree cache, which is empty.
+        states: ``[layers, slots, ...]`` each.
+        token: id.
+
+    Returns:
+        root of the mean square, as a share of the states'; the largest of all tensors.
+
+    Raises:
+        ProbeError: the server has no room for the probe.
+    """
+    found = list[list[torch.Tensor]]()
+    for position in _APART:
+        with computed(context, tree, [(token, position)]) as cached:
+            found.append([each[:, cached.states].float() for each in states])
+    return max(_difference(*pair) for pair in zip(*found, strict=True))
+
+
+def _difference(here: torch.Tensor, there: torch.Tensor) -> float:
+    size = float(there.square().mean())
+    return (float((here - there).square().mean()) / size) ** 0.5 if size else 0.0
+
+
 @contextmanager
-def computed(
-    context: Any, tree: Any, sequences: Sequence[tuple[int, int]]
-) -> Iterator[torch.Tensor]:
+def computed(context: Any, tree: Any, sequences: Sequence[tuple[int, int]]) -> Iterator[Computed]:
     """Run tokens at positions, each in a sequence of its own; yields their slots, then frees them.
 
     The rows stay until other tokens take the slots: they are of no prompt.
@@ -105,7 +145,9 @@ def computed(
     batch.prepare_for_extend()
     try:
         _forward(context, batch, [position for _, position in sequences])
-        yield batch.out_cache_loc
+        held = [req.kv.mamba_pool_idx for req in batch.reqs if req.kv.holds_mamba]
+        states = torch.stack(held).to(torch.int64) if held else batch.out_cache_loc[:0]
+        yield Computed(batch.out_cache_loc, states)
     finally:
         slots.free(batch.out_cache_loc)
         for req in batch.reqs:

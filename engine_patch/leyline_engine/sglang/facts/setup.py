@@ -37,7 +37,7 @@ from leyline_engine.rows.pool import SplicePool
 from leyline_engine.rows.states import StatePool
 from leyline_engine.sglang.facts.allow_list import KV_DTYPES, Setup, refusals
 from leyline_engine.sglang.facts.drafts import UnsupportedDraftError, read_drafts
-from leyline_engine.sglang.facts.probe import ProbeError, probe_layers
+from leyline_engine.sglang.facts.probe import ProbeError, position_in_states, probe_layers
 from leyline_engine.sglang.rows.host import open_host_rows
 from leyline_engine.sglang.rows.layouts import (
     UnsupportedPoolError,
@@ -116,6 +116,8 @@ def measure_keys(
     )
 
 
+_STILL_STATES = 0.01
+"""Largest difference of states between positions, as a share: rounding alone."""
 _NO_OTHER = "serve another model, or one with its original configuration"
 """Remedy where the loaded model itself isn't understood: no flag changes it."""
 
@@ -240,6 +242,9 @@ def _open_pool(
     pool.window = opened[1] if windowed else None
     if context.is_hybrid_ssm:
         states = read_states(context.params.req_to_token_pool.mamba_pool)
+        token = int(context.model_config.vocab_size) // 2
+        if position_in_states(context, tree, states, token) > _STILL_STATES:
+            raise UnsupportedRotaryError("recurrent states with keys that turn by their position")
         pool.states = StatePool(states, behind_forwards=_behind_forwards(runner))
     if context.enable_hierarchical_cache:
         pool.host = open_host_rows(tree, pool.tensors)
