@@ -104,6 +104,8 @@ class Admission:
             return verdict
         req.init_next_round_input(self._cache)
         result = admit(req)
+        if req.lock is None and self._cache.state is not None:
+            self._cache.state.release(req)
         if turn.phase is Phase.READY:
             if req.lock is not None:
                 turn.move(Phase.RUNNING)

@@ -197,9 +197,6 @@ class LeylineRadixCache(AnnouncesLineages, UnifiedRadixCache):
         """Return a match for which a request has the recurrent state at its end, if it wants it."""
         if self.state is not None and turn.spans:
             found = self.state.branched(found, turn.spans[-1].start)
-        if params.cow_mamba and params.req.kv.holds_mamba:
-            # It may have been matched to another place while it waited.
-            params.req.kv.mamba_cow_src_index, params.req.kv.mamba_needs_clear = None, True
         for component in self._components_tuple if params.cow_mamba else ():
             found = component.finalize_match_result_in_cache(params, found)
         return found
