@@ -17,7 +17,7 @@ from leyline_engine.sglang.facts.allow_list import Setup, refusals
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "models.md"
-INTRODUCTION = Path(__file__).resolve().parent / "models-introduction.md"
+INTRODUCTION = Path(__file__).resolve().parent / "models_introduction.txt"
 VERDICTS = REPOSITORY / "docs" / "results" / "models.json"
 COOKBOOK = REPOSITORY / "tests" / "fixtures" / "cookbook.json"
 _SITE = "https://docs.sglang.io/cookbook/autoregressive"
@@ -160,7 +160,7 @@ class Entry:
 
     @property
     def shown(self) -> str:
-        """How its splices were compared."""
+        """Way in which its splices were compared."""
         return "server" if self.architecture in SERVERS else "model"
 
     def refusal(self, recipe: Mapping[str, Any]) -> str:
