@@ -322,14 +322,18 @@ class Admitter:
 
     def _begin(self, message_id: str, prefix: _Prefix, plan: Plan) -> Admission:
         """Take slots for what a plan adds to its prefix, and lock that."""
-        slots = self._cache.allocate(plan.length - plan.prefix, message_id)
-        start, states = None, self._cache.anchors
-        if states.states is not None and prefix.native == plan.prefix > 0:
-            start = states.slot(prefix.keys, plan.prefix)
         node = prefix.match.node
         if plan.prefix < prefix.match.length:
             node = self._cache.match(prefix.keys, plan.prefix).node
         self._cache.lock(node)
+        try:
+            slots = self._cache.allocate(plan.length - plan.prefix, message_id)
+        except BaseException:
+            self._cache.unlock(node)
+            raise
+        start, states = None, self._cache.anchors
+        if states.states is not None and prefix.native == plan.prefix > 0:
+            start = states.slot(prefix.keys, plan.prefix)
         held = np.concatenate([prefix.match.slots[: plan.prefix], slots])
         lineage = runs_before(prefix.lineage, plan.prefix)
         return Admission(plan, held, node, lineage, start=start)

@@ -29,6 +29,7 @@ except PackageNotFoundError:
 
 # What importing SGLang warns of on a machine without a GPU; every other warning is an error.
 _OF_SGLANG = (
+    "ignore:MultiPlatformOp is deprecated:DeprecationWarning",
     "ignore:Only CUDA.* support (AWQ|GGUF quantization) currently:UserWarning",
     "ignore:Triton is not supported on current platform:UserWarning",
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",

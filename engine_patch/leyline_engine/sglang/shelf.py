@@ -169,11 +169,10 @@ class RadixShelf:
 
     def _hold(self, key: ClaimKey, held: ExitStack) -> Callable[[], None]:
         """Lock a ranked path for a while; returns a function that ends it early."""
-        length, _ = self._peek(self._ranked[key].keys)
+        length, node = self._peek(self._ranked[key].keys)
         if not length:
             return lambda: None
         lock = ExitStack()
-        for each in self._held(self._ranked[key].keys[:length]):
-            lock.callback(self._tree.unlock, each)
+        lock.callback(self._tree.unlock, self._tree.lock(node))
         held.push(lock)
         return lock.close

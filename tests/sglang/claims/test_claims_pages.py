@@ -385,9 +385,7 @@ def test_a_sharded_pool_takes_no_claims() -> None:
 
 def tree_of(allocator: Any) -> Any:
     """The part of a tree on which it depends if claims are taken."""
-    return SimpleNamespace(
-        token_to_kv_pool_allocator=allocator, speculative="", cache_controller=None
-    )
+    return SimpleNamespace(row_allocator=allocator, speculative="", cache_controller=None)
 
 
 def refused(desk: SchedulerClaims) -> str:

@@ -136,7 +136,7 @@ def test_remedies_name_flags_that_sglang_has() -> None:
     ServerArgs.add_cli_args(parser)
     known = {option for action in parser._actions for option in action.option_strings}
     every = Setup(**{name: value for name, (value, _) in REFUSED.items()})
-    named = {flag for each in refusals(every) for flag in findall(r"--[a-z-]+", each.fix)}
+    named = {flag for each in refusals(every) for flag in findall(r"--[a-z0-9-]+", each.fix)}
     assert len(named) >= 15
     assert named <= known
 
@@ -301,11 +301,9 @@ def test_a_pool_that_is_not_covered_is_refused_by_name(name: str, tmp_path: Path
 
 @pytest.mark.usefixtures("published")
 def test_what_the_context_says_is_heeded(tmp_path: Path) -> None:
-    """Hybrid models, sparse attention, sessions, pages and a disabled cache are read."""
+    """Sparse attention, sessions, pages and a disabled cache are read."""
     model, pool = Layers(), gqa_pool()
     for name, reason in {
-        "is_hybrid_swa": "layers that keep a sliding window's rows alone",
-        "is_hybrid_ssm": "recurrent layers",
         "is_dsa": "sparse attention with an index key (DSA)",
         "disable_radix_cache": "the radix cache is disabled",
     }.items():

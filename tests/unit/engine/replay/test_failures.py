@@ -66,7 +66,7 @@ def test_copy_fails(call: int, error: Exception) -> None:
     assert same_logits(logits, reference(PROMPT))
 
 
-@pytest.mark.parametrize("name", ["plan_turn", "extend_lineage", "_join"])
+@pytest.mark.parametrize("name", ["plan_turn", "extend_lineage", "runs_before"])
 def test_a_step_of_the_splice_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning, naming and joining fail as harmlessly as copying."""
     engine = prepared()
