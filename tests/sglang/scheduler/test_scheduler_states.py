@@ -240,8 +240,9 @@ def test_waiting_turns_hold_no_states(kind: Make) -> None:
         recurrent=RecurrentEdits.KEPT,
     )
     waits = scheduler.submit([*apply_directives(source_of(req), (cut,)), 9], payload)
-    scheduler.step()
-    assert waits in scheduler.waiting and not waits.kv.holds_mamba
+    for _ in range(3):
+        scheduler.step()
+        assert waits in scheduler.waiting and not waits.kv.holds_mamba
     scheduler.abort(waits)
     scheduler.drain()
     scheduler.check_idle()

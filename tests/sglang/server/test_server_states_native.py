@@ -96,6 +96,7 @@ def check_native(server: SglangServer) -> None:
         list(pool.map(lambda each: native.answer(each, 40), prompts))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model", "flags"),
     [
